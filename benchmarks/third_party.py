@@ -113,7 +113,6 @@ def ours(load: Load) -> Measured:
         free,
         RunLength(num_requests=load.requests, warmup_s=WARMUPS / load.rate),
         host=load.host,
-        model=load.model,
         shape=ArrivalShape(source=RequestSource(process="constant")),
     )
     folder = load.folder / "ours"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-"""Validators built so far, by spec."""
-
 
 def parse(cls: type[T], raw: object, *, place: str) -> T:
     """
@@ -34,20 +32,21 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
-        return _adapter(cls).validate_json(json.dumps(raw, allow_nan=False, default=str))
+        text = json.dumps(raw, allow_nan=False, default=str)
+        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
         raise error.inside(place) from None
     except ValueError as error:
         raise InputError(place, str(error), "finite numbers") from None
+    return found
 
 
-def _adapter(cls: type[T]) -> TypeAdapter[T]:
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
     """Build the validator of a spec once: it takes milliseconds."""
-    if cls not in ADAPTERS:
-        ADAPTERS[cls] = TypeAdapter(cls)
-    return ADAPTERS[cls]
+    return TypeAdapter(cls)
 
 
 def _first(error: ValidationError, place: str) -> InputError:
@@ -58,11 +57,9 @@ def _first(error: ValidationError, place: str) -> InputError:
     if kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return InputError(f"{place}: {where}", None, "a value")
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
-        return InputError(
-            f"{place}: {where}", value, "no such key", "`sizing schema` lists every key"
-        )
-    expectation = first["msg"].removeprefix("Input should be ")
-    return InputError(f"{place}: {where}", value, expectation)
+        way_out = "`sizing schema` lists every key"
+        return InputError(f"{place}: {where}", value, "no such key", way_out)
+    return InputError(f"{place}: {where}", value, first["msg"].removeprefix("Input should be "))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class CpuTimes:
         at_s: the moment, monotonic.
         busy_s: of the cores that this process may use, steal included, in core seconds.
         ours_s: of that, our processes'.
-        cores: how many these are.
     """
 
     at_s: float

@@ -34,12 +34,9 @@ class Rng(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingPolicy:
     """
-    One policy.
+    How to choose a replica by the loads of all.
 
-    Attributes:
-        choose: function from the loads of the replicas to the index of the one chosen.
-        counts_tokens: a replica's load is its outstanding prompt tokens; else its outstanding
-            requests.
+    A load is outstanding prompt tokens where the policy *counts_tokens*, else outstanding requests.
     """
 
     choose: Choose

@@ -30,8 +30,7 @@ from sizing.latency.step import Machine, step_s
 from sizing.report.validation import figures
 
 if TYPE_CHECKING:
-    from sizing.evidence.coverage import Claim
-    from sizing.evidence.evidence import Evidence
+    from sizing.evidence.evidence import Claim, Evidence
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"

@@ -130,13 +130,12 @@ def unheard(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def insert_probe(tree: ast.Module, number: int, position: tuple[int, int]) -> None:
     """Note that the statement at a position runs; outside functions, that one of them does."""
-    probe = ast.parse(f"__import__('mutants_probe').reached({number})").body
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = [f for f in functions if holds(f.body[0], f.body[-1], position)]
     if not inside:
         for function in functions:
             first = 0 if ast.get_docstring(function, clean=False) is None else 1
-            function.body[first:first] = probe
+            put_probe(function.body, first, number)
         return
     blocks: list[list[ast.stmt]] = [
         block
@@ -146,7 +145,13 @@ def insert_probe(tree: ast.Module, number: int, position: tuple[int, int]) -> No
     ]
     block = [b for b in blocks if any(holds(each, each, position) for each in b)][-1]
     index = next(i for i, each in enumerate(block) if holds(each, each, position))
-    block[index:index] = probe
+    put_probe(block, index, number)
+
+
+def put_probe(block: list[ast.stmt], index: int, number: int) -> None:
+    """Insert a probe, which lies where the statement after it does, so that later ones find it."""
+    [probe] = ast.parse(f"__import__('mutants_probe').reached({number})").body
+    block.insert(index, ast.copy_location(probe, block[min(index, len(block) - 1)]))
 
 
 def holds(first: ast.stmt, last: ast.stmt, position: tuple[int, int]) -> bool:

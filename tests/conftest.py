@@ -34,7 +34,7 @@ WALLCLOCK = {
     "tests/loadtest/studies/test_capacity_search.py",
     *(
         f"tests/loadtest/client/test_{name}.py"
-        for name in ("client", "dispatcher", "kernel_timestamps", "locustfile", "tls")
+        for name in ("client", "dispatcher", "kernel_timestamps", "locustfile", "endpoint")
     ),
 }
 """Files whose tests time a real client or start one: no two of these tests run at once."""
@@ -49,7 +49,10 @@ IMPORTS_VLLM = {
 }
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""
 
-SHARES_PLANS = {f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies")}
+SHARES_PLANS = {
+    "tests/sizing/evidence/test_refit.py",
+    *(f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies")),
+}
 """Files whose tests share what takes seconds to compute: one worker runs all of a file."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -51,7 +52,6 @@ def test_folders_and_names_stay_readable() -> None:
 
 
 def catalog_files() -> list[Path]:
-    """Return every file of the catalogs."""
     return sorted((ROOT / "configs").rglob("*.toml"))
 
 
@@ -68,17 +68,20 @@ def test_generated_pages_are_current() -> None:
 
 
 @pytest.mark.parametrize("command", ["sizing", "serving", "loadtest"])
-def test_a_wrong_option_is_answered_with_where_help_is(command: str) -> None:
+def test_a_wrong_option_is_answered_with_where_help_is(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the one line names does show it."""
-
-    def call(option: str) -> subprocess.CompletedProcess[str]:
-        code = f"from {command}.cli import main; main()"
-        told = [sys.executable, "-c", code, option]
-        return subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert f"`{command} -h` shows how" in call("--wrong").stderr
-    helped = call("-h")
-    assert (helped.returncode, "Usage: " in helped.stdout) == (0, True)
+    main = importlib.import_module(f"{command}.cli").main
+    for option, code, says in (
+        ("--wrong", 2, f"`{command} -h` shows how"),
+        ("-h", 0, "Usage: "),
+    ):
+        monkeypatch.setattr(sys, "argv", [command, option])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == code
+        assert says in "".join(capsys.readouterr())
 
 
 def test_changelog_tells_of_this_version() -> None:

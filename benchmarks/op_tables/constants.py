@@ -24,7 +24,7 @@ from op_tables.bounds import (
     STREAM_BOUNDS,
 )
 from op_tables.solver import solved
-from sizing.latency.roofline import timed
+from sizing.latency.roofline import op_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -380,4 +380,4 @@ def _seconds(op: Op, gpu: GpuSpec, **changed: object) -> NDArray[np.float64]:
         if name in changed:
             changed[name] = {**getattr(efficiency, name), **changed[name]}  # type: ignore[dict-item]
     changed["sustained_fraction"] = {}  # the tables were measured in short bursts
-    return timed(op, gpu, replace(efficiency, **changed)).seconds  # type: ignore[arg-type]
+    return op_time(op, gpu, replace(efficiency, **changed)).seconds  # type: ignore[arg-type]

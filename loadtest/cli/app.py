@@ -5,47 +5,30 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from loadtest.cli.options import (
-    Api,
-    GapCv,
-    Gaps,
-    Insecure,
-    PrefixTokens,
-    Processes,
-    SkipUnanswered,
-    Stages,
-    Think,
-    Timeout,
-    Trace,
-    Turns,
-    Users,
-    replaced_options,
-    shape_of,
-)
-from loadtest.cli.studies import compare, search
+from loadtest.cli.studies import Insecure, compare, search
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import base_address, check_model, check_trust
 from loadtest.client.launch import run_with_progress_bar
-from loadtest.report.judge import JudgeOptions, judge_run
+from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
 from loadtest.run.folder import prepare
 from loadtest.run.run_config import (
     RunLength,
     TestLoad,
-    check_options,
-    check_prompts,
+    check_chat,
     default_requests,
     free_load,
     make_job,
     parse_lengths,
     planned_load,
-    traced_load,
 )
+from loadtest.run.schedule import ArrivalShape
+from loadtest.run.stages import parse_stages
 from loadtest.selftest.selftest import (
     DEFAULT_LEVELS,
     measure_capacity,
@@ -60,11 +43,8 @@ from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
+from minicluster.workload.sources import PROCESSES, RequestSource
 from minicluster.workload.traces import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 ABOUT = "Load tests of LLM endpoints, judged by their SLO and by the predicted latencies."
 app = typer.Typer(
@@ -140,18 +120,51 @@ def run(  # noqa: PLR0913  (a command line is its options)
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")] = 0,
-    arrivals: Gaps = "poisson",
-    gap_cv: GapCv = None,
-    users: Users = None,
-    turns: Turns = 1,
-    think: Think = 0.0,
-    stages: Stages = None,
-    trace: Trace = None,
-    skip_unanswered: SkipUnanswered = False,
-    prefix_tokens: PrefixTokens = None,
-    api: Api = "completions",
-    processes: Processes = 1,
-    timeout: Timeout = None,
+    arrivals: Annotated[
+        str, typer.Option(help=f"Distribution of arrival gaps: {', '.join(PROCESSES)}.")
+    ] = "poisson",
+    gap_cv: Annotated[
+        float | None, typer.Option(help="Coefficient of variation of gamma gaps; bursts above 1.")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Users of a closed loop, each with one request at a time.")
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(help="Turns per conversation; each prompt contains the earlier turns.")
+    ] = 1,
+    think: Annotated[
+        float, typer.Option(help="Seconds between an answer and the next turn or request.")
+    ] = 0.0,
+    stages: Annotated[
+        str | None,
+        typer.Option(help="Changing rates: 5x60,10-40x120 (requests/s x seconds; a-b is a ramp)."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake or schedule."
+        ),
+    ] = None,
+    skip_unanswered: Annotated[
+        bool,
+        typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
+    ] = False,
+    prefix_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Common first tokens of all prompts, which may be cached; without a plan."
+        ),
+    ] = None,
+    api: Annotated[
+        str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")
+    ] = "completions",
+    processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Time limit of a request in seconds; by default 10 x what the SLO allows."
+        ),
+    ] = None,
     insecure: Insecure = False,
     output: Output = Path("out/loadtest"),
     tolerance: Tolerance = DEFAULT_TOLERANCE,
@@ -160,7 +173,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     json: AsJson = False,
 ) -> None:
     """Load an endpoint as its plan or the options say, and judge the latencies."""
-    options = {
+    given = {
         "--model": model,
         "--rate": rate,
         "--input-tokens": input_tokens,
@@ -169,25 +182,24 @@ def run(  # noqa: PLR0913  (a command line is its options)
         "--vocab-size": vocab_size,
         "--prefix-tokens": prefix_tokens,
     }
-    shape = shape_of(
-        (arrivals, gap_cv),
-        users=users,
-        turns=turns,
-        think_s=think,
-        stages=stages,
+    shape = ArrivalShape(
+        source=RequestSource(
+            process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think
+        ),
+        stages=() if stages is None else parse_stages(stages),
         skip_unanswered=skip_unanswered,
     )
-    replaced = replaced_options(users=users, stages=stages, trace=trace)
-    load = _planned_load(plan, options) if plan else _free_load(options, replaced)
+    load = _planned_load(plan, given) if plan else _free_load(given, shape, trace)
     if trace:
-        load = _traced_load(load, trace, skip_unanswered=skip_unanswered)
+        load = replace(load, workload=replace(load.workload, trace=str(trace)))
+        if skipped := read_trace(trace, skip_unanswered=skip_unanswered).skipped:
+            left_out = f"left out {skipped:,} requests without an answer"
+            shell.talk.print(left_out, highlight=False)
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     if api not in APIS:
         raise InputError("--api", api, f"one of {', '.join(APIS)}")
-    judge_options = JudgeOptions(
-        tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
-    )
+    tolerances, address = parse_tolerance(tolerance), base_address(host)
     length = RunLength(
         duration_s=duration,
         num_requests=requests,
@@ -195,19 +207,17 @@ def run(  # noqa: PLR0913  (a command line is its options)
         timeout_s=timeout,
         seed=seed,
     )
-    address = base_address(host)
-    check_options(load, length, shape)
+    job = make_job(load, length, host=address, shape=shape, workers=processes)
     check_trust(address, insecure=insecure)
     served = check_model(address, load.model, insecure=insecure)
+    job = replace(job, model=served, insecure=insecure)
     if api == "chat":
-        load = replace(load, chat=learn_chat(address, served, insecure=insecure))
-    job = make_job(load, length, host=address, model=served, shape=shape, workers=processes)
-    job = replace(job, insecure=insecure)
+        job = replace(job, chat=learn_chat(address, served, insecure=insecure))
     schedule = job.requests()
-    check_prompts(job, schedule)
+    check_chat(job, schedule)
     prepare(output, job, schedule, plan)
     run_with_progress_bar(output, job)
-    _judge(output, judge_options, json=json)
+    _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 
 @app.command()
@@ -220,10 +230,8 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Judge a run again from its samples, and write its report."""
-    options = JudgeOptions(
-        tolerance=parse_tolerance(tolerance), require_prediction=require_prediction, junit=junit
-    )
-    _judge(folder, options, json=json)
+    tolerances = parse_tolerance(tolerance)
+    _judge(folder, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 
 @app.command()
@@ -258,53 +266,49 @@ def selftest(
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
-def _planned_load(plan: Path, options: Mapping[str, object]) -> TestLoad:
-    for option, value in options.items():
+def _planned_load(plan: Path, given: dict[str, Any]) -> TestLoad:
+    for option, value in given.items():
         if value is not None:
             raise InputError(option, value, "no such option with a plan, which determines the load")
     return planned_load(read_plan(plan))
 
 
-def _traced_load(load: TestLoad, path: Path, *, skip_unanswered: bool) -> TestLoad:
-    """Take arrivals and lengths from a trace, and report the requests that are left out."""
-    trace = read_trace(path, skip_unanswered=skip_unanswered)
-    if trace.skipped:
-        left_out = f"left out {trace.skipped:,} requests without an answer"
-        shell.talk.print(left_out, highlight=False)
-    return traced_load(load, path, trace)
-
-
-def _free_load(options: Mapping[str, object], replaced: Mapping[str, str]) -> TestLoad:
-    """Return the load of *options*; *replaced* ones get a placeholder of 1."""
+def _free_load(given: dict[str, Any], shape: ArrivalShape, trace: Path | None) -> TestLoad:
+    """Return the load of the options *given*; what trace, users or stages replace is 1 in it."""
+    replaced = {}
+    if trace:
+        described = ("--rate", "--input-tokens", "--output-tokens", "--prefix-tokens")
+        replaced = dict.fromkeys(described, "--trace")
+    elif shape.closed or shape.stages:
+        replaced = {"--rate": "--users" if shape.closed else "--stages"}
     for option, other in replaced.items():
-        if options[option] is not None:
-            raise InputError(option, options[option], f"no such option with {other}")
-    values: dict[str, object] = {
-        **dict.fromkeys(replaced, 1),
-        "--vocab-size": VOCAB_SIZE,
-        "--prefix-tokens": 0,
-        **{option: value for option, value in options.items() if value is not None},
-    }
-    for option in options:
-        if option not in values and option != "--model":
+        if given[option] is not None:
+            raise InputError(option, given[option], f"no such option with {other}")
+    values: dict[str, Any] = dict.fromkeys(replaced, 1)
+    values |= {"--model": None, "--vocab-size": VOCAB_SIZE, "--prefix-tokens": 0}
+    values |= {option: value for option, value in given.items() if value is not None}
+    for option in given:
+        if option not in values:
             raise InputError(option, None, "a plan, or a load", f"for example {EXAMPLE}")
     workload = WorkloadSpec(
-        requests_per_s=float(str(values["--rate"])),
+        requests_per_s=float(values["--rate"]),
         input_tokens=parse_lengths(str(values["--input-tokens"]), "--input-tokens"),
         output_tokens=parse_lengths(str(values["--output-tokens"]), "--output-tokens"),
-        prefix_tokens=int(str(values["--prefix-tokens"])),
+        prefix_tokens=values["--prefix-tokens"],
     )
-    model = options["--model"]
-    return free_load(
-        workload,
-        parse_slo(str(values["--slo"])),
-        model=None if model is None else str(model),
-        vocab_size=int(str(values["--vocab-size"])),
-    )
+    slo, model = parse_slo(values["--slo"]), values["--model"]
+    return free_load(workload, slo, model=model, vocab_size=values["--vocab-size"])
 
 
-def _judge(folder: Path, options: JudgeOptions, *, json: bool) -> NoReturn:
-    verdict = judge_run(folder, options)
+def _judge(
+    folder: Path,
+    tolerances: dict[str, float],
+    *,
+    require_prediction: bool,
+    junit: Path | None,
+    json: bool,
+) -> NoReturn:
+    verdict = judge_run(folder, tolerances, require_prediction=require_prediction, junit=junit)
     if json:
         typer.echo(to_json(verdict), nl=False)
     else:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from loadtest.cli.options import Insecure  # noqa: TC001  (typer reads it)
 from loadtest.client.endpoint import base_address, check_model, check_trust
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.compare_page import (
@@ -20,7 +19,7 @@ from loadtest.report.compare_page import (
     search_page,
     search_table,
 )
-from loadtest.report.judge import JudgeOptions, judge_run
+from loadtest.report.judge import judge_run
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies import compare as comparing
@@ -41,6 +40,12 @@ if TYPE_CHECKING:
     from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
 
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Certificate of the endpoint not checked, and no API key sent."
+    ),
+]
 MOST_REQUESTS = ", ".join(
     f"{percentile}: {enough_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
@@ -101,18 +106,16 @@ def search(  # noqa: PLR0913  (a command line is its options)
     state = resume_search(new, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
-    model = check_model(address, load.model, insecure=insecure)
+    check_model(address, load.model, insecure=insecure)
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
-        job = make_job(at_rate, length, host=address, model=model)
-        job = replace(job, insecure=insecure)
+        job = replace(make_job(at_rate, length, host=address), insecure=insecure)
         prepare(output / name, job, job.requests(), plan)
         run_with_progress_bar(output / name, job)
-        options = JudgeOptions(tolerance=TOLERANCE, script_folder=output)
-        verdict = judge_run(output / name, options)
+        verdict = judge_run(output / name, TOLERANCE, script_folder=output)
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict
 

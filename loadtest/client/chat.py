@@ -9,8 +9,7 @@ import time
 import urllib.error
 from functools import partial
 
-from loadtest.client.api_key import auth_hint
-from loadtest.client.endpoint import ask
+from loadtest.client.endpoint import ask, auth_hint
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed

@@ -7,7 +7,7 @@ import gevent  # first: what follows imports a patched standard library
 
 # isort: on
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gevent.event import AsyncResult, Event
@@ -36,23 +36,6 @@ REPORT_S = 0.5
 """Interval of the workers' reports; Locust gives up a worker that is silent for 5 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartSignal:
-    """
-    The coordinator's message to one worker.
-
-    Attributes:
-        unix_s: start of the run.
-        part: which of the *parts* of the schedule this worker sends.
-        salt: makes the prompts of this run its own.
-    """
-
-    unix_s: float
-    part: int
-    parts: int
-    salt: int
-
-
 class WorkerProcess:
     """
     The part of each sending process: it waits for the start signal, sends its share, reports.
@@ -62,14 +45,13 @@ class WorkerProcess:
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
-        """Listen for the coordinator."""
         self._runner, self._job, self._folder = runner, job, folder
-        self._start: AsyncResult[StartSignal] = AsyncResult()
+        self._start: AsyncResult[dict[str, Any]] = AsyncResult()
         self._dispatcher: Dispatcher | None = None
         self._lines: list[str] = []
         self.running = False
-        runner.register_message("start_run", self._on_start)
-        runner.register_message("end_run", self._on_stop)
+        runner.register_message("start_run", lambda msg, **_: self._start.set(msg.data))
+        runner.register_message("end_run", lambda msg, **_: self.end(msg.data["reason"]))
 
     def run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401  (Locust's own)
         """Send this process's share of one run through *http*."""
@@ -99,10 +81,10 @@ class WorkerProcess:
             )
 
         self._dispatcher = dispatcher = Dispatcher(
-            replace(self._job, prompt_salt=start.salt),
-            share(schedule, start.part, start.parts),
+            replace(self._job, prompt_salt=start["salt"]),
+            share(schedule, start["part"], start["parts"]),
             http,
-            origin_s=time.monotonic() + start.unix_s - time.time(),
+            origin_s=time.monotonic() + start["unix_s"] - time.time(),
             record=record,
         )
         reporter = gevent.spawn(self._keep_reporting, dispatcher)
@@ -118,12 +100,6 @@ class WorkerProcess:
         if self._dispatcher:
             self._dispatcher.end(reason)
 
-    def _on_start(self, msg: Any, **_: object) -> None:  # noqa: ANN401  (Locust's own)
-        self._start.set(StartSignal(**msg.data))
-
-    def _on_stop(self, msg: Any, **_: object) -> None:  # noqa: ANN401
-        self.end(msg.data["reason"])
-
     def _keep_reporting(self, dispatcher: Dispatcher) -> None:
         while True:
             self._report(dispatcher)
@@ -131,15 +107,9 @@ class WorkerProcess:
 
     def _report(self, dispatcher: Dispatcher) -> None:
         lines, self._lines = self._lines, []
-        report = {
-            "lines": lines,
-            "t_s": dispatcher.now(),
-            "sent": dispatcher.sent,
-            "done": dispatcher.done,
-            "failed": dispatcher.failed,
-            "left": dispatcher.window_left,
-        }
-        self._runner.send_message("progress", report)
+        counts = {"sent": dispatcher.sent, "done": dispatcher.done, "failed": dispatcher.failed}
+        report = {"lines": lines, "t_s": dispatcher.now(), "left": dispatcher.window_left}
+        self._runner.send_message("progress", report | counts)
 
 
 class Coordinator:
@@ -153,7 +123,6 @@ class Coordinator:
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
-        """Listen for the workers."""
         self._runner, self._job, self._folder = runner, job, folder
         self.finished = Event()
         self.write_error: OSError | None = None
@@ -177,16 +146,14 @@ class Coordinator:
         except OSError as error:
             self._abandon(error)
             return
-        start = StartSignal(
-            unix_s=time.time() + LEAD_IN_S,
-            part=0,
-            parts=len(workers),
-            salt=self._job.prompt_salt ^ time.time_ns(),
-        )
+        # The salt makes the prompts of this run its own; each worker sends a part of the schedule.
+        start = {
+            "unix_s": time.time() + LEAD_IN_S,
+            "parts": len(workers),
+            "salt": self._job.prompt_salt ^ time.time_ns(),
+        }
         for part, worker in enumerate(workers):
-            self._runner.send_message(
-                "start_run", asdict(replace(start, part=part)), client_id=worker
-            )
+            self._runner.send_message("start_run", {**start, "part": part}, client_id=worker)
 
     def end(self, reason: str) -> None:
         """End the run in every process; a run that has not begun never begins."""

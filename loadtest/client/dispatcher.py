@@ -9,6 +9,7 @@ import gevent  # first: what follows imports a patched standard library
 import contextlib
 import math
 import os
+import platform
 import time
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING
 from gevent.event import Event
 from gevent.pool import Group
 
-from loadtest.client.api_key import authorization
+from loadtest.client.endpoint import authorization
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import SHORTEST_S, RequestTask, StampedSocket
 from loadtest.client.stream import CompletionStream
 from loadtest.run.client_health import STALL_S, Client
-from loadtest.run.metadata import machine, versions
+from minicluster.machine import processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,8 +152,9 @@ class Dispatcher:
             stalled_s=self._stalled_s,
             connections=self._connections,
             stamps=self._stamps,
-            machine=machine(),
-            versions=versions(locust=metadata.version("locust")),
+            machine=f"{processor()}, {platform.system()} {platform.release()}",
+            versions={name: metadata.version(name) for name in ("minicluster", "locust")}
+            | {"python": platform.python_version()},
         )
 
     def _over_before(self, due_s: float) -> bool:

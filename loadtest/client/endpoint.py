@@ -1,4 +1,4 @@
-"""Checks of the endpoint before the load: its address, certificate and served models."""
+"""The endpoint: its address, API key, certificate and served models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,60 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from loadtest.client.api_key import VARIABLES, auth_hint, authorization
-from loadtest.client.tls import client_context
 from minicluster.errors import InputError, TargetFailed
+from minicluster.http_client.authorization import bearer
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
+"""Environment variables, of which the first that is set holds the key; empty means no key."""
+
+DENIED = (401, 403)
 ANSWER_S = 10.0
+
+
+def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
+    """
+    Return the header with the API key of *environment*; empty without a key.
+
+    An endpoint whose certificate is not checked (*insecure*) gets no key, because any server may
+    be behind it.
+
+    Raises:
+        InputError: the key cannot be in a header.
+    """
+    variable = next((name for name in VARIABLES if name in environment), None)
+    if insecure or variable is None:
+        return {}
+    key = environment[variable].strip()
+    return bearer(key, place=variable) if key else {}
+
+
+def auth_hint(status: int) -> str:
+    """Return what to append to the message of a 401 or 403; empty for any other *status*."""
+    return f" ({VARIABLES[0]} has to contain a key of this endpoint)" if status in DENIED else ""
+
+
+def client_context(kind: type[ssl.SSLContext], *, insecure: bool) -> ssl.SSLContext:
+    """
+    Return a TLS context of *kind* that checks certificate and host name, unless *insecure*.
+
+    Args:
+        kind: the standard library's class, or gevent's.
+        insecure: whether any certificate is accepted.
+
+    The trusted authorities are the system's; OpenSSL's variable `SSL_CERT_FILE` names another file.
+    """
+    context = kind(ssl.PROTOCOL_TLS_CLIENT)
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_default_certs()
+    return context
 
 
 def base_address(host: str) -> str:
@@ -88,15 +135,14 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
     Raises:
         TargetFailed: no answer, or not that of an OpenAI endpoint.
     """
+    url, expected = f"{host}/v1/models", "expected an OpenAI-compatible endpoint"
     try:
-        with ask(f"{host}/v1/models", wait_s=ANSWER_S, insecure=insecure) as answer:
+        with ask(url, wait_s=ANSWER_S, insecure=insecure) as answer:
             listed: Any = json.load(answer)
         return tuple(str(model["id"]) for model in listed["data"])
     except urllib.error.HTTPError as error:
-        raise TargetFailed(
-            f"{host}/v1/models answers {error.code}; expected an OpenAI-compatible endpoint"
-            f"{auth_hint(error.code)}"
-        ) from None
+        hint = auth_hint(error.code)
+        raise TargetFailed(f"{url} answers {error.code}; {expected}{hint}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -109,10 +155,7 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
             "`serving up plan.json`, or name another one with --host"
         ) from None
     except (KeyError, RecursionError, TypeError, ValueError):
-        raise TargetFailed(
-            f"{host}/v1/models does not answer with a list of models; "
-            "expected an OpenAI-compatible endpoint"
-        ) from None
+        raise TargetFailed(f"{url} does not answer with a list of models; {expected}") from None
 
 
 def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:
@@ -126,13 +169,10 @@ def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:
     served = served_models(host, insecure=insecure)
     if model is None and len(served) == 1:
         return served[0]
+    if model in served:
+        return model
+    expectation = f"one of those served at {host}: {', '.join(served)}"
     if model is None:
-        raise InputError("--model", None, f"one of those served at {host}: {', '.join(served)}")
-    if model not in served:
-        raise InputError(
-            "model",
-            model,
-            f"one served at {host}: {', '.join(served)}",
-            "is another plan deployed there? See `serving status`",
-        )
-    return model
+        raise InputError("--model", None, expectation)
+    hint = "is another plan deployed there? See `serving status`"
+    raise InputError("model", model, expectation, hint)

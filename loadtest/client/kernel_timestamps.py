@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 from time import monotonic, time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 SO_TIMESTAMPNS = 35
 """Socket option of Linux (asm-generic/socket.h: x86, arm64 and most others); not in Python."""
@@ -35,28 +35,18 @@ class Arrival(NamedTuple):
     by_kernel: bool
 
 
-class Readable(Protocol):
-    """A TCP socket, the standard library's or gevent's."""
-
-    def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """Set an option."""
-
-    def recvmsg(
-        self, size: int, ancillary_bytes: int, flags: int, /
-    ) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
-        """Read data and ancillary data."""
-
-
-def enable_timestamps(sock: Readable) -> None:
+def enable_timestamps(sock: socket.socket) -> None:
     """Make the kernel timestamp what *sock* receives, where it can."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
-def receive(sock: Readable, size: int, flags: int = 0) -> tuple[bytes, Arrival]:
+def receive(sock: socket.socket, size: int, flags: int = 0) -> tuple[bytes, Arrival]:
     """
     Read up to *size* bytes as `recv` does, with the arrival of the last of them.
+
+    *sock* is a TCP socket, the standard library's or gevent's.
 
     Source:
         `SO_TIMESTAMPNS`, socket(7) and Documentation/networking/timestamping.rst of Linux; TCP

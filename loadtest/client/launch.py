@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -26,19 +25,12 @@ TERMINATE_WAIT_S = 30.0
 """Time between SIGTERM and SIGKILL: a client with thousands of streams needs seconds to close."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The state of a run, as the client prints it twice a second."""
-
-    t_s: float
-    sent: int
-    done: int
-    failed: int
-
-
-def launch_client(folder: Path, report: Callable[[Progress], None]) -> None:
+def launch_client(folder: Path, report: Callable[[dict[str, float]], None]) -> None:
     """
     Run the job in *folder* to its end; the client leaves its files in the same folder.
+
+    Twice a second *report* gets the seconds since the start (`t_s`) and the numbers of requests
+    `sent`, `done` and `failed`.
 
     The client has a session of its own, so that Ctrl-C reaches it once, through this process. It
     ends by itself if this process disappears, or if the endpoint does.
@@ -59,18 +51,18 @@ def launch_client(folder: Path, report: Callable[[Progress], None]) -> None:
     with client:
         try:
             for line in client.stdout or ():
-                report(Progress(**json.loads(line)))
+                report(json.loads(line))
             code = client.wait()
         except BaseException:
-            _terminate(client)
+            client.terminate()
+            try:
+                client.communicate(timeout=TERMINATE_WAIT_S)
+            except subprocess.TimeoutExpired:
+                client.kill()
             raise
     if code == Exit.BAD_INPUT:
-        raise InputError(
-            "--output",
-            str(folder),
-            "a folder that stays writable during the run",
-            "did another run remove it?",
-        )
+        expectation = "a folder that stays writable during the run"
+        raise InputError("--output", str(folder), expectation, "did another run remove it?")
     if code:
         raise MiniclusterError(f"the load client ended with exit code {code}; see above")
 
@@ -96,26 +88,14 @@ def run_with_progress_bar(folder: Path, job: Job) -> None:
     with bar:
         task = bar.add_task("load", total=job.window.end_s)
 
-        def show(progress: Progress) -> None:
-            phase = "warm-up" if progress.t_s < job.window.start_s else "measuring"
-            failed = f", {progress.failed} failed" if progress.failed else ""
-            bar.update(
-                task,
-                completed=progress.t_s,
-                description=f"{phase}: {progress.sent} sent, {progress.done} done{failed}",
-            )
+        def show(progress: dict[str, float]) -> None:
+            phase = "warm-up" if progress["t_s"] < job.window.start_s else "measuring"
+            failed = f", {progress['failed']} failed" if progress["failed"] else ""
+            text = f"{phase}: {progress['sent']} sent, {progress['done']} done{failed}"
+            bar.update(task, completed=progress["t_s"], description=text)
 
         try:
             launch_client(folder, show)
         except KeyboardInterrupt:
             if not (folder / "client.json").exists():
                 raise
-
-
-def _terminate(client: subprocess.Popen[str]) -> None:
-    client.terminate()
-    try:
-        client.communicate(timeout=TERMINATE_WAIT_S)
-    except subprocess.TimeoutExpired:
-        client.kill()
-        client.wait()

@@ -155,7 +155,11 @@ def main() -> int:
     _coordinate(runner, coordinator, workers)
     runner.quit()
     for worker in workers:
-        _await_exit(worker)
+        try:
+            worker.wait(QUIT_S)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
     if coordinator.write_error:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"the results cannot be written: {coordinator.write_error}\n")
@@ -184,14 +188,8 @@ def _print_progress(progress: dict[str, float]) -> None:
 
 
 def _launch_worker(port: int) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "loadtest.client.locustfile",
-        "--worker",
-        "127.0.0.1",
-        str(port),
-    ]
+    module = [sys.executable, "-m", "loadtest.client.locustfile"]
+    command = [*module, "--worker", "127.0.0.1", str(port)]
     environment = os.environ | {"LOADTEST_PARENT": str(os.getpid())}
     return subprocess.Popen(  # noqa: S603  (our own module)
         command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
@@ -223,14 +221,6 @@ def _end_with_parent(end: Callable[[str], None]) -> None:
 
 def _any_ended(workers: Sequence[subprocess.Popen[bytes]]) -> bool:
     return any(worker.poll() is not None for worker in workers)
-
-
-def _await_exit(worker: subprocess.Popen[bytes]) -> None:
-    try:
-        worker.wait(QUIT_S)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.wait()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ class Prompts:
     """
 
     def __init__(self, job: Job) -> None:
-        """Draw the shared prefix, and prepare the table of ids in decimal."""
         self._job = job
         self._decimals = _decimals(job.vocab_size)
         self._low = 0 if job.chat else FIRST_PLAIN_TOKEN

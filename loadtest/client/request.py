@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.response import HTTPParseError
 
-from loadtest.client.api_key import auth_hint
+from loadtest.client.endpoint import auth_hint, client_context
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
 from loadtest.client.stream import CompletionStream, StreamError
-from loadtest.client.tls import client_context
 from minicluster.http_client.sse import EventParser, EventTooLongError
 from minicluster.phases import HANDOFF, QUEUED_PREFILL, SUMS
 from minicluster.workload.samples import Sample
@@ -63,7 +62,6 @@ class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
     """A socket with kernel timestamps; TLS reads by itself and has none."""
 
     def __init__(self, *kind: int) -> None:
-        """Open a socket of this family, type and protocol."""
         super().__init__(*kind)
         enable_timestamps(self)
 

@@ -20,7 +20,6 @@ class StreamError(Exception):
     """
 
     def __init__(self, outcome: str, detail: str) -> None:
-        """Keep the kind of error apart from its detail."""
         self.outcome = outcome
         super().__init__(detail)
 
@@ -46,7 +45,6 @@ class CompletionStream:
     """
 
     def __init__(self, asked_tokens: int = MAX_TOKENS) -> None:
-        """Expect an answer of at most *asked_tokens*."""
         self._asked_tokens = asked_tokens
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
@@ -81,10 +79,7 @@ class CompletionStream:
         choices, usage = chunk["choices"], chunk.get("usage")
         grown = 0
         if usage is not None:
-            totals = _tokens(usage["completion_tokens"]), _tokens(usage["prompt_tokens"])
-            grown = self._total(*totals)
-            if details := usage.get("prompt_tokens_details"):
-                self.cached_tokens = _tokens(details.get("cached_tokens") or 0)
+            grown = self._take_usage(usage)
         if metrics := chunk.get("metrics"):
             self.metrics_s |= _seconds(metrics)
         if not choices:  # the closing chunk, which has only the final usage
@@ -101,12 +96,15 @@ class CompletionStream:
             self.chunk_s.append(now_s)
             self.chunk_tokens.append(tokens)
 
-    def _total(self, output_tokens: int, input_tokens: int) -> int:
-        """Keep the new totals; return the number of new tokens."""
-        grown = output_tokens - (self.output_tokens or 0)
+    def _take_usage(self, usage: dict[str, Any]) -> int:
+        """Keep the totals of *usage*; return the number of new output tokens."""
+        total = _tokens(usage["completion_tokens"])
+        grown = total - (self.output_tokens or 0)
         if grown < 0:
             raise StreamError("malformed", f"usage went back by {-grown} tokens")
-        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        self.input_tokens, self.output_tokens = _tokens(usage["prompt_tokens"]), total
+        if details := usage.get("prompt_tokens_details"):
+            self.cached_tokens = _tokens(details.get("cached_tokens") or 0)
         return grown
 
     def finish(self) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from loadtest.report.charts import goodput_against_load
-from loadtest.report.run_page import footer, sentence
+from loadtest.report.run_page import footer, sentence, values_s
+from loadtest.report.table import terminal_table
 from loadtest.verdict.window import measurement_window
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
@@ -16,6 +15,8 @@ from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from loadtest.run.folder import Run
     from loadtest.studies.capacity_search import CapacitySearch
@@ -73,26 +74,19 @@ def comparison_lines(comparison: RunComparison) -> Iterator[str]:
 
 def comparison_table(comparison: RunComparison) -> Table:
     """Return the table of a terminal."""
-    found = Table(title="second less first")
-    for head in CHANGE_HEADS:
-        found.add_column(head, justify="right" if head else "left")
-    for row in change_rows(comparison):
-        found.add_row(*row)
-    return found
+    return terminal_table("second less first", CHANGE_HEADS, change_rows(comparison))
 
 
 def comparison_page(comparison: RunComparison, first: Run, second: Run) -> Page:
     """Return the page of both runs: table, and distributions over each other."""
+    answered = [measurement_window(run).answered for run in (first, second)]
     figures = []
     for metric in ("ttft", "tpot"):
-        values = [
-            [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
-            for answered in (measurement_window(run).answered for run in (first, second))
-        ]
-        if all(values):
+        before, after = (values_s(metric, each) for each in answered)
+        if before and after:
             curves = [
-                LatencyCurve(name="first", values_s=values[0], colour=BLUE),
-                LatencyCurve(name="second", values_s=values[1], colour=ORANGE, dash="dash"),
+                LatencyCurve(name="first", values_s=before, colour=BLUE),
+                LatencyCurve(name="second", values_s=after, colour=ORANGE, dash="dash"),
             ]
             figures.append(latency_distribution(f"{NAMES[metric]}: distribution", curves))
     differ = [comparison.good.significant, *(change.significant for change in comparison.changes)]
@@ -156,12 +150,7 @@ def search_lines(search: CapacitySearch) -> Iterator[str]:
 
 def search_table(search: CapacitySearch) -> Table:
     """Return the table of a terminal."""
-    found = Table(title="probes")
-    for head in probe_heads(search):
-        found.add_column(head, justify="right")
-    for row in probe_rows(search):
-        found.add_row(*row)
-    return found
+    return terminal_table("probes", probe_heads(search), probe_rows(search))
 
 
 def search_page(search: CapacitySearch) -> Page:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from loadtest.report.junit import to_junit
 from loadtest.report.run_page import run_page
@@ -15,28 +15,27 @@ from minicluster.errors import InputError, MiniclusterError
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeOptions:
+
+def judge_run(
+    folder: Path,
+    tolerance: dict[str, float],
+    *,
+    require_prediction: bool = False,
+    junit: Path | None = None,
+    script_folder: Path | None = None,
+) -> Verdict:
     """
-    Options of `judge_run`.
+    Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
 
-    Attributes:
+    Args:
+        folder: of the run.
         tolerance: by metric, the largest error of the predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
         script_folder: folder of the script that draws the report's charts; `None`: the run's.
-    """
-
-    tolerance: dict[str, float]
-    require_prediction: bool = False
-    junit: Path | None = None
-    script_folder: Path | None = None
-
-
-def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
-    """
-    Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
 
     Raises:
         InputError: *folder* contains no run, or a file cannot be written.
@@ -50,20 +49,15 @@ def judge_run(folder: Path, options: JudgeOptions) -> Verdict:
         )
     resimulation = _resimulate(folder, run)
     verdict = conclude(
-        run,
-        options.tolerance,
-        require_prediction=options.require_prediction,
-        resimulation=resimulation,
+        run, tolerance, require_prediction=require_prediction, resimulation=resimulation
     )
     if resimulation:
         verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
-    files = {folder / "verdict.json": to_json(verdict)}
-    if options.junit:
-        files[options.junit] = to_junit(verdict, require_prediction=options.require_prediction)
-    for path, text in files.items():
-        write_atomically(path, text)
+    write_atomically(folder / "verdict.json", to_json(verdict))
+    if junit:
+        write_atomically(junit, to_junit(verdict, require_prediction=require_prediction))
     page = run_page(run, verdict, resimulation)
-    write_page(folder / "report.html", page, script_folder=options.script_folder)
+    write_page(folder / "report.html", page, script_folder=script_folder)
     return verdict
 
 

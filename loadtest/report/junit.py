@@ -6,9 +6,11 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from loadtest.verdict.verdict import PROVES_NOTHING
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
+    from loadtest.verdict.prediction import Comparison
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
 
@@ -30,12 +32,11 @@ def to_junit(verdict: Verdict, *, require_prediction: bool) -> str:
     for result in verdict.slo:
         _limit(suite, verdict, result)
     if verdict.comparison:
-        _prediction(suite, verdict, required=require_prediction)
+        _prediction(suite, verdict.comparison, required=require_prediction)
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
-    for kind in ("failure", "error", "skipped"):
-        plural = {"failure": "failures", "error": "errors"}.get(kind, kind)
-        suite.set(plural, str(sum(case.find(kind) is not None for case in cases)))
+    for kind, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(count, str(sum(case.find(kind) is not None for case in cases)))
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -64,39 +65,33 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
     unsettled = verdict.verdict == "inconclusive" and all(
         result.verdict != "inconclusive" for result in verdict.slo
     )
-    if unsettled or verdict.verdict in {"invalid", "failed", "interrupted"}:
+    if unsettled or verdict.verdict in PROVES_NOTHING:
         _add(case, "error", "; ".join(verdict.reasons))
 
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
-    case = _case(
-        suite, f"{result.metric.upper()} {result.percentile} < {1000 * result.limit_s:g} ms"
-    )
-    measured = result.measured_s
+    name = f"{result.metric.upper()} {result.percentile} < {1000 * result.limit_s:g} ms"
+    case, measured = _case(suite, name), result.measured_s
     value = "infinite" if measured is None else f"{1000 * measured:.1f} ms"
     text = (
         f"{value}; {result.attained_fraction:.3%} of {result.num} within the limit, 95 % interval "
         f"{result.attained_low:.3%} to {result.attained_high:.3%}"
     )
-    if verdict.verdict in {"invalid", "failed", "interrupted"}:
+    below = result.attained_fraction < LEVELS[result.percentile]
+    if verdict.verdict in PROVES_NOTHING:
         _add(case, "error", f"the run proves nothing: {text}")
-    elif result.verdict == "missed" or (verdict.verdict == "missed" and _below(result)):
+    elif result.verdict == "missed" or (verdict.verdict == "missed" and below):
         _add(case, "failure", text)
     elif verdict.verdict == "inconclusive" and result.verdict == "inconclusive":
         _add(case, "error", f"inconclusive: {'; '.join(verdict.reasons)}")
     ET.SubElement(case, "system-out").text = _clean(text)
 
 
-def _below(result: SloResult) -> bool:
-    """Whether the attained fraction is below the percentile, proven or not."""
-    return result.attained_fraction < LEVELS[result.percentile]
-
-
-def _prediction(suite: ET.Element, verdict: Verdict, *, required: bool) -> None:
+def _prediction(suite: ET.Element, comparison: Comparison, *, required: bool) -> None:
     case = _case(suite, "the prediction held")
-    if verdict.comparison and not verdict.comparison.held:
-        rows = [r for r in verdict.comparison.rows if r.statistic == "mean"]
-        text = ", ".join(f"{r.metric.upper()} mean {r.error_fraction:+.0%}" for r in rows)
+    if not comparison.held:
+        means = [r for r in comparison.rows if r.statistic == "mean"]
+        text = ", ".join(f"{r.metric.upper()} mean {r.error_fraction:+.0%}" for r in means)
         _add(case, "failure" if required else "skipped", f"predicted / measured - 1: {text}")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
+    LATENCY_HEADS,
     client_text,
     confidence_text,
     headline,
@@ -30,12 +31,11 @@ from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
-    from loadtest.verdict.resimulation import Resimulation
-    from loadtest.verdict.slo import SloResult
+    from loadtest.verdict.resimulation import PredictedRequest, Resimulation
     from loadtest.verdict.verdict import Verdict
     from minicluster.pages.figure import Figure
     from minicluster.plan import Plan
@@ -46,6 +46,11 @@ MOST_ERRORS = 8
 MOST_DETAIL = 160
 """Characters shown of the endpoint's text of an error."""
 
+DEFINITIONS = (
+    "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens after the"
+    " first chunk). ITL: gaps between content chunks. E2E: scheduled arrival to last token."
+    " Requests without a complete answer miss the SLO and are in no average."
+)
 NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
 HELD = {"met": True, "missed": False}
 """Whether the SLO held, by verdict; of others it is not known."""
@@ -114,10 +119,9 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
 
 def _latencies(verdict: Verdict) -> Section:
     """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
-    heads = ("", "predicted", "measured", "error", "SLO")
     rows = (*latency_rows(verdict), *load_rows(verdict))
     if verdict.comparison is not None:
-        return Section("Predicted, measured, SLO", (DataTable(heads, rows),))
+        return Section("Predicted, measured, SLO", (DataTable(LATENCY_HEADS, rows),))
     measured = tuple((name, value, limit) for name, _, value, _, limit in rows)
     return Section("Measured, SLO", (DataTable(("", "measured", "SLO"), measured),))
 
@@ -151,17 +155,9 @@ def _errors(run: Run) -> Iterator[Section]:
 
 def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
-    answered = [s for s in run.measured if s.ok and s.due_s >= verdict.window.start_s]
-    results = {p.metric: p for p in verdict.slo}
-    figures = []
-    for metric in NAMES:
-        values = [v for s in answered if (v := getattr(s, f"{metric}_s")) is not None]
-        if values:
-            simulated = _simulated(metric, answered, resimulation)
-            result = results.get(metric)
-            figures.append(_distribution(metric, values, simulated, result, run.plan))
-    for metric in NAMES:
-        figures += _course(metric, run, results.get(metric))
+    distributions = (_distribution(metric, run, verdict, resimulation) for metric in NAMES)
+    courses = (_course(metric, run, verdict) for metric in NAMES)
+    figures = [figure for drawn in (*distributions, *courses) for figure in drawn]
     if figures:
         yield ChartRow(tuple(figures))
     # A closed loop and a load with stages have no single rate to draw over.
@@ -192,41 +188,40 @@ def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
     yield ChartRow((replace(drawn, caption=caption),))
 
 
-def _simulated(
-    metric: str, answered: Sequence[Sample], resimulation: Resimulation | None
-) -> list[float]:
-    """Return the simulated latency of each request answered."""
-    if resimulation is None:
-        return []
-    known = [resimulation.requests[s.index] for s in answered if s.index in resimulation.requests]
-    return [v for each in known if (v := getattr(each, f"{metric}_s")) is not None]
+def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list[float]:
+    """Return one latency of *requests*, measured or simulated, as far as they have it."""
+    return [v for each in requests if (v := getattr(each, f"{metric}_s")) is not None]
 
 
 def _distribution(
-    metric: str,
-    values: Sequence[float],
-    simulated: Sequence[float],
-    result: SloResult | None,
-    plan: Plan | None,
-) -> Figure:
-    curves = [LatencyCurve(name="measured", values_s=values, colour=BLUE)]
-    predicted = None
+    metric: str, run: Run, verdict: Verdict, resimulation: Resimulation | None
+) -> Iterator[Figure]:
+    """Draw the distribution in the window, as measured and as predicted, with the SLO."""
+    start_s = verdict.window.start_s
+    answered = [s for s in run.measured if s.ok and s.due_s >= start_s]
+    measured = values_s(metric, answered)
+    if not measured:
+        return
+    known = resimulation.requests if resimulation else {}
+    simulated = values_s(metric, [known[s.index] for s in answered if s.index in known])
+    curves, predicted = [LatencyCurve(name="measured", values_s=measured, colour=BLUE)], None
     if simulated:
-        curves.append(
-            LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")
-        )
-    elif plan:
-        planned = getattr(plan.prediction, metric)
+        drawn = LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")
+        curves.append(drawn)
+    elif run.plan:
+        planned = getattr(run.plan.prediction, metric)
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
-    return latency_distribution(
+    limit = next((r for r in verdict.slo if r.metric == metric), None)
+    yield latency_distribution(
         f"{NAMES[metric]}: distribution",
         curves,
         predicted_s=predicted,
-        limit=(LEVELS[result.percentile], result.limit_s) if result else None,
+        limit=(LEVELS[limit.percentile], limit.limit_s) if limit else None,
     )
 
 
-def _course(metric: str, run: Run, result: SloResult | None) -> Iterator[Figure]:
+def _course(metric: str, run: Run, verdict: Verdict) -> Iterator[Figure]:
+    """Draw the latency of each request at its scheduled arrival."""
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
     ]
@@ -237,7 +232,7 @@ def _course(metric: str, run: Run, result: SloResult | None) -> Iterator[Figure]
             points,
             failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
             window_s=(window.start_s, window.end_s),
-            limit_s=result.limit_s if result else None,
+            limit_s=next((r.limit_s for r in verdict.slo if r.metric == metric), None),
             end_s=max(window.end_s, *(s.due_s for s in run.samples)),
         )
 
@@ -266,24 +261,15 @@ def arrivals_text(job: Job) -> str:
 def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", plan.model.id
     for pool in plan.pools:
-        yield (
-            f"{pool.role} pool",
-            (
-                f"{pool.replicas} x TP {pool.tp}, PP {pool.pp} on {pool.gpu}, {pool.dtype}; up to "
-                f"{pool.max_num_seqs} sequences and {pool.max_num_batched_tokens} tokens a step"
-            ),
-        )
-    load, promised = plan.workload, plan.prediction
-    yield "planned load", f"{load.requests_per_s:g} requests/s"
-    yield "predicted capacity", f"{promised.capacity_requests_per_s:.3g} requests/s"
-    yield (
-        "headroom",
-        (
-            f"SLO predicted to hold up to {plan.headroom.load_factor:.2f} times the load, "
-            f"then {plan.headroom.binds} binds"
-        ),
-    )
-    yield "bottleneck", ", ".join(f"{role}: {what}" for role, what in promised.bottleneck.items())
+        limits = f"{pool.max_num_seqs} sequences and {pool.max_num_batched_tokens} tokens a step"
+        layout = f"{pool.replicas} x TP {pool.tp}, PP {pool.pp} on {pool.gpu}, {pool.dtype}"
+        yield f"{pool.role} pool", f"{layout}; up to {limits}"
+    predicted, factor = plan.prediction, plan.headroom.load_factor
+    yield "planned load", f"{plan.workload.requests_per_s:g} requests/s"
+    yield "predicted capacity", f"{predicted.capacity_requests_per_s:.3g} requests/s"
+    holds = f"SLO predicted to hold up to {factor:.2f} times the load"
+    yield "headroom", f"{holds}, then {plan.headroom.binds} binds"
+    yield "bottleneck", ", ".join(f"{role}: {what}" for role, what in predicted.bottleneck.items())
     note, error = plan.calibration, plan.calibration.error_fraction
     fitted = "" if error is None else f", residual {error:.1%}"
     yield "calibration", f"{note.name}, {note.date}{fitted}"
@@ -296,13 +282,8 @@ def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
     started = datetime.fromtimestamp(where.started_unix_s, tz=UTC)
     yield "endpoint", f"{where.host}, model {where.model}"
     yield "started", f"{started:%Y-%m-%d %H:%M:%S} UTC, {where.wall_s:.1f} s in all"
-    yield (
-        "window",
-        (
-            f"{where.window_s:.1f} s of scheduled arrivals after {where.warmup_s:.1f} s of "
-            "warm-up; arrivals went on until its last request had ended"
-        ),
-    )
+    window = f"{where.window_s:.1f} s of scheduled arrivals after {where.warmup_s:.1f} s of warm-up"
+    yield "window", f"{window}; arrivals went on until its last request had ended"
     yield "arrivals", f"{arrivals_text(run.job)}, seed {where.seed}"
     yield "requests", "chats" if run.job.chat else "completions of token ids"
     for problem in (client_text(verdict), stall_text(verdict)):
@@ -310,11 +291,4 @@ def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield name, text
     yield "client machine", where.machine
     yield "versions", ", ".join(f"{name} {version}" for name, version in where.versions.items())
-    yield (
-        "definitions",
-        (
-            "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens "
-            "after the first chunk). ITL: gaps between content chunks. E2E: scheduled arrival to "
-            "last token. Requests without a complete answer miss the SLO and are in no average."
-        ),
-    )
+    yield "definitions", DEFINITIONS

@@ -12,7 +12,7 @@ from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -27,11 +27,15 @@ ROWS = {
     "longest_stall": ("longest stall", ("p99", "max")),
     "e2e": ("E2E", ("mean", "p99")),
 }
+LATENCY_HEADS = ("", "predicted", "measured", "error", "SLO")
 CLIENT_HEADS = (
     *("streams", "gap\nms", "events\n/s", "TTFT\np50 ms", "TTFT\np99 ms"),
     *("ITL\np99 ms", "TPOT\np99 ms", "CPU\n%", "fit"),
 )
 """Column heads of the client's own error, narrow enough for a terminal of 80 columns."""
+WORDS = {"", "fit"}
+"""Heads of columns of words; all others hold numbers."""
+
 HEADLINES = {
     "met": ("SLO MET", "bold green"),
     "missed": ("SLO MISSED", "bold red"),
@@ -72,26 +76,16 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
         predicted = pool.predicted_utilisation_fraction
         busy = "" if predicted is None else f"{predicted:.0%}"
         yield f"{pool.role} utilisation", busy, "-", "", ""
-        yield (
-            f"{pool.role} in flight",
-            f"{pool.predicted_concurrent:.2f}",
-            f"{pool.measured_concurrent:.2f}",
-            "",
-            "",
-        )
+        foretold, seen = f"{pool.predicted_concurrent:.2f}", f"{pool.measured_concurrent:.2f}"
+        yield f"{pool.role} in flight", foretold, seen, "", ""
     done = verdict.throughput
     yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", ""
     for name, predicted, measured in (
         ("goodput requests/s", done.predicted_good_requests_per_s, done.good_requests_per_s),
         ("output tokens/s", done.predicted_output_tokens_per_s, done.finished_output_tokens_per_s),
     ):
-        yield (
-            name,
-            "" if predicted is None else f"{predicted:.4g}",
-            f"{measured:.4g}",
-            f"{predicted / measured - 1:+z.0%}" if predicted and measured else "",
-            "",
-        )
+        error = f"{predicted / measured - 1:+z.0%}" if predicted and measured else ""
+        yield name, "" if predicted is None else f"{predicted:.4g}", f"{measured:.4g}", error, ""
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -179,16 +173,24 @@ def prediction_text(verdict: Verdict) -> str | None:
     return f"prediction {source[verdict.comparison.source]} {held}: " + ", ".join(parts)
 
 
-def print_verdict(verdict: Verdict, console: Console) -> None:
-    """Print table and verdict."""
-    table = Table(title=f"{verdict.metadata.model} at {verdict.metadata.host}", title_style="bold")
-    table.add_column("")
-    for name in ("predicted", "measured", "error", "SLO"):
-        table.add_column(name, justify="right")
-    for rows in (latency_rows(verdict), load_rows(verdict)):
+def terminal_table(title: str, heads: Sequence[str], *groups: Iterable[Sequence[str]]) -> Table:
+    """Return a table with a line below each group of rows; words are left, numbers right."""
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head in WORDS else "right")
+    for rows in groups:
         for row in rows:
             table.add_row(*row)
         table.add_section()
+    return table
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Print table and verdict."""
+    title = f"{verdict.metadata.model} at {verdict.metadata.host}"
+    groups = latency_rows(verdict), load_rows(verdict)
+    table = terminal_table(title, LATENCY_HEADS, *groups)
+    table.title_style = "bold"
     console.print(table)
     word, why = headline(verdict)
     lines = [
@@ -208,11 +210,8 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 def print_client_errors(errors: Sequence[ClientError], console: Console) -> None:
     """Print the client's own error, one row for each number of streams and interval of tokens."""
     title = "client error: measured minus the mock server's own times"
-    table = Table(title=title, show_edge=False)  # 80 columns have no room for one
-    for name in CLIENT_HEADS:
-        table.add_column(name, justify="left" if name == "fit" else "right")
-    for error in errors:
-        table.add_row(
+    rows = [
+        (
             str(error.streams),
             f"{1000 * error.itl_s:g}",
             f"{error.events_per_s:.0f}",
@@ -223,6 +222,10 @@ def print_client_errors(errors: Sequence[ClientError], console: Console) -> None
             f"{100 * error.cpu_fraction:.0f}",
             "yes" if error.fit else "SATURATED" if error.saturated else "NO",
         )
+        for error in errors
+    ]
+    table = terminal_table(title, CLIENT_HEADS, rows)
+    table.show_edge = False  # 80 columns have no room for one
     console.print(table)
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.config import parse, read_json
 from minicluster.stats.quantiles import quantile
 
 if TYPE_CHECKING:
@@ -118,11 +118,19 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     `MAX_FRACTION_OF_LIMIT` of the limit: a rarer lag changes the attained fraction by less than
     its own frequency.
     """
-    level = slo.level
     dispatch_lags_s = [s.send_s - s.due_s for s in samples]
     heartbeat_lags_s = list(client.heartbeat_lag_s)
     lag_p90_s = quantile(heartbeat_lags_s, 0.90)
+    dispatch_lag_s, heartbeat_lag_s = (
+        quantile(lags_s, slo.level) for lags_s in (dispatch_lags_s, heartbeat_lags_s)
+    )
     saturation = _saturation(client.cpu_fraction, lag_p90_s)
+    problems = [*_lag_problems(dispatch_lag_s, heartbeat_lag_s, samples, slo), *saturation]
+    if client.stalled_s > MAX_STALLED_FRACTION * client.wall_s:
+        problems.append(
+            f"it was stalled for {client.stalled_s:.1f} of {client.wall_s:.0f} s "
+            f"(limit {MAX_STALLED_FRACTION:.0%}): suspended, or overloaded"
+        )
     return Health(
         dispatch_lag_p99_s=quantile(dispatch_lags_s, 0.99),
         heartbeat_lag_p90_s=lag_p90_s,
@@ -132,13 +140,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
         processes=client.processes,
         stamps=client.stamps,
         saturated=bool(saturation),
-        problems=(
-            *_lag_problems(
-                quantile(dispatch_lags_s, level), quantile(heartbeat_lags_s, level), samples, slo
-            ),
-            *saturation,
-            *_stall_problems(client),
-        ),
+        problems=tuple(problems),
     )
 
 
@@ -159,30 +161,14 @@ def _lag_problems(
     ]
 
 
-def _stall_problems(client: Client) -> list[str]:
-    if client.stalled_s <= MAX_STALLED_FRACTION * client.wall_s:
-        return []
-    return [
-        (
-            f"it was stalled for {client.stalled_s:.1f} of {client.wall_s:.0f} s "
-            f"(limit {MAX_STALLED_FRACTION:.0%}): suspended, or overloaded"
-        )
-    ]
-
-
 def _saturation(cpu_fraction: float, lag_p90_s: float) -> list[str]:
     problems = []
     if cpu_fraction > MAX_CPU_FRACTION:
-        problems.append(
-            f"it was saturated: it used {cpu_fraction:.0%} of its core, "
-            f"more than {MAX_CPU_FRACTION:.0%} (--processes shares the load)"
-        )
+        problems.append(f"it used {cpu_fraction:.0%} of its core, more than {MAX_CPU_FRACTION:.0%}")
     if lag_p90_s > MAX_LAG_P90_S:
-        problems.append(
-            f"it was saturated: its timer's p90 lateness was {1000 * lag_p90_s:.1f} ms "
-            f"(limit {1000 * MAX_LAG_P90_S:g} ms; --processes shares the load)"
-        )
-    return problems
+        lag, limit = f"{1000 * lag_p90_s:.1f} ms", f"{1000 * MAX_LAG_P90_S:g} ms"
+        problems.append(f"its timer's p90 lateness was {lag}, more than {limit}")
+    return [f"it was saturated: {each} (--processes shares the load)" for each in problems]
 
 
 def write_client(client: Client, path: Path) -> None:
@@ -194,15 +180,10 @@ def write_client(client: Client, path: Path) -> None:
 
 def read_client(path: Path) -> Client:
     """
-    Read what `write_client` wrote; `stalled_s` was called `still_s` in older files.
+    Read what `write_client` wrote.
 
     Raises:
         InputError: no such file, or one that is no client's report.
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if "still_s" in raw:
-            raw["stalled_s"] = raw.pop("still_s")
-        return Client(**raw | {"heartbeat_lag_s": tuple(raw["heartbeat_lag_s"])})
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(str(path), str(error), "what the client of `loadtest run` wrote") from None
+    expectation = "what the client of `loadtest run` wrote"
+    return parse(Client, read_json(path, expectation), place=str(path))

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from loadtest.run.schedule import ArrivalShape, Window, draw
-from loadtest.run.stages import RateStage
+from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
-from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.sources import RequestSource
+from minicluster.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,34 +123,9 @@ def read_job(path: Path) -> Job:
 
     Raises:
         InputError: no such file, or not one that this version wrote.
-
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a run that `loadtest run` wrote") from None
-    except ValueError as error:
-        raise InputError(str(path), str(error), "JSON, as `loadtest run` writes it") from None
-    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
-        version = raw.get("schema_version") if isinstance(raw, dict) else None
+    raw = read_json(path, "a run that `loadtest run` wrote")
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != SCHEMA_VERSION:
         raise InputError(f"{path}: schema_version", version, str(SCHEMA_VERSION))
-    try:
-        load = raw.pop("workload")
-        load["input_tokens"] = Lengths(**load["input_tokens"])
-        load["output_tokens"] = Lengths(**load["output_tokens"])
-        shape = raw.pop("shape", {"source": {}, "stages": ()})
-        chat = raw.pop("chat", None)
-        return Job(
-            workload=WorkloadSpec(**load),
-            slo=SloSpec(**raw.pop("slo")),
-            window=Window(**raw.pop("window")),
-            shape=ArrivalShape(
-                source=RequestSource(**shape["source"]),
-                stages=tuple(RateStage(**stage) for stage in shape["stages"]),
-                skip_unanswered=shape.get("skip_unanswered", False),
-            ),
-            chat=chat and ChatForm(**chat | {"words": tuple(chat["words"])}),
-            **raw,
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(str(path), str(error), "a run as `loadtest run` writes it") from None
+    return parse(Job, raw, place=str(path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING
 from loadtest.run.folder import PLAN
 from loadtest.run.job import (
     FIRST_PLAIN_TOKEN,
-    ChatForm,
     Job,
     default_warmup_s,
     slowest_s,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
     from minicluster.workload.schedule import ScheduledRequest
-    from minicluster.workload.traces import Trace
 
 MARGIN = 1.2
 """Factor above the fewest requests that can prove the SLO met: some requests will miss."""
@@ -49,7 +49,6 @@ class TestLoad:
         vocab_size: upper bound of the prompts' random token ids.
         e2e_s: expected time of one request.
         planned: whether a plan determines the load.
-        chat: form of chat messages; `None`: completions.
     """
 
     model: str | None
@@ -58,7 +57,6 @@ class TestLoad:
     slo: SloSpec
     e2e_s: float
     planned: bool
-    chat: ChatForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +64,7 @@ class RunLength:
     """
     The length of a run: measured seconds or requests, after a warm-up; `None`: the default.
 
-    Attributes:
-        timeout_s: time limit of a request.
-        seed: of random arrivals and lengths.
+    Its `timeout_s` is the time limit of a request.
     """
 
     duration_s: float | None = None
@@ -78,19 +74,18 @@ class RunLength:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that duration and requests exclude each other."""
         if self.duration_s is not None and self.num_requests is not None:
             raise InputError("--requests", self.num_requests, "no such option with --duration")
-        if self.duration_s is not None and not 0 < self.duration_s < float("inf"):
-            raise InputError("--duration", self.duration_s, "more than 0 seconds")
-        if self.num_requests is not None and self.num_requests < 1:
-            raise InputError("--requests", self.num_requests, "at least 1")
-        if self.warmup_s is not None and not 0 <= self.warmup_s < float("inf"):
-            raise InputError("--warmup", self.warmup_s, "0 seconds or more")
-        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
-            raise InputError("--timeout", self.timeout_s, "more than 0 seconds")
-        if self.seed < 0:
-            raise InputError("--seed", self.seed, "0 or more")
+        least = sys.float_info.min
+        for option, value, low, expectation in (
+            ("--duration", self.duration_s, least, "more than 0 seconds"),
+            ("--requests", self.num_requests, 1, "at least 1"),
+            ("--warmup", self.warmup_s, 0, "0 seconds or more"),
+            ("--timeout", self.timeout_s, least, "more than 0 seconds"),
+            ("--seed", self.seed, 0, "0 or more"),
+        ):
+            if value is not None and not low <= value < math.inf:
+                raise InputError(option, value, expectation)
 
 
 def planned_load(plan: Plan) -> TestLoad:
@@ -121,31 +116,18 @@ def free_load(
     )
 
 
-def traced_load(load: TestLoad, path: Path, trace: Trace) -> TestLoad:
-    """Return *load* with arrivals, lengths and shared prefix of *trace*, read from *path*."""
-    arrivals, prefix = trace.arrivals, trace.arrivals.prefix_tokens
-    span_s = float(arrivals.due_s[-1])
-    workload = WorkloadSpec(
-        requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
-        input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
-        output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
-        prefix_tokens=0 if prefix is None else int(prefix.max()),
-        trace=str(path),
-    )
-    return replace(load, workload=workload)
-
-
 def make_job(
     load: TestLoad,
     length: RunLength,
     *,
     host: str,
-    model: str,
     shape: ArrivalShape | None = None,
     workers: int = 1,
 ) -> Job:
     """
     Return the job of a run against *host*, with window, time limit and prompt salt.
+
+    Its model is empty if *load* names none.
 
     Raises:
         InputError: length, shape and load exclude each other.
@@ -153,12 +135,11 @@ def make_job(
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
     shape = shape or ArrivalShape()
-    if load.workload.trace:
-        path = Path(load.workload.trace)
-        load = traced_load(load, path, read_trace(path, skip_unanswered=shape.skip_unanswered))
-    check_options(load, length, shape)
+    _check_options(load, length, shape)
     warmup_s = length.warmup_s if length.warmup_s is not None else default_warmup_s(load.e2e_s)
     workload = load.workload
+    if workload.trace:
+        workload = _traced(workload.trace, shape)
     if shape.stages:
         workload = replace(workload, requests_per_s=mean_per_s(shape.stages))
         shape, warmup_s = _with_warmup_stage(shape, warmup_s)
@@ -168,7 +149,7 @@ def make_job(
     base = Window(start_s=warmup_s, end_s=warmup_s, drain_s=drain_s)
     job = Job(
         host=host,
-        model=model,
+        model=load.model or "",
         vocab_size=load.vocab_size,
         seed=length.seed,
         prompt_salt=time.time_ns(),
@@ -180,7 +161,6 @@ def make_job(
         num_requests=length.num_requests or default_requests(load.slo),
         workers=workers,
         plan=PLAN if load.planned else None,
-        chat=load.chat,
     )
     return replace(job, window=_window(job, length, load.e2e_s))
 
@@ -213,68 +193,61 @@ def _with_warmup_stage(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalSha
     return replace(shape, stages=(warmup, *shape.stages)), warmup_s
 
 
-def check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> None:
-    """
-    Refuse options that would have no effect.
-
-    Raises:
-        InputError: options that exclude each other.
-    """
-    for used, option, reason in (
-        (shape.closed, "--users", "a closed loop ends with --requests"),
-        (bool(shape.stages), "--stages", "the stages have durations"),
-    ):
-        if used and length.duration_s is not None:
-            raise InputError(
-                "--duration", length.duration_s, f"no such option with {option}: {reason}"
-            )
-    if shape.stages and length.num_requests is not None:
-        raise InputError("--requests", length.num_requests, "no such option with --stages")
-    if shape.closed and length.warmup_s is not None:
-        raise InputError(
-            "--warmup",
-            length.warmup_s,
-            f"no such option with --users: each user's first {WARMUP_ROUNDS} requests do not count",
-        )
-    _check_shape(load, shape)
-
-
-def _check_shape(load: TestLoad, shape: ArrivalShape) -> None:
-    source = shape.source
-    if load.chat and source.turns > 1:
-        raise InputError(
-            "--turns",
-            source.turns,
-            "1 with --api chat: a chat template adds unknown tokens to a turn",
-        )
-    if load.workload.trace and replace(shape, skip_unanswered=False) != ArrivalShape():
-        raise InputError(
-            "--trace", load.workload.trace, "no other arrival options: a trace has its own arrivals"
-        )
-    if shape.skip_unanswered and not load.workload.trace:
+def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> None:
+    """Refuse options that exclude each other, or that would have no effect."""
+    source, trace, staged = shape.source, load.workload.trace, bool(shape.stages)
+    users, stages = (f"no such option with {name}" for name in ("--users", "--stages"))
+    rounds = f"{users}: each user's first {WARMUP_ROUNDS} requests do not count"
+    shaped = replace(shape, skip_unanswered=False) != ArrivalShape()
+    alone = not shape.closed and source.turns == 1
+    needed = "--users or --turns beside it: otherwise no request follows another"
+    refused = (
+        (shape.closed, "--duration", length.duration_s, f"{users}: --requests ends a closed loop"),
+        (shape.closed, "--warmup", length.warmup_s, rounds),
+        (staged, "--duration", length.duration_s, f"{stages}: the stages have durations"),
+        (staged, "--requests", length.num_requests, stages),
+        (shaped, "--trace", trace, "no other arrival options: a trace has its own arrivals"),
+        (alone, "--think", source.think_s or None, needed),
+    )
+    for applies, option, value, expectation in refused:
+        if applies and value is not None:
+            raise InputError(option, value, expectation)
+    if shape.skip_unanswered and not trace:
         raise InputError("--trace", None, "a file for --skip-unanswered")
-    if source.think_s and not shape.closed and source.turns == 1:
-        raise InputError(
-            "--think",
-            source.think_s,
-            "--users or --turns beside it: otherwise no request follows another",
-        )
 
 
-def check_prompts(job: Job, requests: Sequence[ScheduledRequest]) -> None:
+def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
     """
-    Refuse chat prompts that are not longer than the chat template.
+    Refuse chats whose prompts have no known length, or are no longer than the chat template.
 
     Raises:
-        InputError: the shortest prompt of *requests* has no room for a word.
+        InputError: conversations of turns, or no room for a word in the shortest of *requests*.
     """
+    if not job.chat:
+        return
+    if job.shape.source.turns > 1:
+        expectation = "1 with --api chat: a chat template adds unknown tokens to a turn"
+        raise InputError("--turns", job.shape.source.turns, expectation)
     shortest = min(request.input_tokens for request in requests)
-    if job.chat and shortest <= job.chat.overhead_tokens:
+    if shortest <= job.chat.overhead_tokens:
         raise InputError(
             "--api",
             f"chat with prompts of {shortest} tokens",
             f"more than the {job.chat.overhead_tokens} of the chat template",
         )
+
+
+def _traced(file: str, shape: ArrivalShape) -> WorkloadSpec:
+    """Return rate, ranges of lengths and shared prefix of a trace."""
+    arrivals = read_trace(Path(file), skip_unanswered=shape.skip_unanswered).arrivals
+    span_s, prefix = float(arrivals.due_s[-1]), arrivals.prefix_tokens
+    return WorkloadSpec(
+        requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
+        input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
+        output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
+        prefix_tokens=0 if prefix is None else int(prefix.max()),
+        trace=file,
+    )
 
 
 def _range(low: int, high: int) -> Lengths:
@@ -306,8 +279,7 @@ def parse_lengths(text: str, option: str) -> Lengths:
             return Lengths(distribution="uniform", low=int(low), high=int(high))
         return Lengths.fixed(int(text))
     except ValueError:
-        raise InputError(
-            option, text, "tokens: 512, 256-768, or lognormal:MEDIAN:SIGMA:MAX"
-        ) from None
+        expectation = "tokens: 512, 256-768, or lognormal:MEDIAN:SIGMA:MAX"
+        raise InputError(option, text, expectation) from None
     except InputError as error:
         raise InputError(f"{option} {error.place}", error.value, error.expectation) from None

@@ -65,7 +65,6 @@ class ArrivalShape:
     skip_unanswered: bool = False
 
     def __post_init__(self) -> None:
-        """Check that stages and users exclude each other."""
         if self.stages and self.closed:
             raise InputError("--stages", "with --users", "one of both: a closed loop has no rate")
 
@@ -158,7 +157,6 @@ def share(
 def _open_loop(
     workload: WorkloadSpec, shape: ArrivalShape, horizon_s: float, seed: int
 ) -> Arrivals:
-    """Draw or read the arrivals until *horizon_s*."""
     if workload.trace:
         read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
         # Each request of a trace has its own time: none waits for the answer before, as turns do.
@@ -188,15 +186,12 @@ def _starts_s(arrivals: Arrivals, shape: ArrivalShape) -> NDArray[np.float64]:
 
 
 def _until(arrivals: Arrivals, horizon_s: float) -> Arrivals:
-    """Cut *arrivals* at the first one that starts after *horizon_s*."""
     late = np.flatnonzero(np.isfinite(arrivals.due_s) & (arrivals.due_s >= horizon_s))
     if not len(late):
         return arrivals
-    return Arrivals(**{c.name: _cut(getattr(arrivals, c.name), late[0]) for c in fields(Arrivals)})
-
-
-def _cut(column: Any, count: int) -> Any:  # noqa: ANN401  (a column of any type, or none)
-    return None if column is None else column[:count]
+    columns: dict[str, Any] = {c.name: getattr(arrivals, c.name) for c in fields(Arrivals)}
+    given = {name: column for name, column in columns.items() if column is not None}
+    return replace(arrivals, **{name: column[: late[0]] for name, column in given.items()})
 
 
 def _closed_loop(

@@ -32,7 +32,6 @@ class RateStage:
     duration_s: float
 
     def __post_init__(self) -> None:
-        """Check that the rates and the duration are positive."""
         rates = (self.start_per_s, self.end_per_s)
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates) or not sum(rates):
             raise InputError("--stages", f"{rates[0]:g}-{rates[1]:g}", "rates above 0", EXAMPLE)

@@ -12,12 +12,12 @@ import socket
 import ssl
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any, TextIO
 
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
-from loadtest.selftest.mock_stream import MockConfig, MockStream, Ticker, count_input_tokens
+from loadtest.selftest.mock_stream import MockConfig, MockStream
 
 CHAT = "/v1/chat/completions"
 STREAMS = ("/v1/completions", CHAT)
@@ -32,7 +32,6 @@ class MockStampedSocket(socket.socket):
     """
 
     def __init__(self, fileno: int) -> None:
-        """Take over an accepted connection."""
         super().__init__(fileno=fileno)
         self.settimeout(0)
         enable_timestamps(self)
@@ -50,31 +49,13 @@ class MockStampedSocket(socket.socket):
         return received
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MockRequest:
-    """
-    One request.
-
-    Attributes:
-        received_s: arrival of its last byte, on the monotonic clock.
-    """
-
-    name: str
-    chat: bool
-    body: dict[str, Any]
-    received_s: float
-
-
 class MockServer:
     """Answers requests with timed chunks; `log` receives the true time of each chunk."""
 
-    def __init__(self, config: MockConfig, log: TextIO | None = None) -> None:
-        """Start without requests."""
-        self.config = config
-        self.log = log
+    def __init__(self, config: MockConfig, log: TextIO) -> None:
+        self.config, self.log = config, log
         self.num_requests = 0
         self.first_request_s = 0.0
-        self.ticker = Ticker()
         self.slots = asyncio.Semaphore(config.slots or 1_000_000)
 
     async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -88,9 +69,10 @@ class MockServer:
                 continue
             sock = MockStampedSocket(connection.detach())
             reader = asyncio.StreamReader()
-            protocol = asyncio.StreamReaderProtocol(reader, partial(self.serve, sock))
+            serve = partial(self.serve, sock)
+            protocol = partial(asyncio.StreamReaderProtocol, reader, serve)
             with contextlib.suppress(OSError):  # a client that does not trust us disconnects
-                await loop.connect_accepted_socket(partial(_same, protocol), sock, ssl=tls)
+                await loop.connect_accepted_socket(protocol, sock, ssl=tls)
 
     async def serve(
         self, sock: MockStampedSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -109,13 +91,15 @@ class MockServer:
                 if key and headers.get("authorization") != f"Bearer {key}":
                     _answer(writer, 401, {"error": {"message": "no valid key"}})
                 elif method == "POST" and path in STREAMS:
-                    asked = MockRequest(
-                        name=headers.get("x-request-id", ""),
+                    stream = MockStream(
+                        config=self.config,
+                        request=json.loads(body),
                         chat=path == CHAT,
-                        body=json.loads(body),
+                        writer=writer,
+                        gone=reader.at_eof,
                         received_s=sock.arrival.at_s,
                     )
-                    await self._complete(asked, reader, writer)
+                    await self._complete(stream, headers.get("x-request-id", ""))
                 elif path == "/v1/models":
                     listed = {"id": self.config.model, "object": "model"}
                     _answer(writer, 200, {"object": "list", "data": [listed]})
@@ -124,56 +108,36 @@ class MockServer:
                 await writer.drain()
         writer.close()
 
-    async def _complete(
-        self, asked: MockRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _complete(self, stream: MockStream, name: str) -> None:
+        """Answer the request *name* by *stream*, or fail it as configured."""
         self.num_requests += 1
-        self.first_request_s = self.first_request_s or asked.received_s
+        self.first_request_s = self.first_request_s or stream.received_s
         config = self.config
         if config.fail_every and self.num_requests % config.fail_every == 0:
-            _answer(writer, config.status, {"error": {"message": "configured to fail"}})
+            _answer(stream.writer, config.status, {"error": {"message": "configured to fail"}})
             return
-        request = asked.body
         stall_s = self.first_request_s + config.stall_at_s
+        stream.stalls_s = (stall_s, stall_s + config.stall_s)
         async with self.slots:
-            stream = MockStream(
-                config=config,
-                writer=writer,
-                gone=reader.at_eof,
-                chat=asked.chat,
-                input_tokens=count_input_tokens(request) + config.template_tokens * asked.chat,
-                output_tokens=request.get("max_tokens")
-                or request.get("max_completion_tokens")
-                or 16,
-                ids=bool(request.get("return_token_ids")),
-                start_s=time.monotonic() if config.slots else asked.received_s,
-                stalls_s=(stall_s, stall_s + config.stall_s),
-            )
+            stream.start_s = time.monotonic() if config.slots else stream.received_s
             stream.open()
-            self.ticker.add(stream)
-            await stream.ended
-        if self.log:
-            row = {"id": asked.name, "received_s": asked.received_s, "chunk_s": stream.sent_s}
-            self.log.write(json.dumps(row) + "\n")
-            self.log.flush()
+            more = True
+            while more:
+                await asyncio.sleep(stream.due_s - time.monotonic())
+                more = stream.step()
+        row = {"id": name, "received_s": stream.received_s, "chunk_s": stream.sent_s}
+        self.log.write(json.dumps(row) + "\n")
+        self.log.flush()
 
     async def watch(self) -> None:
         """Exit at the configured time, or when the parent process is gone."""
         parent = os.getppid()
         while os.getppid() == parent:
             await asyncio.sleep(0.1)
-            lived_s = time.monotonic() - self.first_request_s
-            if (
-                self.config.die_after_s
-                and self.first_request_s
-                and (lived_s > self.config.die_after_s)
-            ):
+            lived_s = time.monotonic() - self.first_request_s if self.first_request_s else 0.0
+            if 0 < self.config.die_after_s < lived_s:
                 break
         os._exit(1)
-
-
-def _same(protocol: asyncio.StreamReaderProtocol) -> asyncio.StreamReaderProtocol:
-    return protocol
 
 
 def _answer(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
@@ -196,7 +160,7 @@ async def _main(config: MockConfig, port: int, log: str, certificate: str) -> No
         host, bound = listener.getsockname()
         sys.stdout.write(f"{'https' if tls else 'http'}://{host}:{bound}\n")
         sys.stdout.flush()
-        await asyncio.gather(server.accept(listener, tls), server.ticker.run(), server.watch())
+        await asyncio.gather(server.accept(listener, tls), server.watch())
 
 
 def main() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -13,12 +11,10 @@ from typing import Any
 
 from minicluster.http_client.sse import DONE
 
-GRAIN_S = 0.0005
-"""Tokens due within this time are sent together, as an engine's step does, to save wake-ups."""
-
 FLOOD_BYTES = 1 << 20
 """Size of the output buffer that `MockConfig.flood` keeps full."""
 
+DEFAULT_OUTPUT_TOKENS = 16
 TRILLION = 10**12
 GARBAGE = {"text": b"{garbage", "deep": b"[" * 100_000}
 
@@ -84,28 +80,34 @@ class MockStream:
     One answer while it is sent.
 
     Attributes:
+        request: body of the request.
         gone: whether the client has disconnected.
-        input_tokens: prompt length.
-        output_tokens: requested length of the answer.
-        ids: whether token ids are sent.
-        start_s: start of its prefill, on the monotonic clock.
+        received_s: arrival of the request's last byte, on the monotonic clock.
+        start_s: start of its prefill, on the same clock.
         stalls_s: start and end of the pause.
         sent_s: time at which each chunk was written.
-        ended: resolved at the end of the answer; false: its connection was cut.
+        done: number of tokens sent.
     """
 
     config: MockConfig
+    request: dict[str, Any]
+    chat: bool
     writer: asyncio.StreamWriter
     gone: Callable[[], bool]
-    chat: bool
-    input_tokens: int
-    output_tokens: int
-    ids: bool
-    start_s: float
-    stalls_s: tuple[float, float]
+    received_s: float
+    start_s: float = 0.0
+    stalls_s: tuple[float, float] = (0.0, 0.0)
     sent_s: list[float] = field(default_factory=list)
-    ended: asyncio.Future[bool] = field(default_factory=asyncio.Future)
     done: int = 0
+    input_tokens: int = field(init=False)
+    output_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the lengths of the prompt, a chat's template included, and of the answer."""
+        template_tokens = self.config.template_tokens if self.chat else 0
+        self.input_tokens = count_input_tokens(self.request) + template_tokens
+        asked = self.request.get("max_tokens") or self.request.get("max_completion_tokens")
+        self.output_tokens = asked or DEFAULT_OUTPUT_TOKENS
 
     def open(self) -> None:
         """Send the response head, and the early empty chunk if configured."""
@@ -139,10 +141,10 @@ class MockStream:
         """Send the next chunk; return whether there is another one."""
         config, new = self.config, self.new
         if self.writer.is_closing() or self.gone():
-            return self._end(whole=False)
+            return False
         if config.cut_after_tokens and self.done + new > config.cut_after_tokens:
             self.writer.transport.abort()
-            return self._end(whole=False)
+            return False
         self.done += new
         if config.mute_after_tokens and self.done > config.mute_after_tokens:
             return True  # sends nothing more, and keeps the connection
@@ -155,11 +157,6 @@ class MockStream:
         self._send(DONE)
         if not config.unclosed:
             self.writer.write(b"0\r\n\r\n")
-        return self._end(whole=True)
-
-    def _end(self, *, whole: bool) -> bool:
-        if not self.ended.done():
-            self.ended.set_result(whole)
         return False
 
     def _send_tokens(self, new: int) -> None:
@@ -179,7 +176,7 @@ class MockStream:
             choice = b'{"index": 0, "delta": {%s"content": "%s"}}' % (role, text)
         else:
             choice = b'{"index": 0, "text": "%s"' % text
-            if self.ids:
+            if self.request.get("return_token_ids"):
                 choice += b', "token_ids": %s' % json.dumps([self.done] * new).encode()
             choice += b"}"
         usage = b""
@@ -205,38 +202,6 @@ class MockStream:
         if self.writer.transport.get_write_buffer_size() < FLOOD_BYTES:
             times = FLOOD_BYTES // len(data)
             self.writer.write(b"%x\r\n%s\r\n" % (times * len(data), data * times))
-
-
-class Ticker:
-    """Advances streams at their due times."""
-
-    def __init__(self) -> None:
-        """Start without streams."""
-        self._due: list[tuple[float, int, MockStream]] = []
-        self._numbers = itertools.count()
-        self._more = asyncio.Event()
-
-    def add(self, stream: MockStream) -> None:
-        """Advance *stream* from now on until it ends."""
-        heapq.heappush(self._due, (stream.due_s, next(self._numbers), stream))
-        self._more.set()
-
-    async def run(self) -> None:
-        """Advance streams for ever."""
-        while True:
-            now_s = time.monotonic() + GRAIN_S
-            while self._due and self._due[0][0] <= now_s:
-                _, number, stream = self._due[0]
-                if stream.step():
-                    heapq.heapreplace(self._due, (stream.due_s, number, stream))
-                else:
-                    heapq.heappop(self._due)
-            self._more.clear()
-            wait_s = self._due[0][0] - time.monotonic() if self._due else None
-            try:
-                await asyncio.wait_for(self._more.wait(), wait_s)
-            except TimeoutError:
-                continue
 
 
 def count_input_tokens(request: dict[str, Any]) -> int:

@@ -158,7 +158,7 @@ def level_job(level: Level, window_s: float, host: str) -> Job:
     )
     load = free_load(workload, SloSpec(), model=MockConfig().model, vocab_size=1000)
     length = RunLength(duration_s=window_s, warmup_s=WARMUP_S)
-    return make_job(load, length, host=host, model=MockConfig().model)
+    return make_job(load, length, host=host)
 
 
 @contextmanager

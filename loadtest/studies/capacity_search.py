@@ -1,19 +1,20 @@
-"""The capacity search: runs at different request rates, resumable from `search.json`."""
+"""The highest request rate that meets the SLO: runs at different rates, kept in `search.json`."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.studies.capacity import Capacity, Probe, capacity, next_rate
+from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from loadtest.verdict.verdict import Verdict
@@ -31,6 +32,100 @@ MAX_EXTENSION = 4.0
 
 MARGIN = 1.2
 """Factor above the fewest requests that can prove a limit met: some requests will miss."""
+
+GROWTH = 1.25
+"""Ratio of consecutive rates while all probes hold or all miss: three steps double the rate."""
+
+MAX_RATIO = 16.0
+"""Largest ratio to the first rate, in either direction; beyond it the plan is of no use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """
+    One run of the search at one request rate.
+
+    Attributes:
+        holds: whether the SLO held; `None`: no run of the allowed length decides.
+        attained_fraction: the lowest attained fraction of all limits.
+    """
+
+    requests_per_s: float
+    num_requests: int
+    verdict: str
+    holds: bool | None
+    attained_fraction: float
+    good_requests_per_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """
+    The bracket of the highest request rate that meets the SLO.
+
+    Attributes:
+        low: highest rate that held, below every rate that missed; `None`: none held.
+        high: lowest rate that missed; `None`: none missed.
+        unclear: rates between both, ascending, at which no run of the allowed length decides.
+    """
+
+    low: float | None
+    high: float | None
+    unclear: tuple[float, ...]
+
+    @property
+    def middle(self) -> float | None:
+        """The geometric mean of both ends, in requests/s; `None` if one is unknown."""
+        if self.low is None or self.high is None:
+            return None
+        return math.sqrt(self.low * self.high)
+
+    def within(self, resolution_fraction: float) -> bool:
+        """Return whether both ends are known and at most the resolution apart."""
+        if self.low is None or self.high is None:
+            return False
+        return self.high <= self.low * (1 + resolution_fraction)
+
+
+def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: float) -> float | None:
+    """
+    Return the next rate to probe; `None`: the bracket is narrow enough, or cannot get narrower.
+
+    Steps of 25 % until one rate holds and one misses, then bisection in the geometric mean until
+    both are at most the resolution apart. Undecided probes between them are near the limit: the
+    gaps below and above are then halved, the wider one first, until each is half the resolution.
+    """
+    if not probes:
+        return first
+    found = capacity(probes)
+    rates = [rate for rate in (found.low, *found.unclear, found.high) if rate is not None]
+    if found.low is None:
+        lower = rates[0] / GROWTH
+        return lower if lower > first / MAX_RATIO else None
+    if found.high is None:
+        higher = rates[-1] * GROWTH
+        return higher if higher < first * MAX_RATIO else None
+    if found.within(resolution_fraction):
+        return None
+    start, end = max((rates[:2], rates[-2:]), key=lambda gap: gap[1] / gap[0])
+    return math.sqrt(start * end) if end > start * math.sqrt(1 + resolution_fraction) else None
+
+
+def capacity(probes: Sequence[Probe]) -> Capacity:
+    """
+    Return the bracket that *probes* support.
+
+    A rate that held above a rate that missed does not count: the lower miss does.
+    """
+    high = min((p.requests_per_s for p in probes if p.holds is False), default=None)
+    below = [p for p in probes if high is None or p.requests_per_s < high]
+    low = max((p.requests_per_s for p in below if p.holds), default=None)
+    unclear = {p.requests_per_s for p in below if p.holds is None}
+    between = (rate for rate in unclear if low is None or rate > low)
+    return Capacity(low=low, high=high, unclear=tuple(sorted(between)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +188,8 @@ def new_search(
     if not 0.01 <= resolution_fraction <= 1:  # noqa: PLR2004
         raise InputError("--resolution", resolution_fraction, "from 0.01 to 1")
     if most_requests < needed:
-        raise InputError(
-            "--most-requests",
-            most_requests,
-            f"at least {needed}, the fewest that prove a {plan.slo.percentile}",
-        )
+        expectation = f"at least {needed}, the fewest that prove a {plan.slo.percentile}"
+        raise InputError("--most-requests", most_requests, expectation)
     return CapacitySearch(
         host=host,
         inputs_hash=plan.provenance.inputs_hash,
@@ -122,34 +214,21 @@ def resume_search(new: CapacitySearch, folder: Path) -> CapacitySearch:
     path = folder / STATE
     if not path.exists():
         return new
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        probes = tuple(Probe(**probe) for probe in raw.pop("probes"))
-        before = CapacitySearch(**raw)
-        fewer = before.most_requests < new.most_requests
-    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(str(path), f"{error}"[:80], "a search of this version") from None
-    if (replace(before, most_requests=new.most_requests) if fewer else before) != new:
-        raise InputError(
-            str(path),
-            "another search",
-            "the same plan, host and options (--most-requests may be larger)",
-            "or another -o folder",
-        )
+    before = parse(CapacitySearch, read_json(path, "a search of this version"), place=str(path))
+    most_requests = max(before.most_requests, new.most_requests)
+    if replace(before, most_requests=most_requests, probes=()) != new:
+        expectation = "the same plan, host and options (--most-requests may be larger)"
+        raise InputError(str(path), "another search", expectation, "or another -o folder")
     # Older versions kept an invalid probe as the last one, although it proves nothing.
-    return replace(new, probes=tuple(p for p in probes if p.verdict != "invalid"))
+    return replace(new, probes=tuple(p for p in before.probes if p.verdict != "invalid"))
 
 
 def run_search(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySearch:
     """
     Probe rates until the limit is known, or no run of the allowed length narrows it further.
 
-    The state is written after each probe.
-
-    Args:
-        search: the state to begin with.
-        measure: makes a run of (requests/s, number of requests, name of its folder).
-        folder: folder of the state.
+    The state is written into *folder* after each probe; *measure* makes a run of (requests/s,
+    number of requests, name of its folder).
 
     Raises:
         Inconclusive: a probe was invalid, and says nothing about the endpoint.
@@ -194,8 +273,13 @@ def _probe_rate(measure: Measure, rate: float, num: int, most: int, name: str) -
     """Probe *rate*; while the run is inconclusive, repeat it with more requests, up to *most*."""
     while True:
         verdict = measure(rate, num, name)
-        if verdict.verdict in {"invalid", "failed", "interrupted"}:
-            raise _stopped(verdict, name)
+        reasons = "; ".join(verdict.reasons)
+        if verdict.verdict == "interrupted":
+            raise KeyboardInterrupt
+        if verdict.verdict == "invalid":
+            raise Inconclusive(f"{name} was invalid: {reasons} (the same command repeats it)")
+        if verdict.verdict == "failed":
+            raise TargetFailed(reasons)
         if verdict.verdict != "inconclusive" or num >= most:
             return _probe_of(rate, num, name, verdict)
         num = min(most, _extended(num, verdict))
@@ -209,15 +293,6 @@ def _extended(num: int, verdict: Verdict) -> int:
     if not verdict.window.settled or not all(needed):
         needed.append(EXTENSION / MARGIN * num)
     return round(min(max(MARGIN * max(needed, default=num), MARGIN * num), MAX_EXTENSION * num))
-
-
-def _stopped(verdict: Verdict, name: str) -> BaseException:
-    reasons = "; ".join(verdict.reasons)
-    if verdict.verdict == "interrupted":
-        return KeyboardInterrupt()
-    if verdict.verdict == "invalid":
-        return Inconclusive(f"{name} was invalid: {reasons} (the same command repeats it)")
-    return TargetFailed(reasons)
 
 
 def _probe_of(rate: float, num: int, name: str, verdict: Verdict) -> Probe:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.verdict.slo import count_good
-from loadtest.verdict.verdict import conclude
+from loadtest.verdict.verdict import PROVES_NOTHING, conclude
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
@@ -19,16 +19,14 @@ from minicluster.stats.quantiles import summarise
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from loadtest.run.folder import Run
+    from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2
 """Version of `loadtest compare --json`; 2 has `good`, p-values and joint significance (Holm)."""
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +111,17 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
         InputError: one of the runs has no answered request.
     """
     runs = (first, second)
-    answered = [measurement_window(run).answered for run in runs]
-    for name, each in zip(names, answered, strict=True):
-        if not each:
+    windows = [measurement_window(run) for run in runs]
+    for name, window in zip(names, windows, strict=True):
+        if not window.answered:
             raise InputError(name, "no request answered", "a run with at least one answer")
     paired = _same_schedule(first, second)
-    sides = (_side(first, names[0]), _side(second, names[1]))
-    good = _good_change(runs, sides, paired=paired)
+    sides = tuple(map(_side, names, runs, windows))
+    good = _good_change(runs, windows, sides, paired=paired)
     changes = [
         change
         for metric in METRICS
-        if all(_values(metric, each).size for each in answered)
-        for change in _changes(metric, answered, paired=paired)
+        for change in _changes(metric, [window.answered for window in windows], paired=paired)
     ]
     good_mark, *marks = holm([good.p_value, *(change.p_value for change in changes)])
     return RunComparison(
@@ -145,46 +142,49 @@ def to_json(comparison: RunComparison) -> str:
     return json.dumps(asdict(comparison), indent=2, allow_nan=False) + "\n"
 
 
-def _values(metric: str, answered: Sequence[Sample]) -> NDArray[np.float64]:
-    return np.array([v for s in answered if (v := getattr(s, f"{metric}_s")) is not None])
+def _by_index(metric: str, answered: Sequence[Sample]) -> dict[int, float]:
+    return {s.index: v for s in answered if (v := getattr(s, f"{metric}_s")) is not None}
 
 
 def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -> Iterator[Change]:
-    columns = [_values(metric, each) for each in answered]
-    tested = columns
-    if paired:
-        both = set.intersection(
-            *({s.index for s in each if getattr(s, f"{metric}_s") is not None} for each in answered)
-        )
-        paired = bool(both)
-        tested = [_values(metric, [s for s in each if s.index in both]) for each in answered]
-    first, second = tested if paired else columns
-    apart = differences(first, second, STATISTICS, paired=paired, resamples=MANY_RESAMPLES)
-    ours, theirs = (summarise(column.tolist()) for column in columns)
+    """Compare one latency; nothing if one of the runs has none."""
+    columns = [_by_index(metric, each) for each in answered]
+    ours, theirs = (summarise(list(column.values())) for column in columns)
+    if not (ours and theirs):
+        return
+    both = sorted(columns[0].keys() & columns[1].keys()) if paired else []
+    first, second = (
+        np.array([column[index] for index in both] or list(column.values())) for column in columns
+    )
+    apart = differences(first, second, STATISTICS, paired=bool(both), resamples=MANY_RESAMPLES)
     for statistic, found in zip(STATISTICS, apart, strict=True):
         yield Change(
             metric=metric,
             statistic=statistic,
-            first_s=ours.at(statistic) if ours else 0.0,
-            second_s=theirs.at(statistic) if theirs else 0.0,
+            first_s=ours.at(statistic),
+            second_s=theirs.at(statistic),
             low_s=found.low,
             high_s=found.high,
             p_value=found.p_value,
         )
 
 
-def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: bool) -> GoodChange:
+def _good_change(
+    runs: tuple[Run, Run],
+    windows: Sequence[MeasurementWindow],
+    sides: Sequence[Side],
+    *,
+    paired: bool,
+) -> GoodChange:
     """Compare the good fractions; if paired, without requests that were warm-up in either run."""
-    good: list[set[int]] = []
-    cut: list[set[int]] = []
-    for run in runs:
-        window = measurement_window(run)
-        good.append({s.index for s in window.answered if count_good(run.job.slo, [s])})
-        cut.append({s.index for s in run.measured} - {s.index for s in window.sent})
-    if paired:
-        cut = [cut[0] | cut[1]] * 2
+    cut = [
+        {s.index for s in run.measured} - {s.index for s in window.sent}
+        for run, window in zip(runs, windows, strict=True)
+    ]
     columns = []
-    for run, met, left_out in zip(runs, good, cut, strict=True):
+    for run, window, own in zip(runs, windows, cut, strict=True):
+        met = {s.index for s in window.answered if count_good(run.job.slo, [s])}
+        left_out = cut[0] | cut[1] if paired else own
         counted = [r.index for r in run.schedule if r.in_window and r.index not in left_out]
         columns.append(np.array([index in met for index in counted], dtype=np.float64))
     first, second = columns
@@ -197,19 +197,17 @@ def _good_change(runs: tuple[Run, Run], sides: tuple[Side, Side], *, paired: boo
     )
 
 
-def _side(run: Run, name: str) -> Side:
-    window = measurement_window(run)
-    good = count_good(run.job.slo, window.answered)
-    good_fraction = good / len(window.requests)
+def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
+    good, num = count_good(run.job.slo, window.answered), len(window.requests)
     ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in window.requests])
-    interval = share_interval(good_fraction, len(window.requests), design_effect(ttft).adjusted)
+    interval = share_interval(good / num, num, design_effect(ttft).adjusted)
     return Side(
         name=name,
-        requests=len(window.requests),
+        requests=num,
         answered=len(window.answered),
-        offered_requests_per_s=len(window.requests) / window.length_s,
+        offered_requests_per_s=num / window.length_s,
         good_requests_per_s=good / window.length_s,
-        good_fraction=good_fraction,
+        good_fraction=good / num,
         good_low=interval.low,
         good_high=1.0 if interval.high is None else interval.high,
     )
@@ -226,7 +224,7 @@ def _same_schedule(first: Run, second: Run) -> bool:
     return sides[0] == sides[1]
 
 
-def _notes(runs: tuple[Run, Run], sides: tuple[Side, Side]) -> tuple[str, ...]:
+def _notes(runs: tuple[Run, Run], sides: Sequence[Side]) -> tuple[str, ...]:
     one, two = (run.job for run in runs)
     notes = []
     if one.model != two.model:

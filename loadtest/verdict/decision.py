@@ -34,26 +34,16 @@ MAX_EXTENSION_MINUTES = 24 * 60
 def decide(
     run: Run, window: MeasurementWindow, results: tuple[SloResult, ...], health: Health
 ) -> tuple[str, tuple[str, ...]]:
-    """
-    Return the verdict and its reasons; a reason that makes a run invalid takes precedence.
-
-    Args:
-        run: the run.
-        window: its requests that count.
-        results: the measurement of each limit of the SLO.
-        health: of the client.
-    """
+    """Return the verdict and its reasons; a reason that makes a run invalid takes precedence."""
     measured = window.sent
     if run.client.stop == "died":
         died_s = max((s.chunk_s[-1] for s in run.samples if s.chunk_s), default=0.0)
         return "failed", (f"{run.job.host} stopped answering {died_s:.1f} s into the run",)
     if run.client.stop == LOST_WORKER:
-        return "invalid", (
-            (
-                "the load client was short of a worker: one of its processes ended or was silent "
-                "for 5 s; the samples so far are kept"
-            ),
+        lost = (
+            f"the load client was {LOST_WORKER}: one of its processes ended or was silent for 5 s"
         )
+        return "invalid", (f"{lost}; the samples so far are kept",)
     if run.client.stop != "complete":
         return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
     if not any(s.ok for s in measured):
@@ -67,14 +57,7 @@ def decide(
 def slo_verdict(
     steady_state: SteadyState, window_s: float, results: tuple[SloResult, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """
-    Return the verdict of a valid run and its reasons.
-
-    Args:
-        steady_state: whether and from when on latencies were steady.
-        window_s: length of the measurement window.
-        results: the measurement of each limit of the SLO.
-    """
+    """Return the verdict of a valid run with a window of *window_s*, and its reasons."""
     missed = [r for r in results if r.verdict == "missed"]
     if missed:
         return "missed", tuple(map(_miss, missed))
@@ -136,10 +119,10 @@ def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Heal
 def _wrong_lengths(measured: Sequence[Sample]) -> list[str]:
     answered = [s for s in measured if s.ok]
     problems = []
-    for side in ("input", "output"):
-        lengths = [
-            (getattr(s, f"{side}_tokens"), getattr(s, f"asked_{side}_tokens")) for s in answered
-        ]
+    for side, lengths in (
+        ("input", [(s.input_tokens, s.asked_input_tokens) for s in answered]),
+        ("output", [(s.output_tokens, s.asked_output_tokens) for s in answered]),
+    ):
         wrong = [(got, asked) for got, asked in lengths if got != asked]
         if len(wrong) > MAX_WRONG_LENGTHS_FRACTION * len(answered):
             got, asked = wrong[0]

@@ -53,10 +53,15 @@ def pool_loads(
         resimulation.busy_fraction if resimulation else plan.prediction.utilisation_fraction
     )
     measured = [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s, s.end_s) for s in samples]
-    predicted = _planned(plan)
-    if resimulation:
-        predicted = _mean_concurrent(_simulated(samples, resimulation), window)
     seen = _mean_concurrent(measured, window)
+    if resimulation:
+        known = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
+        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in known if r]
+        predicted = _mean_concurrent(simulated, window)
+    else:
+        rate, planned = plan.workload.requests_per_s, plan.prediction
+        times = (0.0, planned.ttft.mean_s, planned.e2e.mean_s)
+        predicted = {role: rate * (times[end] - times[at]) for role, (at, end) in STAYS.items()}
     return tuple(
         PoolLoad(
             role=pool.role,
@@ -67,17 +72,6 @@ def pool_loads(
         )
         for pool in plan.pools
     )
-
-
-def _planned(plan: Plan) -> dict[str, float]:
-    rate, planned = plan.workload.requests_per_s, plan.prediction
-    times = (0.0, planned.ttft.mean_s, planned.e2e.mean_s)
-    return {role: rate * (times[end] - times[start]) for role, (start, end) in STAYS.items()}
-
-
-def _simulated(samples: Sequence[Sample], resimulation: Resimulation) -> list[Times]:
-    found = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
-    return [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in found if r]
 
 
 def _mean_concurrent(times: Sequence[Times], window: Window) -> dict[str, float]:

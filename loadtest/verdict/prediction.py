@@ -43,8 +43,8 @@ class Compared:
     predicted_s: float
     measured_s: float
     error_fraction: float
-    error_low: float | None
-    error_high: float | None
+    error_low: float | None = None
+    error_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +77,14 @@ def compare(
     tolerance: dict[str, float],
 ) -> Comparison:
     """Compare the plan's own prediction at every statistic that was measured."""
-    rows = []
-    for metric in PREDICTED:
-        summary = measured[metric]
-        for statistic in PERCENTILES if summary else ():
-            predicted_s = getattr(predicted, metric).at(statistic)
-            measured_s = summary.at(statistic) if summary else 0.0
-            if measured_s > 0:
-                rows.append(_row(metric, statistic, predicted_s, measured_s))
-    return Comparison(
-        source="planned",
-        rows=tuple(rows),
-        tolerance=tolerance,
-        held=_held(rows, tolerance),
-        phases=None,
-    )
+    rows = [
+        _row(metric, statistic, getattr(predicted, metric).at(statistic), summary.at(statistic))
+        for metric in PREDICTED
+        if (summary := measured[metric])
+        for statistic in PERCENTILES
+        if summary.at(statistic) > 0
+    ]
+    return _comparison("planned", rows, tolerance, None)
 
 
 def compare_resimulated(
@@ -109,13 +102,7 @@ def compare_resimulated(
             for statistic in PERCENTILES
             if statistic in resimulation.itl and gaps.at(statistic) > 0
         ]
-    return Comparison(
-        source="resimulated",
-        rows=tuple(rows),
-        tolerance=tolerance,
-        held=_held(rows, tolerance),
-        phases=compare_phases(resimulation, known),
-    )
+    return _comparison("resimulated", rows, tolerance, compare_phases(resimulation, known))
 
 
 def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
@@ -129,17 +116,12 @@ def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) ->
     if not pairs:
         return
     predicted, measured = np.array(pairs).T
-    predicted_summary, measured_summary = (
-        summarise(predicted.tolist()),
-        summarise(measured.tolist()),
-    )
+    theirs, ours = summarise(predicted.tolist()), summarise(measured.tolist())
     errors = differences(measured, predicted, PERCENTILES, paired=True)
     for statistic, error in zip(PERCENTILES, errors, strict=True):
-        if not (predicted_summary and measured_summary and measured_summary.at(statistic) > 0):
-            continue
-        measured_s = measured_summary.at(statistic)
-        row = _row(metric, statistic, predicted_summary.at(statistic), measured_s)
-        yield replace(row, error_low=error.low / measured_s, error_high=error.high / measured_s)
+        if theirs and ours and (measured_s := ours.at(statistic)) > 0:
+            row = _row(metric, statistic, theirs.at(statistic), measured_s)
+            yield replace(row, error_low=error.low / measured_s, error_high=error.high / measured_s)
 
 
 def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> Compared:
@@ -149,14 +131,17 @@ def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> 
         predicted_s=predicted_s,
         measured_s=measured_s,
         error_fraction=predicted_s / measured_s - 1,
-        error_low=None,
-        error_high=None,
     )
 
 
-def _held(rows: Sequence[Compared], tolerance: dict[str, float]) -> bool:
+def _comparison(
+    source: str, rows: Sequence[Compared], tolerance: dict[str, float], phases: PhaseTable | None
+) -> Comparison:
     means = {r.metric: abs(r.error_fraction) for r in rows if r.statistic == "mean"}
-    return all(metric in means and means[metric] <= most for metric, most in tolerance.items())
+    held = all(metric in means and means[metric] <= most for metric, most in tolerance.items())
+    return Comparison(
+        source=source, rows=tuple(rows), tolerance=tolerance, held=held, phases=phases
+    )
 
 
 def parse_tolerance(text: str) -> dict[str, float]:

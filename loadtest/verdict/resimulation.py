@@ -15,12 +15,13 @@ from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.phases import TTFT_PHASES
 from minicluster.workload.samples import turned_away
-from minicluster.workload.schedule import ScheduledRequest, write_schedule
+from minicluster.workload.schedule import write_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.workload.samples import Sample
+    from minicluster.workload.schedule import ScheduledRequest
 
 TIME_LIMIT_S = 600.0
 """Time limit of one simulation; the longest in the tests takes ten seconds."""
@@ -60,20 +61,13 @@ class Resimulation:
 
 
 def resimulate(
-    plan: Path,
-    samples: Sequence[Sample],
-    schedule: Sequence[ScheduledRequest] = (),
+    plan: Path, samples: Sequence[Sample], schedule: Sequence[ScheduledRequest]
 ) -> Resimulation:
     """
     Simulate the requests of *samples*, with their arrival times and lengths, on *plan*.
 
     The random arrivals are then the same on both sides, so that measured minus predicted varies
-    far less than the measurement alone.
-
-    Args:
-        plan: file of the plan.
-        samples: requests that were sent.
-        schedule: the run's schedule, which says what prompts share.
+    far less than the measurement alone. The run's *schedule* says what prompts share.
 
     Raises:
         MiniclusterError: the simulator is not installed or refuses; the message is its own.
@@ -85,7 +79,11 @@ def resimulate(
     scheduled = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="resimulation-") as folder:
         file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
-        write_schedule((_as_sent(s, scheduled.get(s.index)) for s in sent), file)
+        # The simulation has the times at which requests that follow others were really due.
+        write_schedule(
+            [replace(scheduled[s.index], due_s=s.due_s, previous=None, think_s=0.0) for s in sent],
+            file,
+        )
         parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
         try:
             done = subprocess.run(  # noqa: S603  (our own command)
@@ -104,24 +102,6 @@ def resimulate(
 def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the requests among *samples* that were not turned away before an engine saw them."""
     return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
-
-
-def _as_sent(sample: Sample, scheduled: ScheduledRequest | None) -> ScheduledRequest:
-    request = ScheduledRequest(
-        index=sample.index,
-        due_s=sample.due_s,
-        input_tokens=sample.asked_input_tokens,
-        output_tokens=sample.asked_output_tokens,
-        in_window=sample.in_window,
-    )
-    if scheduled is None:
-        return request
-    return replace(
-        request,
-        content=scheduled.content,
-        prefix_tokens=scheduled.prefix_tokens,
-        session=scheduled.session,
-    )
 
 
 def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:

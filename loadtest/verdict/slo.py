@@ -86,27 +86,21 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, .
     A request without a complete answer misses every limit. A request whose tokens all came in one
     chunk has no TPOT and meets that limit.
 
-    Args:
-        slo: the limits.
-        requests: the window's requests in the order of their arrival; `None`: never sent.
+    *requests* are those of the window in the order of their arrival; `None`: never sent.
     """
     whole = [s if s is not None and s.ok else None for s in requests]
-    ttft = np.array([math.inf if s is None else s.ttft_s for s in whole])
-    results = [judge_limit("ttft", ttft, limit_s=slo.ttft_s, percentile=slo.percentile)]
+    limits = [("ttft", slo.ttft_s, np.array([math.inf if s is None else s.ttft_s for s in whole]))]
     if slo.tpot_s is not None:
         tpot = np.array([math.inf if s is None else s.tpot_s or 0.0 for s in whole])
-        results.append(judge_limit("tpot", tpot, limit_s=slo.tpot_s, percentile=slo.percentile))
+        limits.append(("tpot", slo.tpot_s, tpot))
     if slo.itl_s is not None:
-        results.append(
-            judge_limit(
-                "itl",
-                _gaps(requests),
-                limit_s=slo.itl_s,
-                percentile=slo.percentile,
-                num_requests=len(whole),
-            )
+        limits.append(("itl", slo.itl_s, _gaps(requests)))
+    return tuple(
+        judge_limit(
+            metric, values, limit_s=limit_s, percentile=slo.percentile, num_requests=len(whole)
         )
-    return tuple(results)
+        for metric, limit_s, values in limits
+    )
 
 
 def judge_limit(

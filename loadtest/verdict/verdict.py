@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
-from loadtest.run.metadata import RunMetadata, run_metadata
 from loadtest.verdict.decision import decide
 from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
@@ -36,6 +35,7 @@ VERDICTS = {
     "failed": Exit.TARGET_FAILED,
     "interrupted": Exit.INTERRUPTED,
 }
+PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,21 @@ class Throughput:
     finished_output_tokens_per_s: float
     predicted_good_requests_per_s: float | None
     predicted_output_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetadata:
+    """Endpoint, time, client machine and versions of a run."""
+
+    host: str
+    model: str
+    seed: int
+    warmup_s: float
+    window_s: float
+    started_unix_s: float
+    wall_s: float
+    machine: str
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +136,7 @@ def conclude(
     Judge *run*.
 
     Args:
-        run: the run as its folder contains it.
+        run: as its folder contains it.
         tolerance: by metric, the largest error of the predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         resimulation: the prediction for the run's own requests; `None`: the plan's own is compared.
@@ -131,7 +146,12 @@ def conclude(
     latency = latencies(answered)
     client = health(run.client, window.sent, run.job.slo)
     results = judge(run.job.slo, window.requests)
-    comparison = _comparison(run, resimulation, answered, latency, tolerance)
+    comparison = compare_resimulated(resimulation, answered, tolerance) if resimulation else None
+    if run.plan and not comparison:
+        comparison = compare(run.plan.prediction, latency, tolerance)
+    outcomes = Counter(s.outcome for s in window.sent)
+    if not_sent := len(window.requests) - len(window.sent):
+        outcomes["not_sent"] = not_sent
     verdict, reasons = decide(run, window, results, client)
     code = VERDICTS[verdict]
     if verdict == "met" and require_prediction and not (comparison and comparison.held):
@@ -147,7 +167,7 @@ def conclude(
         comparison=comparison,
         pools=pool_loads(run.plan, run.samples, run.job.window, resimulation) if run.plan else (),
         stalls=find_stalls(window.sent),
-        outcomes=_outcomes(window),
+        outcomes=dict(outcomes),
         throughput=_throughput(run, window, resimulation),
         client=client,
         window=Counted(
@@ -157,21 +177,18 @@ def conclude(
             cached_fraction=window.cached_fraction,
         ),
         notes=_notes(run, window),
-        metadata=run_metadata(run.job, run.client),
+        metadata=RunMetadata(
+            host=run.job.host,
+            model=run.job.model,
+            seed=run.job.seed,
+            warmup_s=run.job.window.start_s,
+            window_s=run.job.window.length_s,
+            started_unix_s=run.client.started_unix_s,
+            wall_s=run.client.wall_s,
+            machine=run.client.machine,
+            versions=run.client.versions,
+        ),
     )
-
-
-def _comparison(
-    run: Run,
-    resimulation: Resimulation | None,
-    answered: Sequence[Sample],
-    latency: dict[str, LatencySummary | None],
-    tolerance: dict[str, float],
-) -> Comparison | None:
-    if run.plan is None:
-        return None
-    paired = compare_resimulated(resimulation, answered, tolerance) if resimulation else None
-    return paired or compare(run.plan.prediction, latency, tolerance)
 
 
 def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
@@ -184,12 +201,6 @@ def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
         "longest_stall": summarise([s.longest_stall_s for s in answered]),
         "e2e": summarise([s.e2e_s for s in answered]),
     }
-
-
-def _outcomes(window: MeasurementWindow) -> dict[str, int]:
-    counted = Counter(s.outcome for s in window.sent)
-    not_sent = len(window.requests) - len(window.sent)
-    return dict(counted) | ({"not_sent": not_sent} if not_sent else {})
 
 
 def _throughput(

@@ -104,7 +104,7 @@ def steady_state(
     Args:
         due_s: arrivals up to the window's end, warm-up included, ascending, shape (n,).
         ttft_s: their TTFT, infinite without an answer, shape (n,).
-        window: the scheduled window.
+        window: as scheduled.
     """
     cut, settled = mser5_of_measured(ttft_s)
     start_s = window.start_s
@@ -135,13 +135,9 @@ def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
 
 def _earlier_turns(run: Run, shared: Mapping[int, int]) -> dict[int, int]:
     """Return the tokens of earlier turns, all of which the next prompt of a session contains."""
-    by_index = {r.index: r for r in run.schedule}
-    previous = {
-        r.index: by_index[r.previous]
-        for r in run.schedule
-        if r.session is not None and r.previous in by_index and r.index in shared
-    }
+    tokens = {r.index: r.input_tokens + r.output_tokens for r in run.schedule}
     return {
-        index: max(shared[index], last.input_tokens + last.output_tokens)
-        for index, last in previous.items()
+        r.index: max(shared[r.index], tokens[r.previous])
+        for r in run.schedule
+        if r.session is not None and r.previous in tokens and r.index in shared
     }

@@ -288,6 +288,18 @@ class Scheduler(DecodeBatch):
         num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request] - 1
         return -(-num_tokens // self._block_size)
 
+    def resume(self, request: int) -> bool:
+        """Take a sequence with its KV cache, to decode from the next step on, if it has room."""
+        num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
+        if self.used_blocks + num_blocks > self._num_blocks:
+            return False
+        if self._kv_reserved_fraction:
+            self._final_blocks += self._blocks_at_end(request)
+        self.used_blocks += num_blocks
+        self.waiting_for_kv[request] = None
+        self.kv_arrived.add(request)
+        return True
+
     def start_pull(self, request: int, num_blocks: int, now_s: float) -> None:
         """Give a request the blocks of its prompt, and begin to pull its KV cache into them."""
         self.used_blocks += num_blocks

@@ -36,7 +36,6 @@ class Figure:
     One chart.
 
     Attributes:
-        title: what is drawn.
         caption: what the chart shows in words; stands below it, and for it where it is not seen.
         traces: `data` of Plotly.
         layout: `layout` of Plotly, less what all charts of a page share (page.js).

@@ -37,13 +37,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """
-    A table of figures, words in its first column.
-
-    Attributes:
-        heads: names of the columns.
-        rows: as many cells as heads.
-    """
+    """A table of figures, words in its first column; a row has as many cells as *heads*."""
 
     kind: ClassVar[str] = "table"
     heads: tuple[str, ...]
@@ -85,14 +79,7 @@ class NodeBox:
 
 @dataclass(frozen=True, slots=True)
 class NodeGrid:
-    """
-    GPUs by node, drawn as boxes.
-
-    Attributes:
-        roles: named in the legend.
-        nodes: drawn.
-        more: how many nodes are not drawn.
-    """
+    """GPUs by node, drawn as boxes, a legend of their roles; *more* nodes are not drawn."""
 
     kind: ClassVar[str] = "nodes"
     roles: tuple[str, ...]
@@ -131,8 +118,6 @@ class Page:
         status: how it ended, as a class of page.css: met, missed, inconclusive; empty: no verdict.
         lines: what the answer rests on.
         notes: what else to know of it, in grey.
-        tiles: figures that are looked for first.
-        parts: all the rest.
         footer: which command wrote the page.
     """
 

@@ -8,6 +8,7 @@ from minicluster.plan.deployment import Placement as Placement
 from minicluster.plan.deployment import Pool as Pool
 from minicluster.plan.deployment import Routing as Routing
 from minicluster.plan.document import SCHEMA_VERSION as SCHEMA_VERSION
+from minicluster.plan.document import Inputs as Inputs
 from minicluster.plan.document import Plan as Plan
 from minicluster.plan.document import Provenance as Provenance
 from minicluster.plan.document import plan_from as plan_from
@@ -15,7 +16,6 @@ from minicluster.plan.document import read_deployment as read_deployment
 from minicluster.plan.document import read_plan as read_plan
 from minicluster.plan.document import read_plan_or_deployment as read_plan_or_deployment
 from minicluster.plan.document import to_json as to_json
-from minicluster.plan.inputs import Inputs as Inputs
 from minicluster.plan.prediction import CalibrationNote as CalibrationNote
 from minicluster.plan.prediction import Confidence as Confidence
 from minicluster.plan.prediction import Cost as Cost

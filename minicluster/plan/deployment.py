@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import POLICIES, POWER_OF_TWO
-from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Fraction, Positive, Spec, Whole, choice, one_of
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
-
-ROLES = ("prefill", "decode", "mixed")
 
 ROLE_LABEL = "minicluster-role"
 """Label of a Ray node: the role of the pool whose devices it holds."""
@@ -20,7 +19,7 @@ NODE_LABEL = "minicluster-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(Spec):
     """
     Settings that all replicas share.
 
@@ -32,46 +31,33 @@ class EngineSettings:
             (`long_prefill_token_threshold`); 0: the token budget.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "engine"
 
     name: str
     version: str
-    max_model_len: int
-    block_size: int
+    max_model_len: Count
+    block_size: Count
     kv_dtype: str
-    gpu_memory_utilization: float
-    chunked_prefill_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        positive(
-            **{
-                "engine.max_model_len": self.max_model_len,
-                "engine.block_size": self.block_size,
-            }
-        )
-        fraction(**{"engine.gpu_memory_utilization": self.gpu_memory_utilization})
-        not_negative(**{"engine.chunked_prefill_tokens": self.chunked_prefill_tokens})
+    gpu_memory_utilization: Fraction
+    chunked_prefill_tokens: Whole = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Spec):
     """GPUs (on a CPU: cores) of one node that one replica runs on; a node is known by its label."""
-
-    __pydantic_config__ = STRICT
 
     node: str
     gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(Spec):
     """
     Replicas of one role.
 
     Attributes:
-        max_num_seqs: sequences of one copy of attention (`max_num_seqs`), shared by its stages.
-        max_num_batched_tokens: token budget of one step (`max_num_batched_tokens`).
+        max_num_seqs: sequences of one copy of attention, shared by its stages.
+        max_num_batched_tokens: token budget of one step.
         kv_bytes: KV cache per GPU.
         placement: one entry a node of each replica, replica after replica; a replica wider
             than a node takes several entries.
@@ -80,52 +66,31 @@ class Pool:
         ray_accelerator: accelerator type that Ray is asked for; `None`: Ray has no name for it.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "pools[{0.role}]"
 
-    role: str
-    replicas: int
-    tp: int
-    pp: int
-    ep: int
+    role: Annotated[str, choice("prefill", "decode", "mixed")]
+    replicas: Count
+    tp: Count
+    pp: Count
+    ep: Count
     gpu: str
     dtype: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_bytes: float
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    kv_bytes: Positive
     placement: tuple[Placement, ...]
-    dp: int = 1
-    spare_replicas: int = 0
+    dp: Count = 1
+    spare_replicas: Whole = 0
     ray_accelerator: str | None = None
 
-    def __post_init__(self) -> None:
-        """Check role and counts, and that the placement holds every GPU of every replica."""
-        one_of(ROLES, **{"pools[].role": self.role})
-        positive(
-            **{
-                f"pools[{self.role}].{name}": getattr(self, name)
-                for name in (
-                    "replicas",
-                    "tp",
-                    "pp",
-                    "ep",
-                    "dp",
-                    "max_num_seqs",
-                    "max_num_batched_tokens",
-                    "kv_bytes",
-                )
-            }
-        )
-        not_negative(**{f"pools[{self.role}].spare_replicas": self.spare_replicas})
+    def _check(self) -> None:
         placed = sum(len(p.gpus) for p in self.placement)
         if placed != self.gpus:
-            raise InputError(
-                f"pools[{self.role}].placement",
-                f"{placed} GPUs",
-                f"{self.gpus}: replicas x tp x pp x dp",
-            )
+            expected = f"{self.gpus}: replicas x tp x pp x dp"
+            raise InputError(self._place("placement"), f"{placed} GPUs", expected)
         seen = [(p.node, g) for p in self.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
-            raise InputError(f"pools[{self.role}].placement", seen, "each GPU used once")
+            raise InputError(self._place("placement"), seen, "each GPU used once")
 
     @property
     def gpus(self) -> int:
@@ -144,24 +109,21 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class Routing(Spec):
     """Replica choice; prompts up to `local_threshold_tokens` skip the prefill pool."""
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "routing"
 
     policy: str = POWER_OF_TWO
-    local_threshold_tokens: int = 0
-    fallback: str = "fail"
+    local_threshold_tokens: Whole = 0
+    fallback: Annotated[str, choice("fail", "local")] = "fail"
 
-    def __post_init__(self) -> None:
-        """Check the names."""
+    def _check(self) -> None:
         one_of(tuple(POLICIES), **{"routing.policy": self.policy})
-        one_of(("fail", "local"), **{"routing.fallback": self.fallback})
-        not_negative(**{"routing.local_threshold_tokens": self.local_threshold_tokens})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class Deployment(Spec):
     """
     What is to run: the part of a plan that needs no prediction.
 
@@ -170,8 +132,6 @@ class Deployment:
     Attributes:
         model: `id` is its name at the endpoint, `source` where a server loads it from.
     """
-
-    __pydantic_config__ = STRICT
 
     model: ModelSpec
     engine: EngineSettings

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
-from minicluster.plan.inputs import Inputs
 from minicluster.plan.prediction import (
+    CalibrationNote,
     Confidence,
     Cost,
     Deployable,
@@ -25,14 +27,18 @@ from minicluster.plan.prediction import (
     StepModel,
     Validation,
 )
+from minicluster.specs.calibration import CalibrationSpec
 from minicluster.specs.checks import Spec
+from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.engine import EngineProfile
+from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.model import ModelSpec
+from minicluster.specs.scenario import ScenarioSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from minicluster.plan.prediction import CalibrationNote
-    from minicluster.specs.model import ModelSpec
     from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
 
@@ -68,6 +74,70 @@ DERIVED = ("model", "calibration", "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs(Spec):
+    """
+    A scenario and everything that it names.
+
+    Attributes:
+        scenario: as asked for; `search.gpus` by the names of the catalog.
+        engine: its profile with the settings that the scenario asks for.
+        gpu: the cluster's.
+        other_gpus: those of `search.gpus` that are not the cluster's.
+    """
+
+    scenario: ScenarioSpec
+    model: ModelSpec
+    gpu: GpuSpec
+    cluster: ClusterSpec
+    engine: EngineProfile
+    calibration: CalibrationSpec | None
+    other_gpus: tuple[GpuSpec, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, GpuSpec]:
+        """GPUs that a pool may be made of, by name: those of `search.gpus`, else the cluster's."""
+        known = {gpu.name: gpu for gpu in (self.gpu, *self.other_gpus)}
+        return {name: known[name] for name in self.scenario.search.gpus or (self.gpu.name,)}
+
+    def engine_on(self, gpu: str) -> EngineProfile:
+        """Return the engine with its limits on one of `kinds`."""
+        return self.engine.on(self.kinds[gpu])
+
+    @property
+    def calibration_note(self) -> CalibrationNote:
+        """The fit that step times stand on: the calibration, or the tables of the GPU."""
+        found = self.calibration
+        if found is not None:
+            error = max(found.prefill.error_fraction, found.decode.error_fraction)
+            return CalibrationNote(name=found.name, date=found.date, error_fraction=error)
+        efficiency = self.gpu.efficiency
+        tables = "op tables" if efficiency and efficiency.fitted else "documented defaults"
+        dates = [source.date for source in self.gpu.sources if "efficiency" in source.covers]
+        return CalibrationNote(
+            name=f"{self.gpu.name} {tables}", date=max(dates, default=""), error_fraction=None
+        )
+
+    def price_usd_per_hour(self, gpus: Mapping[str, int]) -> float | None:
+        """Return the user's price of *gpus*, counts by kind; `None` where one has no price."""
+        choice = self.scenario.cluster.price_usd_per_gpu_hour
+        prices = {} if choice is None else {self.gpu.name: choice}
+        prices |= self.scenario.search.prices_usd_per_gpu_hour
+        known = all(gpu in prices for gpu in gpus)
+        return sum(count * prices[gpu] for gpu, count in gpus.items()) if known else None
+
+    def power_w(self, gpus: Mapping[str, int]) -> float | None:
+        """
+        Return the power of *gpus*, counts by kind; `None` where that of one is unknown.
+
+        Of each it is what the scenario says (at the wall), else that of its datasheet.
+        """
+        own, kinds = self.scenario.cluster.power_w_per_gpu, self.kinds
+        powers = {gpu: own or (kinds[gpu].power_w if gpu in kinds else None) for gpu in gpus}
+        known = {gpu: power for gpu, power in powers.items() if power is not None}
+        return sum(gpus[gpu] * known[gpu] for gpu in gpus) if len(known) == len(gpus) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Spec):
     """Version of minicluster and SHA-256 (16 hex digits) of the inputs that were planned for."""
 
@@ -80,10 +150,8 @@ class Plan(Spec):
     """
     A cluster order: pools, the load they are for, and the latencies promised.
 
-    Attributes:
-        engine: settings of all replicas; name, version, memory share and KV dtype are the inputs'.
-        step_model: the calibration's where the inputs have one.
-        confidence: what was simulated; `None` on a calibrated machine.
+    `engine`, and the step model of a calibration, repeat what `inputs` say of them. `confidence` is
+    what was simulated; `None` on a calibrated machine.
     """
 
     inputs: Inputs
@@ -105,33 +173,12 @@ class Plan(Spec):
         seen = [(p.node, g) for pool in self.pools for p in pool.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
             raise InputError("pools[].placement", seen, "no GPU in two replicas")
-        for place, (value, given) in self._said_twice().items():
-            if value != given:
-                raise InputError(place, value, f"{given!r}, as in the inputs", "plan again")
-
-    def _said_twice(self) -> dict[str, tuple[object, object]]:
-        """Values that the inputs hold as well: one of each pair is left out of the file."""
-        engine, profile, model = self.engine, self.inputs.engine, self.inputs.model
-        found: dict[str, tuple[object, object]] = {
-            "engine.name": (engine.name, profile.name),
-            "engine.version": (engine.version, profile.version),
-            "engine.gpu_memory_utilization": (
-                engine.gpu_memory_utilization,
-                profile.gpu_memory_utilization,
-            ),
-            "engine.kv_dtype": (engine.kv_dtype, model.kv_dtype),
-        }
-        found |= {f"pools[{p.role}].dtype": (p.dtype, model.weight_dtype) for p in self.pools}
-        fitted = self.inputs.calibration
-        if fitted is not None:
-            found |= {
-                f"step_model.{field.name}": (
-                    getattr(self.step_model, field.name),
-                    getattr(fitted, field.name),
-                )
-                for field in fields(StepModel)
-            }
-        return found
+        for pool in self.pools:
+            _check_same(f"pools[{pool.role}].dtype", pool.dtype, self.inputs.model.weight_dtype)
+        calibrated = {} if self.inputs.calibration is None else KEPT_OF_CALIBRATION
+        for top, inside in (KEPT_AT_TOP | calibrated).items():
+            if not top.startswith("pools"):
+                _check_same(top, attrgetter(top)(self), attrgetter(inside)(self.inputs))
 
     @property
     def slo(self) -> SloSpec:
@@ -156,10 +203,10 @@ class Plan(Spec):
     @property
     def cost(self) -> Cost:
         """GPUs, whole nodes, power and dollars of the pools."""
-        used: dict[str, int] = {}
+        used: Counter[str] = Counter()
         for pool in self.pools:
-            used[pool.gpu] = used.get(pool.gpu, 0) + pool.gpus
-        gpus = sum(used.values())
+            used[pool.gpu] += pool.gpus
+        gpus = used.total()
         nodes = len({p.node for pool in self.pools for p in pool.placement})
         return Cost(
             gpus=gpus,
@@ -186,6 +233,12 @@ class Plan(Spec):
             self.inputs.scenario, workload=workload or self.workload, slo=slo or self.slo
         )
         return replace(self, inputs=replace(self.inputs, scenario=scenario))
+
+
+def _check_same(place: str, value: object, given: object) -> None:
+    """Refuse a value that differs from the one that the inputs hold."""
+    if value != given:
+        raise InputError(place, value, f"{given!r}, as in the inputs", "plan again")
 
 
 def to_json(plan: Plan | Deployment) -> str:
@@ -272,13 +325,10 @@ def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
         try:
             table, key = _slot(raw, top)
             value = table[key]
-        except (IndexError, KeyError, TypeError):
-            continue  # what is missing there is missing in the inputs, too, and refused there
-        try:
             table, key = _slot(raw["inputs"], inside)
             said, table[key] = key in table, value
-        except (KeyError, TypeError):
-            continue
+        except (IndexError, KeyError, TypeError):
+            continue  # what is missing there is missing in the inputs, too, and refused there
         if said:
             raise InputError(
                 f"{place}: inputs.{inside}", "set", f"nothing there: a plan says it once, in {top}"

@@ -146,9 +146,7 @@ class Cost:
     What the pools take, spare replicas included.
 
     Attributes:
-        nodes: taken, each whole.
-        gpu_power_w: of all GPUs; `None`: the power of one is unknown.
-        price_usd_per_hour: of all GPUs; `None`: the scenario gives no price.
+        gpu_power_w, price_usd_per_hour: of all GPUs; `None`: that of one is unknown.
         stranded_gpus: of the nodes taken, those that no replica uses.
     """
 
@@ -167,8 +165,8 @@ class Confidence(Spec):
     Attributes:
         fraction: chance that the SLO holds, of arrivals and of the step-time model's own error; 0
             of a search that was stopped before it simulated.
-        prefill_factor: factor on prefill steps in the simulations that the plan passed.
-        ttft_factor: factor on the predicted TTFT, with which the SLO holds as well.
+        prefill_factor, decode_factor: on the steps in the simulations that the plan passed.
+        ttft_factor: on the predicted TTFT, with which the SLO holds as well.
         tpot_factor: the same on TPOT and ITL.
         requests: simulated in them.
         seeds: of arrivals, each a run of its own.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ class CalibrationKey(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSpec(Spec):
-    """
-    A fit.
-
-    Attributes:
-        date: ISO 8601, when the measurements were taken.
-    """
+    """Constants fitted to the steps of one machine, timed on `date` (ISO 8601)."""
 
     name: str
     date: str
@@ -46,9 +41,6 @@ class CalibrationSpec(Spec):
     decode: StepCoefficients
     path: PathCoefficients
     interference: Interference
-
-
-PHASES = ("prefill", "decode", "request", "path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +59,11 @@ class Measurement(Spec):
         other_batch: for prefill, sequences that decode held, mean over time; else 0.
         joins: for decode, requests that joined the batch per step; else 0.
         others_fraction: share of the cores that other processes took meanwhile.
-        repeats: observations behind `seconds`.
-        seconds: their mean.
+        seconds: mean of `repeats` observations.
         date: ISO 8601 day.
     """
 
-    phase: str
+    phase: Annotated[str, choice("prefill", "decode", "request", "path")]
     tokens: Whole
     batch: NotNegative
     context: NotNegative
@@ -84,9 +75,6 @@ class Measurement(Spec):
     other_batch: NotNegative = 0.0
     joins: NotNegative = 0.0
     others_fraction: NotNegative = 0.0
-
-    def _check(self) -> None:
-        one_of(PHASES, phase=self.phase)
 
 
 OWN = tuple(field.name for field in fields(Measurement) if field.name != "key")

@@ -1,15 +1,15 @@
-"""What every spec checks of its numbers, raising with name, value and expectation."""
+"""Limits of the values of specs; an error says name, value and expectation."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Check = Callable[..., None]
 
@@ -19,35 +19,46 @@ STRICT = {"extra": "forbid", "strict": True}
 
 def positive(**values: float | None) -> None:
     """Refuse values that are not finite and above zero; `None` means not given."""
-    for name, value in values.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(name, value, "a positive, finite number")
+    _refuse(values, lambda value: math.isfinite(value) and value > 0, "a positive, finite number")
 
 
 def not_negative(**values: float | None) -> None:
     """Refuse values that are not finite or below zero; `None` means not given."""
-    for name, value in values.items():
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise InputError(name, value, "a finite number, zero or more")
+    _refuse(
+        values, lambda value: math.isfinite(value) and value >= 0, "a finite number, zero or more"
+    )
 
 
 def fraction(**values: float | None) -> None:
     """Refuse values outside (0, 1]; `None` means not given."""
-    for name, value in values.items():
-        if value is not None and not 0 < value <= 1:
-            raise InputError(name, value, "a fraction above 0 and at most 1")
+    _refuse(values, lambda value: 0 < value <= 1, "a fraction above 0 and at most 1")
+
+
+def at_least_one(**values: float | None) -> None:
+    """Refuse values below 1; `None` means not given."""
+    _refuse(values, lambda value: value >= 1, "1 or more")
 
 
 def one_of(allowed: tuple[str, ...], **values: str | None) -> None:
     """Refuse values that are not among those allowed; `None` means not given."""
+    _refuse(values, lambda value: value in allowed, "one of " + ", ".join(allowed))
+
+
+def choice(*allowed: str) -> Check:
+    """Return the check `one_of` of these, for the type of a field."""
+    return partial(one_of, allowed)
+
+
+def _refuse(values: Mapping[str, object], holds: Callable[[Any], bool], expectation: str) -> None:
     for name, value in values.items():
-        if value is not None and value not in allowed:
-            raise InputError(name, value, "one of " + ", ".join(allowed))
+        if value is not None and not holds(value):
+            raise InputError(name, value, expectation)
 
 
 Positive = Annotated[float, positive]
 NotNegative = Annotated[float, not_negative]
 Fraction = Annotated[float, fraction]
+AtLeastOne = Annotated[float, at_least_one]
 Count = Annotated[int, positive]
 """A whole number, 1 or more."""
 Whole = Annotated[int, not_negative]
@@ -58,12 +69,14 @@ class Spec:
     """
     Base of specs, which are frozen dataclasses that refuse unknown keys and impossible values.
 
-    A number whose type says its limits, `Count`, `Positive` and the others above, is checked
-    where the spec is made, also inside a tuple or a table; `_check` refuses the rest.
+    A value whose type says its limits, `Count`, `Positive` and the others above, is checked where
+    the spec is made, also inside a tuple or a table; `_check` refuses the rest.
     """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    _TABLE: ClassVar[str] = ""
+    """Table of its keys in a file, as errors name it; `{0.name}` stands for the spec's own name."""
 
     def __post_init__(self) -> None:
         """
@@ -86,7 +99,7 @@ class Spec:
 
     def _place(self, key: str) -> str:
         """Return how errors name a key of this spec."""
-        return key
+        return f"{self._TABLE.format(self)}.{key}" if self._TABLE else key
 
 
 @cache
@@ -98,8 +111,6 @@ def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
 
 
 def _limit(hint: Any) -> Check | None:  # noqa: ANN401  (any type)
-    for part in getattr(hint, "__metadata__", ()):
-        if part in (positive, not_negative, fraction):
-            return part  # type: ignore[no-any-return]
+    own = [part for part in getattr(hint, "__metadata__", ()) if callable(part)]
     inner = (_limit(part) for part in get_args(hint))
-    return next((limit for limit in inner if limit is not None), None)
+    return own[0] if own else next((limit for limit in inner if limit is not None), None)

@@ -28,8 +28,6 @@ class ClusterSpec(Spec):
     Nodes of equal GPUs.
 
     Attributes:
-        gpu: catalog name.
-        gpus_per_node: GPUs that share a host.
         gpus_per_hb_domain: GPUs joined by scale-up links; TP beyond it crosses the network.
         max_gpus: the budget.
         scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
@@ -91,25 +89,21 @@ class ClusterSpec(Spec):
 
     def with_nodes(self, gpus_per_node: int, gpus_per_hb_domain: int) -> ClusterSpec:
         """Return the cluster with other nodes; tiers describe the old ones and are left out."""
-        same = (gpus_per_node, gpus_per_hb_domain) == (self.gpus_per_node, self.gpus_per_hb_domain)
-        return (
-            self
-            if same
-            else replace(
-                self,
-                gpus_per_node=gpus_per_node,
-                gpus_per_hb_domain=gpus_per_hb_domain,
-                tiers=(),
-                pools_meet_in=None,
-                nodes=(),
-            )
+        if (gpus_per_node, gpus_per_hb_domain) == (self.gpus_per_node, self.gpus_per_hb_domain):
+            return self
+        return replace(
+            self,
+            gpus_per_node=gpus_per_node,
+            gpus_per_hb_domain=gpus_per_hb_domain,
+            tiers=(),
+            pools_meet_in=None,
+            nodes=(),
         )
 
     def _check_network(self) -> None:
         """Check that tiers nest and agree with the sizes and names beside them."""
         check_tiers(self.tiers, "tiers")
         inner, outer = self.tiers[0], self.tiers[-1]
-        names = [tier.name for tier in self.tiers]
         if inner.gpus != self.gpus_per_hb_domain:
             raise InputError(
                 f"tiers.{inner.name}.gpus",
@@ -124,7 +118,7 @@ class ClusterSpec(Spec):
             if getattr(self, key) is not None:
                 expected = "no such key beside [[tiers]], which give it"
                 raise InputError(f"cluster.{key}", getattr(self, key), expected)
-        self._check_names({*names, "node"})
+        self._check_names({*(tier.name for tier in self.tiers), "node"})
 
     def _check_names(self, known: set[str]) -> None:
         """Refuse names of tiers that there are not."""
@@ -145,51 +139,51 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
     A cluster without tiers has two: its HB domain and one network without oversubscription.
     Where every node is listed, a tier is as wide as its widest unit in the list.
 
-    Args:
-        cluster: tiers, or sizes alone.
-        gpu: bandwidths, efficiencies and the latency in the HB domain.
-
     Raises:
         InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
             is said to be faster than the GPU's own links.
     """
-    found = [_domain(cluster, gpu)]
-    for spec in cluster.tiers[1:]:
-        found.append(_network(spec, found, cluster, gpu))
-    if not cluster.tiers and cluster.max_gpus > cluster.gpus_per_hb_domain:
-        found.append(_implied(cluster, gpu))
-    listed = _as_listed(found, cluster)
-    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(listed))
+    inner, *outer = cluster.tiers or _implied(cluster)
+    tiers = [_domain(inner, cluster, gpu)]
+    for spec in outer:
+        tiers.append(_network(spec, tiers, cluster, gpu))
+    if cluster.nodes:
+        listed = Inventory(nodes=cluster.nodes, tiers=tuple(tier.name for tier in tiers))
+        tiers = [replace(t, gpus=max(listed.unit_gpus(t.name).values())) for t in tiers]
+    return Topology(name=cluster.name, gpus_per_node=cluster.gpus_per_node, tiers=tuple(tiers))
 
 
-def _as_listed(tiers: list[Tier], cluster: ClusterSpec) -> list[Tier]:
-    """Return tiers with the sizes that the listed nodes give them."""
-    if not cluster.nodes:
-        return tiers
-    listed = Inventory(nodes=cluster.nodes, tiers=tuple(tier.name for tier in tiers))
-    return [replace(tier, gpus=max(listed.unit_gpus(tier.name).values())) for tier in tiers]
+def _implied(cluster: ClusterSpec) -> tuple[TierSpec, ...]:
+    """Return the tiers of a cluster that names none."""
+    size = cluster.gpus_per_hb_domain
+    domain = TierSpec(name=DOMAIN, gpus=size)
+    if cluster.max_gpus <= size:
+        return (domain,)
+    network = TierSpec(
+        name=NETWORK,
+        gpus=math.ceil(cluster.max_gpus / size) * size,
+        bytes_per_s=cluster.scale_out_bytes_per_s,
+        latency_s=cluster.scale_out_latency_s,
+    )
+    return (domain, network)
 
 
-def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    spec = cluster.tiers[0] if cluster.tiers else None
-    bandwidth = spec.one_way_bytes_per_s if spec else None
-    own = gpu.scale_up_bytes_per_s
+def _domain(spec: TierSpec, cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
+    bandwidth, own = spec.one_way_bytes_per_s, gpu.scale_up_bytes_per_s
     if bandwidth is not None and own is not None and bandwidth > own * (1 + 1e-9):
         raise InputError(
-            f"cluster {cluster.name}: tiers.{spec.name if spec else ''}",
+            f"cluster {cluster.name}: tiers.{spec.name}",
             f"{bandwidth:.4g} bytes/s",
             f"at most the {own:.4g} bytes/s one way of {gpu.name}",
             "two_way = true where the number counts both directions",
         )
-    efficiency = gpu.efficiency
-    achieved = spec.efficiency_fraction if spec else None
-    latency = spec.latency_s if spec else None
-    if efficiency is not None:
-        achieved = achieved or efficiency.scale_up_fraction
-        latency = efficiency.collective_latency_s if latency is None else latency
+    achieved, latency = spec.efficiency_fraction, spec.latency_s
+    if gpu.efficiency is not None:
+        achieved = achieved or gpu.efficiency.scale_up_fraction
+        latency = gpu.efficiency.collective_latency_s if latency is None else latency
     return Tier(
-        name=spec.name if spec else DOMAIN,
-        gpus=cluster.gpus_per_hb_domain,
+        name=spec.name,
+        gpus=spec.gpus,
         bytes_per_s=gpu.require("scale_up_bytes_per_s") if bandwidth is None else bandwidth,
         efficiency_fraction=_needed(achieved, cluster, "hb.efficiency_fraction"),
         latency_s=_needed(latency, cluster, "hb.latency_s"),
@@ -198,38 +192,18 @@ def _domain(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
 
 
 def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
+    place = f"tiers.{spec.name}." if cluster.tiers else "scale_out_"
     bandwidth, achieved = spec.one_way_bytes_per_s, spec.efficiency_fraction
     if achieved is None and gpu.efficiency is not None:
         achieved = gpu.efficiency.scale_out_fraction
-    latency = _needed(spec.latency_s, cluster, f"tiers.{spec.name}.latency_s")
-    if len(below) > 1:
-        latency += below[-1].latency_s
+    latency = _needed(spec.latency_s, cluster, f"{place}latency_s")
     return Tier(
         name=spec.name,
         gpus=spec.gpus,
-        bytes_per_s=_needed(
-            bandwidth or gpu.scale_out_bytes_per_s, cluster, f"tiers.{spec.name}.bytes_per_s"
-        ),
-        efficiency_fraction=_needed(achieved, cluster, f"tiers.{spec.name}.efficiency_fraction"),
-        latency_s=latency,
+        bytes_per_s=_needed(bandwidth or gpu.scale_out_bytes_per_s, cluster, f"{place}bytes_per_s"),
+        efficiency_fraction=_needed(achieved, cluster, f"{place}efficiency_fraction"),
+        latency_s=latency + (below[-1].latency_s if len(below) > 1 else 0.0),
         oversubscription=below[-1].oversubscription * spec.oversubscription,
-    )
-
-
-def _implied(cluster: ClusterSpec, gpu: GpuSpec) -> Tier:
-    domain = cluster.gpus_per_hb_domain
-    achieved = gpu.efficiency.scale_out_fraction if gpu.efficiency else None
-    return Tier(
-        name=NETWORK,
-        gpus=math.ceil(cluster.max_gpus / domain) * domain,
-        bytes_per_s=_needed(
-            cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s,
-            cluster,
-            "scale_out_bytes_per_s",
-        ),
-        efficiency_fraction=_needed(achieved, cluster, "efficiency.scale_out_fraction"),
-        latency_s=_needed(cluster.scale_out_latency_s, cluster, "scale_out_latency_s"),
-        oversubscription=1.0,
     )
 
 

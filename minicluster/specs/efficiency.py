@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, fields, replace
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Fraction, NotNegative, Positive, Spec
+from minicluster.specs.checks import AtLeastOne, Fraction, NotNegative, Positive, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,11 @@ class GemmEfficiency(Spec):
     memory_fraction: Fraction
     latency_s: NotNegative
     wave_fraction: NotNegative = 0.0
-    smoothness: float | None = None
+    smoothness: AtLeastOne | None = None
     small_tile_fraction: Fraction = 1.0
     ramp_inner: NotNegative = 0.0
     inner_latency_s: NotNegative = 0.0
     activation_fraction: NotNegative = 1.0
-
-    def _check(self) -> None:
-        _check_smoothness(self.smoothness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +59,7 @@ class PrefillAttentionEfficiency(Spec):
     half_tokens: NotNegative = 0.0
     head_exponent: NotNegative = 0.0
     key_latency_s: NotNegative = 0.0
-    smoothness: float | None = None
-
-    def _check(self) -> None:
-        _check_smoothness(self.smoothness)
+    smoothness: AtLeastOne | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +82,8 @@ class DecodeAttentionEfficiency(Spec):
     latency_s: NotNegative
     key_latency_s: NotNegative = 0.0
     item_latency_s: NotNegative = 0.0
-    smoothness: float | None = None
+    smoothness: AtLeastOne | None = None
     fp8_fraction: Fraction = 1.0
-
-    def _check(self) -> None:
-        _check_smoothness(self.smoothness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +149,6 @@ class GpuEfficiency(Spec):
         gemm: per dtype of the multiplication; at least `bf16`.
         grouped_gemm: per dtype, GEMMs of experts; not listed: as `gemm`.
         prefill_attention: of vLLM's kernels, as the next two.
-        decode_attention: over keys and values.
         latent_decode_attention: over the latent of MLA; `None`: as decode_attention.
         linear_attention: recurrent layers; `None`: as elementwise.
         elementwise: norms, rotary, activations.
@@ -167,10 +157,8 @@ class GpuEfficiency(Spec):
         collective_latency_s: fixed time of a collective without a table, on 2 GPUs; grows with
             the logarithm of the group.
         all_reduce: tables inside the HB domain, of kernels captured in CUDA graphs.
-        all_gather: tables; S is the whole.
-        reduce_scatter: tables; S is the whole.
+        all_gather, reduce_scatter: tables; S is the whole.
         all_to_all: tables; S is what one GPU sends.
-        engines: by name of the engine.
         sustained_fraction: per dtype of the multiplication, what is left of the compute that the
             op tables show when GEMMs follow one another for long, at the power limit; else 1.
         fitted: True if fitted on measurements of this GPU, False for a default.
@@ -212,9 +200,3 @@ class GpuEfficiency(Spec):
             if getattr(own, part.name) not in (None, {})
         }
         return replace(self, **changed)
-
-
-def _check_smoothness(smoothness: float | None) -> None:
-    """Refuse a smoothness below that of a sum."""
-    if smoothness is not None and not smoothness >= 1:
-        raise InputError("smoothness", smoothness, "1 or more")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from minicluster.specs.checks import STRICT, fraction, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, Whole, choice
 from minicluster.specs.efficiency import EngineKernels
 from minicluster.specs.gpu import NumberSource
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingRules:
+class SchedulingRules(Spec):
     """
     `[scheduling]` of an engine profile: how the engine fills a step.
 
@@ -42,30 +42,20 @@ class SchedulingRules:
         recipe_users_exceed_slots: recipes for split pools send more users than decode has slots.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "scheduling"
 
     mixed_steps: bool
     chunked_prefill: bool
-    kv_reserved_fraction: float
-    fp8_kv: str
+    kv_reserved_fraction: NotNegative
+    fp8_kv: Annotated[str, choice("small", "requantised")]
     async_scheduling_since: tuple[int, ...]
     split_since: tuple[int, ...] = ()
-    recipe_spare_tokens: int | None = None
+    recipe_spare_tokens: Whole | None = None
     recipe_users_exceed_slots: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the numbers and names."""
-        not_negative(
-            **{
-                "scheduling.kv_reserved_fraction": self.kv_reserved_fraction,
-                "scheduling.recipe_spare_tokens": self.recipe_spare_tokens,
-            }
-        )
-        one_of(("small", "requantised"), **{"scheduling.fp8_kv": self.fp8_kv})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDefaults:
+class DeviceDefaults(Spec):
     """
     `[[defaults]]` of an engine profile: what the engine sets otherwise on some devices.
 
@@ -76,20 +66,14 @@ class DeviceDefaults:
         block_size: in place of the profile's, like the next two; `None`: the profile's.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "defaults[]"
 
-    kind: str = "gpu"
-    from_bytes: float = 0.0
+    kind: Annotated[str, choice("gpu", "cpu")] = "gpu"
+    from_bytes: NotNegative = 0.0
     except_gpus: tuple[str, ...] = ()
-    block_size: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check names and numbers."""
-        one_of(("gpu", "cpu"), **{"defaults[].kind": self.kind})
-        not_negative(**{"defaults[].from_bytes": self.from_bytes})
-        positive(**{f"defaults[].{name}": getattr(self, name) for name in DEVICE_SETTINGS})
+    block_size: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
 
     def apply_to(self, gpu: GpuSpec) -> bool:
         """Say whether *gpu* is such a device."""
@@ -103,18 +87,16 @@ DEVICE_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProfile:
+class EngineProfile(Spec):
     """
     One engine version with one KV connector: the rules that a deployable plan keeps.
 
     Attributes:
         pp: pipeline degrees that can be deployed.
         block_size: tokens of a KV block; the engine takes multiples of it.
-        gpu_memory_utilization: share of GPU memory the engine takes.
         activation_bytes: working memory per GPU at `max_num_batched_tokens`; 0: as vLLM allocates
             it, by the model (docs/model.md, eq. M8).
         runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
-        max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: token budget of a step.
         chunked_prefill_tokens: most tokens of one prompt in a step; 0: the budget.
         defaults: block size and limits that the engine has on other devices, the last one counts;
@@ -136,53 +118,32 @@ class EngineProfile:
         kernels: of this version, on every GPU, in place of those that the GPU lists.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
     version: str
     connector: str
     pp: tuple[int, ...]
-    block_size: int
-    gpu_memory_utilization: float
-    activation_bytes: float
-    runtime_bytes: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    per_layer_s: float
-    per_step_s: float
-    per_sequence_s: float
-    per_request_s: float
-    transfer_base_s: float
+    block_size: Count
+    gpu_memory_utilization: Fraction
+    activation_bytes: NotNegative
+    runtime_bytes: NotNegative
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    per_layer_s: NotNegative
+    per_step_s: NotNegative
+    per_sequence_s: NotNegative
+    per_request_s: NotNegative
+    transfer_base_s: NotNegative
     scheduling: SchedulingRules
-    chunked_prefill_tokens: int = 0
+    chunked_prefill_tokens: Whole = 0
     defaults: tuple[DeviceDefaults, ...] = ()
-    per_exchange_s: float = 0.0
-    prompt_expert_layer_s: float = 0.0
-    captured_tokens: int = 0
-    transfer_per_descriptor_s: float = 0.0
+    per_exchange_s: NotNegative = 0.0
+    prompt_expert_layer_s: NotNegative = 0.0
+    captured_tokens: Whole = 0
+    transfer_per_descriptor_s: NotNegative = 0.0
     deployable: bool = True
     window_per_query_head: bool = False
     kernels: EngineKernels | None = None
     sources: tuple[NumberSource, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        fraction(gpu_memory_utilization=self.gpu_memory_utilization)
-        positive(**{name: getattr(self, name) for name in DEVICE_SETTINGS})
-        not_negative(
-            chunked_prefill_tokens=self.chunked_prefill_tokens,
-            activation_bytes=self.activation_bytes,
-            runtime_bytes=self.runtime_bytes,
-            per_layer_s=self.per_layer_s,
-            per_step_s=self.per_step_s,
-            per_sequence_s=self.per_sequence_s,
-            per_request_s=self.per_request_s,
-            transfer_base_s=self.transfer_base_s,
-            per_exchange_s=self.per_exchange_s,
-            prompt_expert_layer_s=self.prompt_expert_layer_s,
-            captured_tokens=self.captured_tokens,
-            transfer_per_descriptor_s=self.transfer_per_descriptor_s,
-        )
 
     @property
     def prompt_tokens_per_step(self) -> int:

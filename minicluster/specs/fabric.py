@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Positive, Spec, Whole, one_of
+from minicluster.specs.checks import Count, Positive, Spec, Whole, choice
 from minicluster.specs.gpu import NumberSource
 
 
@@ -52,15 +53,14 @@ class SwitchTierSpec(Spec):
         copper_down: the links below it are copper, without transceivers.
     """
 
+    _TABLE: ClassVar[str] = "fabric.switches.{0.tier}"
+
     tier: str
     model: str
     down: Count
     up: Whole = 0
     spares: Whole = 0
     copper_down: bool = False
-
-    def _place(self, key: str) -> str:
-        return f"fabric.switches.{self.tier}.{key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +77,15 @@ class FabricSpec(Spec):
         switches: as built, from the leaf; empty: the smallest full-bisection tree.
     """
 
-    kind: str
+    _TABLE: ClassVar[str] = "fabric"
+
+    kind: Annotated[str, choice(*KINDS)]
     radix: Count
     rails: Count
     flows: Count = 1
     switches: tuple[SwitchTierSpec, ...] = ()
 
-    def _place(self, key: str) -> str:
-        return f"fabric.{key}"
-
     def _check(self) -> None:
-        one_of(KINDS, **{"fabric.kind": self.kind})
         if any(tier.up == 0 for tier in self.switches[:-1]):
             raise InputError("fabric.switches.up", 0, "uplinks below the top tier")
 
@@ -104,10 +102,9 @@ class FailureSpec(Spec):
         domains: tiers whose units fail as one.
     """
 
+    _TABLE: ClassVar[str] = "failures"
+
     gpu_mtbf_s: Positive
     node_repair_s: Positive
     switch_mtbf_s: Positive | None = None
     domains: tuple[str, ...] = ()
-
-    def _place(self, key: str) -> str:
-        return f"failures.{key}"

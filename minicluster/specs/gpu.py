@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, one_of
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice
 from minicluster.specs.efficiency import GpuEfficiency
 
 if TYPE_CHECKING:
     from minicluster.specs.efficiency import CollectiveTable
 
 
-ALGORITHMS = ("ring", "tree")
 BUS_SIZES = 3
 """Bus bandwidths of a protocol: in one HB domain, two, more."""
 
@@ -39,6 +38,8 @@ class MeasuredCollective(Spec):
         between_bytes_per_s: one way, of a GPU's link between the HB domains it was measured on.
     """
 
+    _TABLE: ClassVar[str] = "measured.{0.library}.{0.gpus}"
+
     library: str
     pattern: str
     gpus: Count
@@ -51,9 +52,6 @@ class MeasuredCollective(Spec):
     outlier_bytes: tuple[float, ...] = ()
     bus_bytes_per_s: Positive | None = None
     between_bytes_per_s: Positive | None = None
-
-    def _place(self, key: str) -> str:
-        return f"measured.{self.library}.{self.gpus}.{key}"
 
     def _check(self) -> None:
         points = len(self.size_bytes)
@@ -85,8 +83,10 @@ class CollectiveProtocol(Spec):
         up_to_bytes: between domains the library changes to another protocol here.
     """
 
+    _TABLE: ClassVar[str] = "protocols.{0.name}"
+
     name: str
-    algorithm: str
+    algorithm: Annotated[str, choice("ring", "tree")]
     base_s: NotNegative
     inside_s: NotNegative
     between_s: NotNegative
@@ -95,11 +95,7 @@ class CollectiveProtocol(Spec):
     bus_bytes_per_s: tuple[Positive, ...] = ()
     up_to_bytes: Positive | None = None
 
-    def _place(self, key: str) -> str:
-        return f"protocols.{self.name}.{key}"
-
     def _check(self) -> None:
-        one_of(ALGORITHMS, **{self._place("algorithm"): self.algorithm})
         bus = self.bus_bytes_per_s
         if len(bus) not in (0, BUS_SIZES):
             raise InputError(self._place("bus_bytes_per_s"), list(bus), "three numbers, or none")
@@ -148,7 +144,7 @@ class GpuSpec(Spec):
 
     name: str
     vendor: str
-    kind: str = "gpu"
+    kind: Annotated[str, choice("gpu", "cpu")] = "gpu"
     ray_accelerator: str | None = None
     num_sms: Count | None = None
     peak_flops_per_s: dict[str, Positive] = field(default_factory=dict)
@@ -160,9 +156,6 @@ class GpuSpec(Spec):
     efficiency: GpuEfficiency | None = None
     collectives: Collectives = field(default_factory=Collectives)
     sources: tuple[NumberSource, ...] = ()
-
-    def _check(self) -> None:
-        one_of(("gpu", "cpu"), kind=self.kind)
 
     def require(self, name: str) -> float:
         """Return a number of this GPU, or refuse if the catalog does not have it."""

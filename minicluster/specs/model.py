@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Spec, Whole, one_of
+from minicluster.specs.checks import Count, Spec, Whole, choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,13 +58,10 @@ def architecture(config: Mapping[str, object]) -> dict[str, object]:
 
 def architecture_hash(config: Mapping[str, object]) -> str:
     """
-    Fingerprint the architecture of a Hugging Face config.
+    Fingerprint `architecture` of a Hugging Face config: SHA-256 of its canonical JSON, 16 digits.
 
     Two configs that differ only in names, token ids, dtypes, quantisation, RoPE settings or the
     version of the library that wrote them have the same fingerprint.
-
-    Returns:
-        The first 16 hex digits of the SHA-256 of the canonical JSON of `architecture(config)`.
     """
     canonical = json.dumps(architecture(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -80,6 +77,11 @@ DTYPE_BYTES = {
     "fp4": 0.5,
 }
 """Bytes of one value, without the scales that quantised blocks carry."""
+
+UNQUANTISED = ("bf16", "fp16", "fp32")
+
+ComputeDtype = Annotated[str, choice(*UNQUANTISED)]
+Dtype = Annotated[str, choice(*DTYPE_BYTES)]
 
 SCALE_BYTES = {"int8": 2.0, "int4": 2.0, "fp4": 1.0}
 """Bytes of one scale; fp8 has one per 128 x 128 weights or fewer, which is nothing."""
@@ -106,9 +108,7 @@ class MoeSpec(Spec):
     Mixture-of-experts feed-forward.
 
     Attributes:
-        num_experts: routed experts per MoE layer.
-        experts_per_token: routed experts that one token visits.
-        expert_ffn_size: intermediate size of one routed expert.
+        num_experts: routed experts of one layer.
         shared_ffn_size: intermediate size of all shared experts together.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
@@ -162,7 +162,6 @@ class LinearSpec(Spec):
     Layers whose attention keeps a state of fixed size instead of keys and values.
 
     Attributes:
-        num_layers: how many of the model's layers.
         delta_rule: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
             projected per value head and a short convolution; else lightning attention (MiniMax-01,
             arXiv 2501.08313).
@@ -177,10 +176,7 @@ class LinearSpec(Spec):
     value_head_dim: Count
     delta_rule: bool = True
     conv_kernel: Whole = 0
-    state_dtype: str = "fp32"
-
-    def _check(self) -> None:
-        one_of(("bf16", "fp16", "fp32"), state_dtype=self.state_dtype)
+    state_dtype: ComputeDtype = "fp32"
 
     @property
     def mixed_size(self) -> int:
@@ -198,7 +194,7 @@ class ModelSpec(Spec):
     Attributes:
         id: the catalog name, hub id or path it was asked for by.
         source: where a server loads it from: a hub id or a directory.
-        config_hash: SHA-256 of the canonical architecture, 16 hex digits.
+        config_hash: `architecture_hash` of its config.
         ffn_size: intermediate size of the dense feed-forward (0 if every layer is MoE).
         gated_mlp: three matrices (SwiGLU) instead of two.
         parallel_attention: attention and feed-forward read the same input side by side and are
@@ -239,24 +235,21 @@ class ModelSpec(Spec):
     window_tokens: Whole = 0
     chunked_window: bool = False
     num_window_layers: int = 0
-    dtype: str = "bf16"
-    weight_dtype: str = "bf16"
+    dtype: ComputeDtype = "bf16"
+    weight_dtype: Dtype = "bf16"
     weight_group: Whole = 0
     block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
     shared_quantised: bool = True
-    kv_dtype: str = "bf16"
-    query_norm: str = ""
+    kv_dtype: Dtype = "bf16"
+    query_norm: Annotated[str, choice("", "head", "all")] = ""
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     index: IndexSpec | None = None
     linear: LinearSpec | None = None
 
     def _check(self) -> None:
-        one_of(("bf16", "fp16", "fp32"), dtype=self.dtype)
-        one_of(("", "head", "all"), query_norm=self.query_norm)
-        one_of(tuple(DTYPE_BYTES), weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype)
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}"
@@ -304,9 +297,6 @@ class ModelSpec(Spec):
     def shared_dtype(self) -> str:
         """Dtype of shared experts."""
         return self.weight_dtype if self.shared_quantised else self.dtype
-
-
-UNQUANTISED = ("bf16", "fp16", "fp32")
 
 
 def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ class Parameters:
         embedding: input table; looked up, never multiplied.
         lm_head: output projection; 0 where it shares the input table.
         attention: query, key, value and output projections with their biases.
-        dense_ffn: feed-forward of the layers without experts.
-        experts: routed experts.
-        shared_experts: experts that every token visits.
         router: scores of the routed experts.
         norms: two per layer and the last one.
     """
@@ -37,10 +34,7 @@ class Parameters:
     @property
     def total(self) -> int:
         """All of them."""
-        return (
-            self.embedding + self.lm_head + self.attention + self.dense_ffn
-            + self.experts + self.shared_experts + self.router + self.norms
-        )  # fmt: skip
+        return sum(astuple(self))
 
 
 def parameters(model: ModelSpec) -> Parameters:
@@ -96,14 +90,7 @@ def attention_parameters(model: ModelSpec) -> int:
             d_v = v_head_dim, N_i and d_i the heads of the index. Without r_q queries take
             D N (d_n + d_r). Gated attention has 2 N instead of N query heads in the projection.
 
-    Returns:
-        Parameters, with the biases of q, k and v where the model has them.
-
-    Source:
-        DeepSeek-V2 (arXiv 2405.04434), section 2.1, for latent attention.
-
-    Ignores:
-        See `parameters`.
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, for latent attention.
     """
     D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
     if model.mla is None:
@@ -138,14 +125,7 @@ def linear_attention_parameters(model: ModelSpec) -> int:
             gated delta rule (decay and step size; a convolution of width c), 0 for lightning
             attention. Queries and keys, values and the output gate, output.
 
-    Returns:
-        Parameters; 0 if the model has no such layers.
-
-    Source:
-        Qwen3-Next and MiniMax in transformers 5.19.0.
-
-    Ignores:
-        See `parameters`.
+    Source: Qwen3-Next and MiniMax in transformers 5.19.0.
     """
     spec, D = model.linear, model.hidden_size
     if spec is None:
@@ -171,14 +151,9 @@ def num_active_parameters(model: ModelSpec) -> int:
     Args:
         model: k = experts_per_token of E = num_experts routed experts are visited.
 
-    Returns:
-        Parameters; twice as many FLOPs per token, attention scores apart.
+    A token takes twice as many FLOPs, attention scores apart.
 
-    Source:
-        As published for gpt-oss (arXiv 2508.10925, table 1): the input table is not counted.
-
-    Ignores:
-        See `parameters`.
+    Source: gpt-oss (arXiv 2508.10925, table 1) is counted so, without the input table.
     """
     p = parameters(model)
     head = p.lm_head or p.embedding

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import AUTO, POLICIES
-from minicluster.specs.checks import STRICT, fraction, one_of, positive
-from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, one_of
+from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelChoice:
+class ModelChoice(Spec):
     """
     `[model]`: which model, and in which precision.
 
@@ -27,24 +28,17 @@ class ModelChoice:
             assumption that every answer repeats.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "model"
 
     id: str
-    weight_dtype: str | None = None
-    kv_dtype: str | None = None
+    weight_dtype: Dtype | None = None
+    kv_dtype: Dtype | None = None
     max_context_tokens: int | None = None
     assumed_context_tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        """Check dtypes and the context."""
-        one_of(
-            tuple(DTYPE_BYTES),
-            **{"model.weight_dtype": self.weight_dtype, "model.kv_dtype": self.kv_dtype},
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterChoice:
+class ClusterChoice(Spec):
     """
     `[cluster]`: a preset, or a GPU and how many of it share a node.
 
@@ -64,7 +58,7 @@ class ClusterChoice:
         repair_s: until a failed replica serves again; absent: the preset's.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "cluster"
 
     preset: str | None = None
     gpu: str | None = None
@@ -77,14 +71,13 @@ class ClusterChoice:
     gpu_mtbf_s: float | None = None
     repair_s: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check that a preset or a GPU is named."""
+    def _check(self) -> None:
         if self.preset is None and self.gpu is None:
             raise InputError("cluster", None, "a `preset`, or a `gpu` with `gpus_per_node`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
+class EngineChoice(Spec):
     """
     `[engine]`: an engine profile, and limits of its scheduler and KV cache.
 
@@ -102,19 +95,17 @@ class EngineChoice:
         block_size: tokens of a KV block; absent: the engine's default for the device.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "engine"
 
     name: str = "vllm"
     version: str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     chunked_prefill_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: Fraction | None = None
     block_size: int | None = None
 
-    def __post_init__(self) -> None:
-        """Check the share of memory, and that the limits go together."""
-        fraction(**{"engine.gpu_memory_utilization": self.gpu_memory_utilization})
+    def _check(self) -> None:
         budget = self.max_num_batched_tokens
         for name in ("max_num_seqs", "chunked_prefill_tokens"):
             value = getattr(self, name)
@@ -129,7 +120,7 @@ MIDDLE, SUREST = 0.5, 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchChoice:
+class SearchChoice(Spec):
     """
     `[search]`: what the search may choose from.
 
@@ -155,31 +146,23 @@ class SearchChoice:
             power-of-two (the less loaded of two) where several do.
     """
 
-    __pydantic_config__ = STRICT
+    _TABLE: ClassVar[str] = "search"
 
-    tp: tuple[int, ...] = ()
-    max_utilisation_fraction: float = 0.95
-    objective: str = "gpus"
+    tp: tuple[Count, ...] = ()
+    max_utilisation_fraction: Fraction = 0.95
+    objective: Annotated[str, choice("gpus", "usd", "watts")] = "gpus"
     confidence_fraction: float = 0.9
-    layouts: str = "deployable"
-    pools: str = "any"
+    layouts: Annotated[str, choice("deployable", "any")] = "deployable"
+    pools: Annotated[str, choice("split", "mixed", "any")] = "any"
     gpus: tuple[str, ...] = ()
-    prices_usd_per_gpu_hour: dict[str, float] = field(default_factory=dict)
+    prices_usd_per_gpu_hour: dict[str, Positive] = field(default_factory=dict)
     spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
     routing: str = field(default=AUTO, metadata={"choices": (AUTO, *POLICIES)})
 
-    def __post_init__(self) -> None:
-        """Check names, degrees and shares."""
-        positive(**{f"search.tp[{i}]": tp for i, tp in enumerate(self.tp)})
-        fraction(**{"search.max_utilisation_fraction": self.max_utilisation_fraction})
-        one_of(("gpus", "usd", "watts"), **{"search.objective": self.objective})
-        one_of(("deployable", "any"), **{"search.layouts": self.layouts})
-        one_of(("split", "mixed", "any"), **{"search.pools": self.pools})
+    def _check(self) -> None:
         one_of((AUTO, *POLICIES), **{"search.routing": self.routing})
-        prices = self.prices_usd_per_gpu_hour
-        positive(**{f"search.prices_usd_per_gpu_hour.{gpu}": prices[gpu] for gpu in prices})
         if len(set(self.gpus)) != len(self.gpus):
             raise InputError("search.gpus", self.gpus, "no GPU named twice")
         if self.spare_replicas and self.availability_fraction is not None:
@@ -226,10 +209,8 @@ LIMITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioSpec:
+class ScenarioSpec(Spec):
     """The one input of `sizing plan`."""
-
-    __pydantic_config__ = STRICT
 
     model: ModelChoice
     cluster: ClusterChoice
@@ -238,8 +219,7 @@ class ScenarioSpec:
     engine: EngineChoice = field(default_factory=EngineChoice)
     search: SearchChoice = field(default_factory=SearchChoice)
 
-    def __post_init__(self) -> None:
-        """Check the limits, and refuse what is planned for later."""
+    def _check(self) -> None:
         for key, (low, high) in LIMITS.items():
             value = operator.attrgetter(key)(self)
             if value is not None and not low <= value <= high:

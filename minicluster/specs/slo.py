@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from minicluster.specs.checks import Positive, Spec, one_of
+from minicluster.specs.checks import Positive, Spec, choice
 from minicluster.stats.quantiles import LEVELS
 
 PERCENTILES = ("mean", *LEVELS)
@@ -23,16 +24,12 @@ class SloSpec(Spec):
         percentile: share of requests that must stay below the limits: p50, p90, p95 or p99.
     """
 
+    _TABLE: ClassVar[str] = "slo"
+
     ttft_s: Positive = 1.0
     tpot_s: Positive | None = 0.05
     itl_s: Positive | None = None
-    percentile: str = "p99"
-
-    def _place(self, key: str) -> str:
-        return f"slo.{key}"
-
-    def _check(self) -> None:
-        one_of(tuple(LEVELS), **{"slo.percentile": self.percentile})
+    percentile: Annotated[str, choice(*LEVELS)] = "p99"
 
     @property
     def level(self) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from minicluster.specs.checks import Count, NotNegative, Spec
 
@@ -21,13 +22,9 @@ class StepCoefficients(Spec):
     Attributes:
         base_s: per step, whatever is in it.
         stream_s: reading the weights once; what compute hides behind.
-        per_prefill_token_s: a.
-        per_sequence_s: b.
-        per_pair_s: c.
-        per_context_token_s: d.
-        max_tokens: largest n the fit saw.
-        max_batch: largest B the fit saw.
-        max_context_tokens: longest sequence the fit saw.
+        per_prefill_token_s, per_sequence_s, per_pair_s, per_context_token_s: a, b, c, d.
+        max_tokens, max_batch: largest n and B that the fit saw.
+        max_context_tokens: longest sequence that it saw.
         error_fraction: mean absolute relative error of the fit.
         experts_s: reading all routed experts once.
         expert_miss_fraction: q, chance that one token leaves an expert alone, 1 - k / E.
@@ -48,16 +45,7 @@ class StepCoefficients(Spec):
 
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
-        return replace(
-            self,
-            base_s=self.base_s * factor,
-            stream_s=self.stream_s * factor,
-            per_prefill_token_s=self.per_prefill_token_s * factor,
-            per_sequence_s=self.per_sequence_s * factor,
-            per_pair_s=self.per_pair_s * factor,
-            per_context_token_s=self.per_context_token_s * factor,
-            experts_s=self.experts_s * factor,
-        )
+        return _scaled(self, "_s", factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +57,17 @@ class PathCoefficients(Spec):
         request_s: ingress, routing and RPC, once per request.
         transfer_base_s: fixed part of the KV pull.
         transfer_per_token_s: KV pull per prompt token.
-        error_fraction: mean absolute relative error of the fit.
+        error_fraction: as of a step.
     """
 
     request_s: NotNegative
     transfer_base_s: NotNegative
     transfer_per_token_s: NotNegative
     error_fraction: NotNegative
+
+    def scaled(self, factor: float) -> PathCoefficients:
+        """Return a path that takes *factor* times as long."""
+        return _scaled(self, "_s", factor)
 
 
 DELAYS_PER_REQUEST = 3
@@ -105,3 +97,16 @@ class Interference(Spec):
     prefill_per_request_s: NotNegative = 0.0
     decode_fraction: NotNegative = 0.0
     decode_per_request_s: NotNegative = 0.0
+
+    def scaled(self, *, prefill: float, decode: float) -> Interference:
+        """Return the same with what is added to either pool's steps times its factor."""
+        return _scaled(_scaled(self, "prefill_", prefill), "decode_", decode)
+
+
+Coefficients = TypeVar("Coefficients", StepCoefficients, PathCoefficients, Interference)
+
+
+def _scaled(found: Coefficients, affix: str, factor: float) -> Coefficients:
+    """Multiply the fields whose names begin or end with *affix*."""
+    names = [f.name for f in fields(found) if f.name.startswith(affix) or f.name.endswith(affix)]
+    return replace(found, **{name: factor * getattr(found, name) for name in names})

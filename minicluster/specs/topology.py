@@ -6,11 +6,11 @@ import itertools
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, one_of
+from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,14 +37,14 @@ class TierSpec(Spec):
     Attributes:
         name: `hb`, `rack`, `pod`, `zone` or whatever the site calls it.
         gpus: inside one unit of this tier; a multiple of the tier before.
-        bytes_per_s: bandwidth in bytes.
-        gbyte_per_s: or in gigabytes.
-        gbit_per_s: or in gigabits, as NICs and switches are sold.
+        gbit_per_s: as NICs and switches are sold.
         two_way: the number counts both directions, as NVLink is advertised; half of it is taken.
         efficiency_fraction: what large transfers achieve; left out: the GPU's own.
         latency_s: what a hop across this tier adds to one across the tier before.
         oversubscription: downlinks per uplink on the way into this tier, 1 or more; cumulative.
     """
+
+    _TABLE: ClassVar[str] = "tiers.{0.name}"
 
     name: str
     gpus: Count
@@ -56,21 +56,17 @@ class TierSpec(Spec):
     latency_s: NotNegative | None = None
     oversubscription: float = 1.0
 
-    def _place(self, key: str) -> str:
-        return f"tiers.{self.name}.{key}"
-
     def _check(self) -> None:
         place = f"tiers.{self.name}"
         units = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
         if len(units) > 1:
-            raise InputError(
-                f"{place}: {' and '.join(units)}", "given together", "exactly one bandwidth"
-            )
+            both = " and ".join(units)
+            raise InputError(f"{place}: {both}", "given together", "exactly one bandwidth")
         if self.two_way and not units:
             raise InputError(f"{place}.two_way", "true", "a bandwidth in the same table")
         if not self.oversubscription >= 1:
-            where = f"{place}.oversubscription"
             expected = "1 or more: downlinks for each uplink"
+            where = f"{place}.oversubscription"
             raise InputError(where, self.oversubscription, expected, "1:7 is written 7")
         found = self.one_way_bytes_per_s
         if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
@@ -127,11 +123,9 @@ DOMAIN, NETWORK = "hb", "network"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """
-    Tiers from the HB domain outwards. GPUs are numbered so that units are contiguous.
+    Tiers from the HB domain outwards, the last of which holds every GPU.
 
-    Attributes:
-        gpus_per_node: GPUs that share a host.
-        tiers: at least one; the last holds every GPU.
+    GPUs are numbered so that units are contiguous.
     """
 
     name: str
@@ -154,10 +148,6 @@ class Topology:
         """Return how many units of a tier there are."""
         return self.gpus // self.tiers[tier].gpus
 
-    def unit(self, gpu: int, tier: int) -> int:
-        """Return the unit of a tier that a GPU is in."""
-        return gpu // self.tiers[tier].gpus
-
     def meeting(self, gpus: Sequence[int]) -> int:
         """
         Return the innermost tier of which one unit holds all *gpus*; 0 for the HB domain.
@@ -177,9 +167,8 @@ class Topology:
         for index, tier in enumerate(self.tiers):
             if gpus <= tier.gpus:
                 return index
-        raise InputError(
-            f"topology {self.name}: GPUs", gpus, f"at most the {self.gpus} that there are"
-        )
+        expected = f"at most the {self.gpus} that there are"
+        raise InputError(f"topology {self.name}: GPUs", gpus, expected)
 
     def spans(self, group: int, stride: int = 1) -> tuple[int, ...]:
         """
@@ -228,7 +217,6 @@ def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
             raise InputError(where, tier.oversubscription, expected)
 
 
-STATES = ("ok", "spare", "down")
 NUMBERED = re.compile(r"node-(\d+)")
 """Names of nodes in a cluster that lists none."""
 
@@ -240,24 +228,20 @@ class Node(Spec):
 
     Attributes:
         name: as the cluster manager knows it.
-        gpus: that it has.
         units: tier to unit, for example `{hb = "h0", rack = "r0", pod = "p0"}`; a tier that
             holds everything may be left out.
         rails: of its GPUs, in order; empty: 0, 1, 2 ….
-        state: `ok`, `spare` or `down`.
     """
+
+    _TABLE: ClassVar[str] = "nodes.{0.name}"
 
     name: str
     gpus: Count
     units: dict[str, str]
     rails: tuple[int, ...] = ()
-    state: str = "ok"
-
-    def _place(self, key: str) -> str:
-        return f"nodes.{self.name}.{key}"
+    state: Annotated[str, choice("ok", "spare", "down")] = "ok"
 
     def _check(self) -> None:
-        one_of(STATES, **{self._place("state"): self.state})
         if self.rails and len(self.rails) != self.gpus:
             expected = f"{self.gpus}, one for each GPU"
             raise InputError(self._place("rails"), list(self.rails), expected)
@@ -265,16 +249,10 @@ class Node(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """
-    `[[nodes]]`: every host; overrides the sizes of the tiers.
-
-    Attributes:
-        nodes: in the order in which GPUs are numbered.
-        tiers: names from the inside out.
-    """
+    """`[[nodes]]`: every host, in the order of its GPUs; overrides the sizes of *tiers*."""
 
     nodes: tuple[Node, ...]
-    tiers: tuple[str, ...] = field(default=())
+    tiers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -285,25 +263,20 @@ class Inventory:
         for node in self.nodes:
             unknown = sorted(set(node.units) - set(self.tiers))
             if unknown:
-                raise InputError(
-                    f"nodes.{node.name}.units", unknown[0], "one of " + ", ".join(self.tiers)
-                )
+                where, expected = f"nodes.{node.name}.units", "one of " + ", ".join(self.tiers)
+                raise InputError(where, unknown[0], expected)
         self._check_nesting()
 
     def _check_nesting(self) -> None:
         """Refuse a unit whose nodes are in two units of a tier further out."""
         parents: dict[tuple[str, str, str], str] = {}
         for node in self.nodes:
-            for depth, tier in enumerate(self.tiers):
-                for outer in self.tiers[depth + 1 :]:
-                    if tier not in node.units or outer not in node.units:
-                        continue
-                    key = (tier, node.units[tier], outer)
-                    seen = parents.setdefault(key, node.units[outer])
-                    if seen != node.units[outer]:
-                        where = f"nodes.{node.name}.units.{outer}"
-                        expected = f"{seen}: {tier} {node.units[tier]} has other nodes there"
-                        raise InputError(where, node.units[outer], expected)
+            known = [(tier, node.units[tier]) for tier in self.tiers if tier in node.units]
+            for (tier, unit), (outer, found) in itertools.combinations(known, 2):
+                seen = parents.setdefault((tier, unit, outer), found)
+                if seen != found:
+                    where = f"nodes.{node.name}.units.{outer}"
+                    raise InputError(where, found, f"{seen}: {tier} {unit} has other nodes there")
 
     @property
     def gpus(self) -> int:

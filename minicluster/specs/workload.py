@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
+
+NEEDED = {"fixed": {"mean"}, "uniform": {"low", "high"}, "lognormal": {"median", "sigma", "high"}}
+"""Keys that each distribution of lengths needs; it takes no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class Lengths(Spec):
         sigma: lognormal: standard deviation of the logarithm.
     """
 
-    distribution: str = "fixed"
+    distribution: Annotated[str, choice(*NEEDED)] = "fixed"
     mean: Count | None = None
     low: Count | None = None
     high: Count | None = None
@@ -33,12 +37,7 @@ class Lengths(Spec):
     sigma: NotNegative | None = None
 
     def _check(self) -> None:
-        one_of(("fixed", "uniform", "lognormal"), distribution=self.distribution)
-        needed = {
-            "fixed": {"mean"},
-            "uniform": {"low", "high"},
-            "lognormal": {"median", "sigma", "high"},
-        }[self.distribution]
+        needed = NEEDED[self.distribution]
         for key in ("mean", "low", "high", "median", "sigma"):
             value = getattr(self, key)
             if key in needed and value is None:
@@ -73,14 +72,13 @@ class WorkloadSpec(Spec):
         trace: file of arrivals that replaces rate and lengths.
     """
 
+    _TABLE: ClassVar[str] = "workload"
+
     requests_per_s: Positive
     input_tokens: Lengths
     output_tokens: Lengths
     prefix_tokens: Whole = 0
     trace: str | None = None
-
-    def _place(self, key: str) -> str:
-        return f"workload.{key}"
 
     def _check(self) -> None:
         if self.prefix_tokens >= self.input_tokens.max_tokens:

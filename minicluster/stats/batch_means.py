@@ -48,12 +48,10 @@ def quantile_interval(
     Returns:
         The upper end is `None` where it lies beyond the largest value.
 
-    Source:
-        Batch means of the indicator, inverted: Asmussen and Glynn, *Stochastic Simulation*,
-        chapter IV. Never narrower than for independent values.
+    Source: batch means of the indicator, inverted: Asmussen and Glynn, *Stochastic Simulation*,
+    chapter IV. Never narrower than for independent values.
 
-    Ignores:
-        Correlation over more than a stretch, 1/32 of the run.
+    Ignores correlation over more than a stretch, 1/32 of the run.
     """
     weight = np.ones(len(values)) if weights is None else weights
     order = np.argsort(values, kind="stable")
@@ -102,16 +100,7 @@ def mean_interval(
 def batch_means(
     values: NDArray[np.float64], count: int, weights: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """
-    Weighted means of *count* stretches of a series, as nearly equally long as can be.
-
-    Args:
-        values: in the order of time, shape (n,), n >= *count*.
-        weights: how often each value counts, shape (n,); absent: once.
-
-    Returns:
-        Means in the order of time, shape (count,).
-    """
+    """Weighted means of *count* <= n stretches of a series, as nearly equally long as can be."""
     weight = np.ones(len(values)) if weights is None else weights
     starts = np.arange(count) * len(values) // count
     totals = np.add.reduceat(values * weight, starts)

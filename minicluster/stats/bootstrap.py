@@ -61,13 +61,9 @@ def differences(
     Return differences of means or percentiles of two series, second minus first.
 
     Args:
-        first: in the order of time, shape (n,).
-        second: shape (m,); n if *paired*.
+        first, second: in the order of time, shapes (n,) and (m,).
         statistics: names as in `LatencySummary.at`.
-        paired: whether the k-th values belong to the same request, and are resampled together.
-
-    Returns:
-        One difference for each of *statistics*.
+        paired: the k-th values belong to the same request, and are resampled together; n = m.
 
     Source:
         Block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ ROUNDING_DIGITS = 6
 MAX_CORRELATION = 0.9
 """Largest correlation of batches that is believed: a higher one is an endless trend."""
 
+MOST_COUNTED = 1 << 40
+"""Number of values that is never needed: fractions so close count as equal."""
+
 RESERVE = 10.0
 """Design effect that a run must be long enough for: a shorter run may contain no burst."""
 
@@ -51,7 +55,7 @@ class DesignEffect:
     The number of values of one run that carry as much information as one independent value.
 
     Attributes:
-        estimate: the estimate, at least 1.
+        estimate: at least 1.
         freedom: degrees of freedom of the estimate; infinite if it is known exactly.
     """
 
@@ -63,9 +67,8 @@ class DesignEffect:
         """
         The estimate times (t / z)^2, with the quantile t of Student's distribution for `freedom`.
 
-        Source:
-            Degrees of freedom in effective numbers: Korn and Graubard (1998), *Survey
-            Methodology* 24. The factor approaches 1 for runs that are long against their queues.
+        The factor approaches 1 for runs that are long against their queues. Source: degrees of
+        freedom in effective numbers: Korn and Graubard (1998), *Survey Methodology* 24.
         """
         return self.estimate * (student(self.freedom, CONFIDENCE) / Z) ** 2
 
@@ -88,11 +91,8 @@ def design_effect(values: NDArray[np.float64]) -> DesignEffect:
     estimate twice the effect. The largest over the levels l counts, including low levels for a
     limit that nearly all values meet: a run between two bursts shows them nowhere else.
 
-    Args:
-        values: in the order of time, misses infinite, shape (n,).
-
-    Returns:
-        1 if neighbours are not correlated.
+    *values* are in the order of time, misses infinite, shape (n,). The effect is 1 if neighbours
+    are not correlated.
 
     Source:
         Batch means as an autoregression: Fishman (1971), *Management Science* 18. Both
@@ -119,9 +119,8 @@ def share_interval(share: float, count: int, effect: float) -> ShareInterval:
     """
     Return Wilson's interval of a fraction of *count* values with the design effect *effect*.
 
-    Source:
-        Wilson (1927), JASA 22; effective number as in Korn and Graubard (1998), *Survey
-        Methodology* 24.
+    Source: Wilson (1927), JASA 22; effective number as in Korn and Graubard (1998), *Survey
+    Methodology* 24.
     """
     n, z2 = count / effect, Z**2
     middle = share + z2 / (2 * n)
@@ -158,27 +157,16 @@ def percentile_interval(values: NDArray[np.float64], level: float, effect: float
 
 
 def count_needed(share: float, target: float, effect: float) -> int | None:
-    """
-    Return the number of values at which the interval of *share* excludes *target*.
-
-    Returns:
-        `None` if both are equal.
-    """
+    """Return the number of values whose interval of *share* excludes *target*; `None`: equal."""
     if share == target:
         return None
-    count = 1
-    while _contains(share_interval(share, count, effect), target):
-        count *= 2
-        if count > 1 << 40:
-            return None
-    low = count // 2
-    while count - low > 1:
-        middle = (low + count) // 2
-        if _contains(share_interval(share, middle, effect), target):
-            low = middle
-        else:
-            count = middle
-    return count
+    counts = range(1, MOST_COUNTED)
+
+    def excludes(count: int) -> bool:
+        return not _contains(share_interval(share, count, effect), target)
+
+    at = bisect_left(counts, True, key=excludes)  # noqa: FBT003  (what is looked for)
+    return counts[at] if at < len(counts) else None
 
 
 def samples_needed(level: float) -> int:

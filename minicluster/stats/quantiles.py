@@ -42,12 +42,7 @@ def quantile(values: ArrayLike, level: float) -> float:
     With this definition "p99 <= limit" and "99 % are within the limit" are the same statement;
     an interpolated percentile is not.
 
-    Args:
-        values: in any order, shape (n,).
-        level: above 0, at most 1.
-
-    Returns:
-        0 if there are no values.
+    *level* is above 0. Without values it is 0.
     """
     array = np.asarray(values, dtype=np.float64)
     return float(quantiles(array, [level])[0]) if len(array) else 0.0
@@ -66,10 +61,7 @@ def weighted_quantile(
     """
     Return the smallest value that at least a share *level* of the weight does not exceed.
 
-    Args:
-        ascending: values in ascending order, shape (n,), n > 0.
-        level: at least 0, at most 1.
-        weights: how often each value counts, shape (n,).
+    *ascending* are at least one value; *weights* say how often each counts, shape (n,).
     """
     cumulative = np.cumsum(weights)
     at = int(np.searchsorted(cumulative, level * cumulative[-1] * (1 - 1e-12)))

@@ -29,16 +29,14 @@ def mser5(values: NDArray[np.float64]) -> tuple[int, bool]:
         least s2(d) / (m - d) over d <= m/2, s2(d): variance of the means of 5 from the d-th on
         (docs/model.md, eq. Q7)
 
-    Args:
-        values: one latency of all requests, in their order, finite, shape (n,).
+    *values* are one latency of all requests, in their order, finite, shape (n,).
 
     Returns:
         First request that counts, and whether the run settled: the best cut is not the last one
         that was tried.
 
-    Source:
-        White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for
-        simulation", WSC 2000.
+    Source: White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for
+    simulation", WSC 2000.
     """
     groups = len(values) // GROUP
     if groups < FEWEST_GROUPS:
@@ -62,12 +60,7 @@ def mser5_of_measured(values: NDArray[np.float64]) -> tuple[int, bool]:
     rest: a burst is no warm-up, and a run without its bursts looks better than it is. A simulation
     needs no such check: it starts empty, so that it always has a warm-up.
 
-    Args:
-        values: one latency of all requests in the order of their arrival; infinite ones count
-            as the largest finite one, shape (n,).
-
-    Returns:
-        As `mser5`.
+    Infinite values count as the largest finite one.
     """
     finite = values[np.isfinite(values)]
     if not len(finite):

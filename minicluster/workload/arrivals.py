@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.errors import InputError
-
 if TYPE_CHECKING:
-    from minicluster.specs.workload import Lengths, WorkloadSpec
+    from minicluster.specs.workload import Lengths
 
 
 CONTENT_TOKENS = 512
@@ -25,14 +23,13 @@ class Arrivals:
     Requests in order of arrival.
 
     Attributes:
-        due_s: arrival times from the start, ascending, shape (n,).
-        input_tokens: prompt lengths, shape (n,).
-        output_tokens: lengths to generate, shape (n,).
-        previous: index of the request that has to be answered first, -1: none, shape (n,);
+        due_s: arrival times from the start, ascending, shape (n,), like the arrays below.
+        output_tokens: lengths to generate.
+        previous: index of the request that has to be answered first, -1: none;
             `None`: no request waits for another. `due_s` of a waiting request has no meaning.
-        think_s: from the end of the previous request to the arrival of this one, shape (n,).
-        prefix_tokens: prompt tokens that are in the prefix cache of every replica, shape (n,).
-        session: conversation, whose earlier turns are a prefix of the prompt; -1: none, shape (n,).
+        think_s: from the end of the previous request to the arrival of this one.
+        prefix_tokens: prompt tokens that are in the prefix cache of every replica.
+        session: conversation, whose earlier turns are a prefix of the prompt; -1: none.
         content: for each request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids
             mean equal tokens. `None`: unknown.
     """
@@ -76,33 +73,3 @@ def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
     normal = np.array([NormalDist().inv_cdf(level) for level in levels])
     drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * normal)
     return np.clip(np.rint(drawn), 1, lengths.max_tokens)
-
-
-def poisson_arrivals(workload: WorkloadSpec, *, duration_s: float, seed: int) -> Arrivals:
-    """
-    Draw Poisson arrivals over *duration_s* seconds.
-
-    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, so
-    that changing one distribution leaves the draws of the others as they were.
-
-    Raises:
-        InputError: the duration is not positive, or nothing arrives in it.
-    """
-    if not duration_s > 0:
-        raise InputError("duration_s", duration_s, "more than 0 seconds")
-    gaps, prompts, outputs = (
-        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
-    )
-    mean_count = workload.requests_per_s * duration_s
-    drawn = int(mean_count + 10 * np.sqrt(mean_count) + 10)
-    due = np.cumsum(gaps.exponential(1 / workload.requests_per_s, size=drawn))
-    due = due[due < duration_s]
-    if not len(due):
-        raise InputError(
-            "duration_s", duration_s, f"long enough for {workload.requests_per_s} requests/s"
-        )
-    return Arrivals(
-        due_s=due,
-        input_tokens=sample_lengths(workload.input_tokens, len(due), prompts),
-        output_tokens=sample_lengths(workload.output_tokens, len(due), outputs),
-    )

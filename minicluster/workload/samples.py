@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +31,15 @@ OUTCOMES = {
 TURNED_AWAY = ("shed", "refused", "client")
 """Outcomes of requests that reached no engine; the simulation has no admission control."""
 
+EARLIER_PHASES = {PREFILL, HANDOFF}
+"""Phases that an endpoint of this version never reports without the queue of prefill."""
+
 
 def turned_away(outcome: str, detail: str | None) -> bool:
     """
     Return whether the endpoint refused a request (4xx, 503), or never received it.
 
-    Args:
-        outcome: one of `OUTCOMES`.
-        detail: of the outcome; that of a bad status begins with the status.
+    The *detail* of a bad status begins with the status.
     """
     client_error = outcome == "bad_status" and (detail or "").startswith("4")
     return outcome in TURNED_AWAY or client_error
@@ -54,14 +56,11 @@ class Sample:
         due_s: scheduled arrival.
         send_s: when the client began to send it; later than `due_s` by the client's own lag.
         end_s: when its stream closed, or it failed.
-        asked_input_tokens: scheduled prompt length, which was sent.
-        asked_output_tokens: scheduled output length, which was requested.
-        input_tokens: prompt length in the server's `usage`.
-        output_tokens: tokens generated according to `usage`.
+        asked_input_tokens, asked_output_tokens: what was sent, and asked for.
+        input_tokens, output_tokens: what the server's `usage` says.
         chunk_s: arrival of each chunk that carried tokens.
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
-        outcome: one of `OUTCOMES`.
-        detail: details of an outcome that is not ok.
+        outcome: one of `OUTCOMES`; `detail` says more of one that is not ok.
         phases_s: phases of TTFT as the server reports them, in the `Server-Timing` header and in
             `metrics` of the stream (vLLM); empty if it reports none. Names of `minicluster.phases`;
             those that another server uses stay as they are.
@@ -150,10 +149,8 @@ class Sample:
 
 def to_line(sample: Sample) -> str:
     """Write *sample* as one line of JSON, times to the microsecond."""
-    row: dict[str, object] = {}
-    for column in fields(Sample):
-        value = getattr(sample, column.name)
-        row[column.name] = round(value, 6) if isinstance(value, float) else value
+    values = {column.name: getattr(sample, column.name) for column in fields(Sample)}
+    row = {key: round(v, 6) if isinstance(v, float) else v for key, v in values.items()}
     row["chunk_s"] = [round(t, 6) for t in sample.chunk_s]
     row["phases_s"] = {name: round(t, 6) for name, t in sample.phases_s.items()}
     return json.dumps(row, separators=(",", ":"))
@@ -175,12 +172,8 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
     except UnicodeDecodeError:
         raise InputError(str(path), "binary data", "samples written by `loadtest run`") from None
     lines = text.split("\n")[:-1]
-    return tuple(
-        sorted(
-            (_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1)),
-            key=lambda sample: sample.index,
-        )
-    )
+    found = (_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1))
+    return tuple(sorted(found, key=lambda sample: sample.index))
 
 
 def _from_line(line: str, place: str) -> Sample:
@@ -194,4 +187,11 @@ def _from_line(line: str, place: str) -> Sample:
         sum(sample.phases_s.values(), sample.index + (sample.output_tokens or 0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None
+    if sample.phases_s.keys() >= EARLIER_PHASES and PREFILL_QUEUE not in sample.phases_s:
+        raise InputError(
+            place,
+            "of an earlier version, in which `prefill` contained its queue",
+            "a sample of this version",
+            "repeat `loadtest run`",
+        )
     return sample

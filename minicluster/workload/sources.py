@@ -54,8 +54,8 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     """
     Draw *count* requests.
 
-    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, the
-    same ones as `poisson_arrivals`: of a Poisson source these are its first *count* arrivals.
+    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, so
+    that changing one distribution leaves the draws of the others as they were.
 
     Raises:
         InputError: *count* is not positive.

@@ -51,13 +51,7 @@ class TraceRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """
-    What a file says.
-
-    Attributes:
-        arrivals: its requests, the first one at 0 seconds.
-        skipped: requests without an answer that were left out.
-    """
+    """Requests of a file, the first at 0 seconds, and how many without an answer were left out."""
 
     arrivals: Arrivals
     skipped: int

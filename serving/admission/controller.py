@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.routing import chooser
-from serving.admission.policy import InflightLoad, Margin, Shed, decide, work_s
+from serving.admission.policy import (
+    AdmissionForecast,
+    InflightLoad,
+    Margin,
+    RequestCost,
+    Shed,
+    decide,
+    request_cost,
+    work_s,
+)
+from serving.request.length import TokenCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.admission.policy import AdmissionForecast, RequestCost
     from serving.protocol.endpoint_config import EndpointConfig
 
 ADMISSION = "MINICLUSTER_ADMISSION"
@@ -27,6 +37,12 @@ WINDOW = 400
 
 MIN_SAMPLES = 20
 """Requests before residuals count; until then the step model's own error is the margin."""
+
+TOO_MANY_ONGOING = Shed(
+    reason="key",
+    message="This key has as many requests under way as it may; wait for one to end.",
+    retry_after_s=1,
+)
 
 
 def read_admission(environment: Mapping[str, str]) -> bool:
@@ -68,40 +84,64 @@ class ResidualWindow:
         return max(0.0, self._median) if len(self._residuals) >= MIN_SAMPLES else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyHolder:
+    """
+    The holder of an API key.
+
+    Attributes:
+        max_ongoing: most requests in flight at once; `None`: no limit of its own.
+    """
+
+    name: str = ""
+    max_ongoing: int | None = None
+
+
+ANONYMOUS = KeyHolder()
+"""The client of every request to an endpoint without keys."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The in-flight requests of the replicas of one role in one domain."""
+
+    replicas: int
+    work_s: float = 0.0
+    waiting: int = 0
+    sequences: int = 0
+    context_tokens: float = 0.0
+    per_token_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class InflightRequest:
     """
     One admitted request, until it ends.
 
     Attributes:
-        cost: what it was admitted for.
         domain: the domain that answers.
-        prefill: role and domain of the replicas that compute its prompts.
+        prefill: the replicas that compute its prompts.
         work_s: of these, until its first token.
-        per_token_s: seconds between tokens of the replicas that answer; 0 for prompts computed
-            elsewhere.
+        forecast: without margin; `None`: there is no plan, or admission is off.
         waiting: whether its first token is still to come.
-        forecast: what was forecast; `None`: there is no plan, or admission is off.
     """
 
-    __slots__ = ("cost", "domain", "forecast", "per_token_s", "prefill", "waiting", "work_s")
+    cost: RequestCost
+    domain: str
+    prefill: _Pool
+    work_s: float
+    forecast: AdmissionForecast | None = None
+    client: KeyHolder = ANONYMOUS
+    waiting: bool = True
 
-    def __init__(
-        self,
-        cost: RequestCost,
-        domain: str,
-        prefill: tuple[str, str],
-        work_s: float,
-        forecast: AdmissionForecast | None = None,
-    ) -> None:
-        """Start before the first token."""
-        self.cost = cost
-        self.domain = domain
-        self.prefill = prefill
-        self.work_s = work_s
-        # Small: as many join in a step as there are, over the steps that each request takes.
-        self.per_token_s = work_s / (cost.output_tokens + 1) if cost.local else 0.0
-        self.waiting = True
-        self.forecast = forecast
+    @property
+    def per_token_s(self) -> float:
+        """
+        Seconds that its prompts add between tokens of the replicas that answer.
+
+        Small: as many requests join in a step as there are, over the steps that each one takes.
+        """
+        return self.work_s / (self.cost.output_tokens + 1) if self.cost.local else 0.0
 
     @property
     def context_tokens(self) -> float:
@@ -119,60 +159,60 @@ class InflightRequests:
     def __init__(self, config: EndpointConfig) -> None:
         """Start with no requests and the planned replicas."""
         first, last = config.prefilling, config.answering
+        near = {domain: config.prefill_domain(domain) for domain in last.replicas}
         self.domains = tuple(last.replicas)
-        self._pool = last
-        self._prefill_domain = {domain: config.prefill_domain(domain) for domain in self.domains}
-        self._replicas = {
-            **{("prefill", near): first.replicas[near] for near in self._prefill_domain.values()},
-            **{(last.role, domain): number for domain, number in last.replicas.items()},
+        self._size = last
+        predicted = config.prediction
+        used = {} if predicted is None else predicted.utilisation_fraction
+        self._prefill_busy_fraction = min(1.0, used.get("prefill", 1.0))
+        self._pools = {
+            **{("prefill", domain): _Pool(first.replicas[domain]) for domain in near.values()},
+            **{(last.role, domain): _Pool(number) for domain, number in last.replicas.items()},
         }
-        self._work_s = dict.fromkeys(self._replicas, 0.0)
-        self._waiting = dict.fromkeys(self._replicas, 0)
-        self._sequences = dict.fromkeys(self.domains, 0)
-        self._context = dict.fromkeys(self.domains, 0.0)
-        self._per_token_s = dict.fromkeys(self.domains, 0.0)
+        self._prefill = {domain: self._pools["prefill", near[domain]] for domain in near}
+        self._decode = {domain: self._pools[last.role, domain] for domain in near}
 
     def load(self, domain: str) -> InflightLoad:
         """Return the load that a request answered in *domain* would meet."""
-        prefill, decode = ("prefill", self._prefill_domain[domain]), (self._pool.role, domain)
+        prefill, decode = self._prefill[domain], self._decode[domain]
         return InflightLoad(
-            prefill_work_s=self._work_s[prefill],
-            prefill_replicas=self._replicas[prefill],
-            sequences=self._sequences[domain],
-            context_tokens=self._context[domain],
-            decode_replicas=self._replicas[decode],
-            max_batch_size=self._pool.max_num_seqs,
-            max_step_tokens=self._pool.max_num_batched_tokens,
-            local_work_s=self._work_s[decode],
-            local_per_token_s=self._per_token_s[domain],
+            prefill_work_s=prefill.work_s,
+            prefill_replicas=prefill.replicas,
+            sequences=decode.sequences,
+            context_tokens=decode.context_tokens,
+            decode_replicas=decode.replicas,
+            max_batch_size=self._size.max_num_seqs,
+            max_step_tokens=self._size.max_num_batched_tokens,
+            prefill_busy_fraction=self._prefill_busy_fraction,
+            local_work_s=decode.work_s,
+            local_per_token_s=decode.per_token_s,
         )
 
     def backlog_s(self) -> dict[str, float]:
         """Return the seconds of prefill still needed, by the domain that computes it."""
-        found = dict.fromkeys((domain for _, domain in self._work_s), 0.0)
-        for (_, domain), seconds in self._work_s.items():
-            found[domain] += seconds
+        found: dict[str, float] = {}
+        for (_, domain), pool in self._pools.items():
+            found[domain] = found.get(domain, 0.0) + pool.work_s
         return found
 
     def per_replica(self) -> list[float]:
         """Return the sequences per answering replica, in the order of `domains`."""
-        role = self._pool.role
-        return [self._sequences[each] / self._replicas[role, each] for each in self.domains]
+        return [pool.sequences / pool.replicas for pool in self._decode.values()]
 
     def set_replicas(self, live: Mapping[tuple[str, str], int]) -> None:
         """Take the live replicas by (role, domain), at least one; other pools keep their number."""
-        for key in self._replicas.keys() & live.keys():
-            self._replicas[key] = max(1, live[key])
+        for key in self._pools.keys() & live.keys():
+            self._pools[key].replicas = max(1, live[key])
 
     @property
     def waiting(self) -> int:
         """Requests without a first token."""
-        return sum(self._waiting.values())
+        return sum(pool.waiting for pool in self._pools.values())
 
     @property
     def sequences(self) -> int:
         """Sequences admitted and not finished."""
-        return sum(self._sequences.values())
+        return sum(pool.sequences for pool in self._decode.values())
 
     def start(
         self,
@@ -182,13 +222,16 @@ class InflightRequests:
         forecast: AdmissionForecast | None = None,
     ) -> InflightRequest:
         """Count a request that was admitted into *domain*."""
-        decode, remote = (self._pool.role, domain), ("prefill", self._prefill_domain[domain])
-        request = InflightRequest(cost, domain, decode if cost.local else remote, work_s, forecast)
-        self._work_s[request.prefill] += work_s
-        self._waiting[request.prefill] += 1
-        self._per_token_s[domain] += request.per_token_s
-        self._sequences[domain] += cost.sequences
-        self._context[domain] += request.context_tokens
+        decode = self._decode[domain]
+        prefill = decode if cost.local else self._prefill[domain]
+        request = InflightRequest(
+            cost=cost, domain=domain, prefill=prefill, work_s=work_s, forecast=forecast
+        )
+        prefill.work_s += work_s
+        prefill.waiting += 1
+        decode.sequences += cost.sequences
+        decode.context_tokens += request.context_tokens
+        decode.per_token_s += request.per_token_s
         return request
 
     def first_token(self, request: InflightRequest) -> None:
@@ -196,19 +239,19 @@ class InflightRequests:
         if not request.waiting:
             return
         request.waiting = False
-        at = request.prefill
-        self._waiting[at] -= 1
+        prefill = request.prefill
+        prefill.waiting -= 1
         # Rounding errors of the sum would keep an idle pool from ever being idle: 0 is exact.
-        self._work_s[at] = self._work_s[at] - request.work_s if self._waiting[at] else 0.0
+        prefill.work_s = prefill.work_s - request.work_s if prefill.waiting else 0.0
 
     def end(self, request: InflightRequest) -> None:
         """Remove a request, however it ended."""
         self.first_token(request)
-        at = request.domain
-        self._sequences[at] -= request.cost.sequences
-        busy = self._sequences[at] > 0
-        self._context[at] = self._context[at] - request.context_tokens if busy else 0.0
-        self._per_token_s[at] = self._per_token_s[at] - request.per_token_s if busy else 0.0
+        decode = self._decode[request.domain]
+        decode.sequences -= request.cost.sequences
+        busy = decode.sequences > 0
+        decode.context_tokens = decode.context_tokens - request.context_tokens if busy else 0.0
+        decode.per_token_s = decode.per_token_s - request.per_token_s if busy else 0.0
 
 
 class AdmissionController:
@@ -217,12 +260,14 @@ class AdmissionController:
     def __init__(
         self, config: EndpointConfig, seed: int | None = None, *, sheds: bool = True
     ) -> None:
-        """Start idle; *seed* is for the choice among domains; without *sheds* all are admitted."""
+        """Start idle; *seed* is for the choice among domains; *sheds*: whether the SLO is kept."""
         self.sheds = sheds
         self.inflight = InflightRequests(config)
         self._config = config
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = chooser("power-of-two")
+        self._ongoing: Counter[str] = Counter()
+        self._token_counts = {kind: TokenCounts() for kind in ("chat", "completions")}
         fraction = 0.99 if config.slo is None else config.slo.level
         self._ttft, self._tpot = ResidualWindow(fraction), ResidualWindow(fraction)
         self._turn = 0
@@ -241,8 +286,28 @@ class AdmissionController:
             median_tpot_s=self._tpot.median_s,
         )
 
-    def admit(self, cost: RequestCost) -> InflightRequest | Shed:
-        """Choose a domain and admit a request, or shed it; without a plan all are admitted."""
+    def cost(self, kind: str, body: Mapping[str, Any]) -> RequestCost:
+        """Return the cost of a request of *kind*; of text as the answers so far suggest."""
+        return request_cost(kind, body, self._config, self._token_counts[kind].estimate)
+
+    def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
+        """
+        Admit a request into a domain, or shed it: for its client's limit, or for the SLO.
+
+        Without a plan, or with admission off, only the limits of clients count.
+        """
+        if client.max_ongoing is not None and self._ongoing[client.name] >= client.max_ongoing:
+            return TOO_MANY_ONGOING
+        found = self._placed(cost)
+        if isinstance(found, Shed):
+            if found.retry_after_s is None and cost.text_bytes:
+                self._token_counts[cost.kind].discount()
+        else:
+            found.client = client
+            self._ongoing[client.name] += 1
+        return found
+
+    def _placed(self, cost: RequestCost) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo
         domain = inflight.domains[self._choose(inflight.per_replica(), self._rng, self._turn)]
         self._turn += 1
@@ -260,8 +325,13 @@ class AdmissionController:
         if request.forecast is not None:
             self._ttft.add(ttft_s - request.forecast.ttft_s)
 
-    def end(self, request: InflightRequest, tpot_s: float | None) -> None:
-        """Record the end of a request, and its time per output token if it has one."""
+    def end(
+        self, request: InflightRequest, tpot_s: float | None, prompt_tokens: int | None = None
+    ) -> None:
+        """Record the end of a request; its time per output token and its prompt, if known."""
         self.inflight.end(request)
+        self._ongoing[request.client.name] -= 1
         if request.forecast is not None and tpot_s is not None:
             self._tpot.add(tpot_s - request.forecast.tpot_s)
+        if prompt_tokens is not None and request.cost.text_bytes:
+            self._token_counts[request.cost.kind].add(request.cost.text_bytes, prompt_tokens)

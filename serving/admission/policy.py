@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import step_time
-from serving.request.length import answer_tokens, prompt_tokens, prompts_in
-from serving.request.prefill_eligibility import must_be_local
+from serving.protocol.messages import Refusal
+from serving.request.length import answer_tokens, counted_text_bytes, prompt_tokens, prompts_in
+from serving.request.prefill import must_be_local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,11 +41,13 @@ class RequestCost:
     The cost of one request.
 
     Attributes:
-        prompt_tokens: of the prompt, as far as known; of several prompts the longest.
+        prompt_tokens: of the longest prompt, as far as known.
         output_tokens: expected tokens of each answer, at least 1.
         sequences: answers to all of its prompts.
         other_tokens: of the other prompts, one by one.
         local: whether the server that decodes also computes the prompt.
+        kind: `chat` or `completions`.
+        text_bytes: bytes of the one text that the engine's count of prompt tokens is for; 0: none.
     """
 
     prompt_tokens: float
@@ -52,6 +55,8 @@ class RequestCost:
     sequences: int = 1
     other_tokens: tuple[float, ...] = ()
     local: bool = False
+    kind: str = "completions"
+    text_bytes: int = 0
 
 
 def request_cost(
@@ -60,11 +65,7 @@ def request_cost(
     """
     Return the cost of a request that `serving.request.validation.check` accepted.
 
-    Args:
-        kind: `chat` or `completions`.
-        body: the request.
-        config: the plan; an answer of unknown length counts as the longest planned one.
-        estimate: tokens of text.
+    An answer of unknown length counts as the longest planned one.
     """
     prompts = prompts_in(kind, body)
     sizes = (min(prompt_tokens(each, estimate), float(config.max_model_len)) for each in prompts)
@@ -79,6 +80,8 @@ def request_cost(
         sequences=int(body.get("n") or 1) * len(prompts),
         other_tokens=tuple(others),
         local=local or not config.split,
+        kind=kind,
+        text_bytes=counted_text_bytes(kind, body),
     )
 
 
@@ -95,6 +98,7 @@ class InflightLoad:
         decode_replicas: replicas that share them.
         max_batch_size: sequences that one of these decodes at once.
         max_step_tokens: tokens of prompts that one of these computes in a step.
+        prefill_busy_fraction: share of the time in which a prefill replica computes.
         local_work_s: like `prefill_work_s`, for prompts that these compute themselves.
         local_per_token_s: seconds that such prompts add between two tokens of one replica, if
             each answer is followed by one like it.
@@ -107,6 +111,7 @@ class InflightLoad:
     decode_replicas: int
     max_batch_size: int
     max_step_tokens: int
+    prefill_busy_fraction: float = 1.0
     local_work_s: float = 0.0
     local_per_token_s: float = 0.0
 
@@ -114,6 +119,18 @@ class InflightLoad:
     def idle(self) -> bool:
         """Whether there is no request ahead."""
         return self.sequences == 0 and self.prefill_work_s <= 0 and self.local_work_s <= 0
+
+    def emptied(self) -> InflightLoad:
+        """Return the same replicas without requests."""
+        return replace(
+            self,
+            prefill_busy_fraction=0.0,
+            prefill_work_s=0.0,
+            sequences=0,
+            context_tokens=0.0,
+            local_work_s=0.0,
+            local_per_token_s=0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +163,21 @@ class Shed:
     The decision not to admit a request.
 
     Attributes:
-        reason: `ttft`, `tpot`; `unreachable`: not even on an idle cluster.
-        message: for the client.
+        reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: the client has
+            as many requests in flight as it may.
         retry_after_s: when there may be room; `None`: never.
     """
 
     reason: str
     message: str
     retry_after_s: int | None
+
+    @property
+    def refusal(self) -> Refusal:
+        """The answer that the client gets."""
+        code = "rate_limit_exceeded" if self.reason == "key" else f"slo_{self.reason}"
+        after_s = self.retry_after_s
+        return Refusal(status=429, message=self.message, code=code, retry_after_s=after_s)
 
 
 def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
@@ -188,8 +212,9 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
 
     TTFT: path, the work ahead shared by the replicas, the request's own prompt, the KV pull, the
     wait for a place where more are admitted than the batches hold, one decode step. TPOT: a decode
-    step with every admitted sequence in the batch, as far as it has places, prefill busy at the
-    same time, and in it the prompts that decode computes (docs/model.md, eq. G2 to G4).
+    step with every admitted sequence in the batch, as far as it has places, slowed by prefill for
+    the share of the time in which that is busy, and in it the prompts that decode computes
+    (docs/model.md, eq. G2 to G4).
 
     It decides in microseconds, so it is an estimate, the only one beside the event simulation
     (`sizing simulate`): of TTFT nearly always too high. `tests/serving/admission` compares the
@@ -229,7 +254,7 @@ def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     own_tokens = cost.sequences * (cost.prompt_tokens + cost.output_tokens)
     tokens = max(own_tokens, (load.context_tokens + own_tokens) / decoders)
     step_s = float(step_time.decode_s(model.decode, batch, tokens / batch))
-    return step_s if load.idle else step_s * (1 + model.interference.decode_fraction)
+    return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 
 
 def decide(
@@ -243,31 +268,18 @@ def decide(
     the step model alone decides, without margin, so that a margin learned under overload cannot
     shed every request for ever (docs/model.md, eq. G5).
 
-    Args:
-        model: the plan's step times.
-        slo: the plan's limits; a limit on the gaps between tokens counts as one on their mean.
-        cost: the request.
-        load: the replicas that it would use.
-        margin: the residuals of earlier forecasts.
+    A limit on the gaps between tokens counts as one on their mean.
 
     Returns:
         The forecast of what is admitted, without margin.
     """
-    idle = replace(
-        load,
-        prefill_work_s=0.0,
-        sequences=0,
-        context_tokens=0.0,
-        local_work_s=0.0,
-        local_per_token_s=0.0,
-    )
-    floor = forecast(model, cost, idle)
+    floor = forecast(model, cost, load.emptied())
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)
-    if load.idle:
-        return floor
     found = forecast(model, cost, load)
+    if load.idle:
+        return found
     more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
     late_s = found.ttft_s + more_s - slo.ttft_s
     if late_s > 0:

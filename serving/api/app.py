@@ -55,17 +55,17 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     )
     status = StatusRoutes(completions)
     routes = [
-        _post("/v1/completions", partial(completions.answer, "completions")),
-        _post("/v1/chat/completions", partial(completions.answer, "chat")),
-        _post("/internal/prefill", completions.time_prefill),
-        _get("/v1/models", status.models),
-        _get("/v1/models/{model:path}", status.model),
-        _get("/health", status.health),
-        _get("/ready", status.ready),
-        _get("/metrics", status.metrics),
-        _get("/plan", status.plan),
-        _get("/openapi.json", status.schema),
-        _get("/", status.page),
+        _route("POST", "/v1/completions", partial(completions.answer, "completions")),
+        _route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
+        _route("POST", "/internal/prefill", completions.time_prefill),
+        _route("GET", "/v1/models", status.models),
+        _route("GET", "/v1/models/{model:path}", status.model),
+        _route("GET", "/health", status.health),
+        _route("GET", "/ready", status.ready),
+        _route("GET", "/metrics", status.metrics),
+        _route("GET", "/plan", status.plan),
+        _route("GET", "/openapi.json", status.schema),
+        _route("GET", "/", status.page),
     ]
     cors = Middleware(
         CORSMiddleware,
@@ -80,12 +80,8 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     )
 
 
-def _post(path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(handler), methods=["POST"])
-
-
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(handler), methods=["GET"])
+def _route(method: str, path: str, handler: Handler) -> Route:
+    return Route(path, _with_id(handler), methods=[method])
 
 
 def _with_id(handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
+from serving.admission.controller import ANONYMOUS, KeyHolder
 from serving.protocol.messages import refuse
 from serving.request.validation import MAX_BODY_BYTES, refuse_long
 
@@ -35,19 +35,15 @@ SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
+class ApiKey(KeyHolder):
     """
     One API key; the secret itself is not kept.
 
     Attributes:
-        name: for logs and metrics.
         digest: SHA-256 of the secret.
-        max_ongoing: most requests in progress at once; `None`: no limit of its own.
     """
 
-    name: str
     digest: bytes
-    max_ongoing: int | None = None
 
 
 def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
@@ -156,22 +152,21 @@ def _key(line: str, place: str) -> ApiKey:
 
 
 class AccessControl:
-    """The checks before a request is parsed, and the number of requests in progress per key."""
+    """The checks before a request is parsed."""
 
     def __init__(self, keys: tuple[ApiKey, ...], origins: tuple[str, ...] = ()) -> None:
         """Take the keys and the allowed web origins; without keys every request is allowed."""
         self._keys = keys
         self._origins = frozenset(origins)
-        self._ongoing: Counter[str] = Counter()
 
     @property
     def needs_key(self) -> bool:
         """Whether requests need a key."""
         return bool(self._keys)
 
-    def key(self, request: Request) -> ApiKey | None:
+    def client(self, request: Request) -> KeyHolder:
         """
-        Return the key of a request; `None` where none is needed.
+        Return the client of a request; anonymous where no key is needed.
 
         A browser sends some cross-site requests without a preflight, and names the site in Origin:
         without this check any page could use an endpoint on its user's loopback.
@@ -190,26 +185,12 @@ class AccessControl:
                 )
                 refuse(403, message, code="origin_not_allowed")
         if not self._keys:
-            return None
+            return ANONYMOUS
         found = key_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")
         return found
-
-    def start(self, key: ApiKey | None) -> bool:
-        """Count a request of *key*; `False`: the key has as many in progress as its limit."""
-        if key is None:
-            return True
-        if key.max_ongoing is not None and self._ongoing[key.name] >= key.max_ongoing:
-            return False
-        self._ongoing[key.name] += 1
-        return True
-
-    def end(self, key: ApiKey | None) -> None:
-        """Count the end of a request that `start` accepted."""
-        if key is not None:
-            self._ongoing[key.name] -= 1
 
 
 async def read_body(request: Request) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import uuid
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
-
-    from serving.admission.policy import Shed
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +41,6 @@ def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
         status_code=refusal.status,
         headers={**refusal.headers, **more, **headers},
     )
-
-
-def error_event(refusal: Refusal) -> str:
-    """Return the server-sent event that ends a failed stream; no [DONE] follows."""
-    return f"data: {json.dumps(refusal.body)}\n\n"
 
 
 def refusal_of(error: Exception, request_id: str) -> Refusal:
@@ -76,13 +68,3 @@ def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
         if len(name) > 1 and (name in message or name.replace("_", " ") in message):
             return replace(refusal, param=name)
     return refusal
-
-
-def shed_refusal(shed: Shed) -> Refusal:
-    """Return the refusal of a request that is not admitted."""
-    return Refusal(
-        status=429,
-        message=shed.message,
-        code="slo_unreachable" if shed.retry_after_s is None else f"slo_{shed.reason}",
-        retry_after_s=shed.retry_after_s,
-    )

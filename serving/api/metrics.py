@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,7 +15,7 @@ from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from minicluster.plan import Prediction
     from serving.admission.controller import AdmissionController
@@ -29,8 +30,30 @@ SECONDS = (
 )
 """Bounds of the histograms, in seconds; the SLO's limit of a latency is added to its bounds."""
 
+HISTOGRAMS = {
+    "ttft": "Request to first token.",
+    "tpot": "Per token after the first.",
+    "itl": "Gap between two chunks.",
+    "e2e": "Request to last token.",
+    PREFILL_QUEUE: "Wait inside the prefill engine.",
+    PREFILL: "Prefill step.",
+    HANDOFF: "Prefill's answer to first token: queue, KV transfer, decode step.",
+}
+
 MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
 """Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredAnswer:
+    """A complete answer; *tpot_s* is `None` for one of a single token."""
+
+    ttft_s: float
+    tpot_s: float | None
+    e2e_s: float
+    gaps_s: list[float]
+    prompt_tokens: int
+    output_tokens: int
 
 
 class Metrics:
@@ -38,18 +61,17 @@ class Metrics:
 
     def __init__(self, config: EndpointConfig) -> None:
         """Make every series, so that a scrape before the first request finds them."""
+        self.recent = RecentLatencies()
         self._registry = CollectorRegistry()
         limits = {} if config.slo is None else config.slo.limits_s
         self._seconds = {
-            "ttft": self._histogram("ttft", "Request to first token.", limits.get("ttft")),
-            "tpot": self._histogram("tpot", "Per token after the first.", limits.get("tpot")),
-            "itl": self._histogram("itl", "Gap between two chunks.", limits.get("itl")),
-            "e2e": self._histogram("e2e", "Request to last token."),
-            PREFILL_QUEUE: self._histogram(PREFILL_QUEUE, "Wait inside the prefill engine."),
-            PREFILL: self._histogram(PREFILL, "Prefill step."),
-            HANDOFF: self._histogram(
-                HANDOFF, "Prefill's answer to first token: queue, KV transfer, decode step."
-            ),
+            name: Histogram(
+                f"minicluster_{name}_seconds",
+                text,
+                buckets=sorted({*SECONDS, limits.get(name, SECONDS[0])}),
+                registry=self._registry,
+            )
+            for name, text in HISTOGRAMS.items()
         }
         self._requests = self._counter("requests", "Requests by path and outcome.", "path outcome")
         self._shed = self._counter("shed", "Requests not admitted, by reason.", "reason")
@@ -82,29 +104,33 @@ class Metrics:
         rate.labels("load").set(config.workload.requests_per_s)
         rate.labels("capacity").set(config.prediction.capacity_requests_per_s)
 
-    def seconds(self, quantity: str, value_s: float) -> None:
-        """Observe a latency."""
-        self._seconds[quantity].observe(value_s)
-
-    def phases(self, phases: RequestPhases) -> None:
-        """Observe the phases of a TTFT, as far as the prefill pool took part."""
+    def first_token(self, ttft_s: float, phases: RequestPhases) -> None:
+        """Observe a TTFT, and its phases as far as the prefill pool took part."""
+        self._seconds["ttft"].observe(ttft_s)
         if phases.prefill_replica:
             for name in MEASURED:
                 self._seconds[name].observe(phases.phases_s[name])
 
-    def ended(self, path: str, outcome: str) -> None:
-        """Count a request that ended."""
+    def ended(self, path: str, outcome: str, answer: MeasuredAnswer | None) -> None:
+        """Count a request that ended, and observe its answer if that is complete."""
         self._requests.labels(path, outcome).inc()
+        self.recent.outcomes[outcome] += 1
+        if answer is None:
+            return
+        self._seconds["e2e"].observe(answer.e2e_s)
+        for gap_s in answer.gaps_s:
+            self._seconds["itl"].observe(gap_s)
+        if answer.tpot_s is not None:
+            self._seconds["tpot"].observe(answer.tpot_s)
+        self._tokens.labels("prompt").inc(answer.prompt_tokens)
+        self._tokens.labels("output").inc(answer.output_tokens)
+        self.recent.add(answer)
 
     def shed(self, reason: str) -> None:
         """Count a request that was not admitted."""
         self._shed.labels(reason).inc()
         self._requests.labels("none", "shed").inc()
-
-    def tokens(self, prompt: int, output: int) -> None:
-        """Count the tokens of an answer."""
-        self._tokens.labels("prompt").inc(prompt)
-        self._tokens.labels("output").inc(output)
+        self.recent.outcomes[f"shed: {reason}"] += 1
 
     def replicas(self, running: Mapping[tuple[str, str], int]) -> None:
         """Set the number of running replicas, by role and domain."""
@@ -121,12 +147,6 @@ class Metrics:
         self._margin.labels("ttft").set(margin.ttft_s)
         self._margin.labels("tpot").set(margin.tpot_s)
         return generate_latest(self._registry)
-
-    def _histogram(self, name: str, text: str, limit_s: float | None = None) -> Histogram:
-        bounds = sorted({*SECONDS, *(() if limit_s is None else (limit_s,))})
-        return Histogram(
-            f"minicluster_{name}_seconds", text, buckets=bounds, registry=self._registry
-        )
 
     def _counter(self, name: str, text: str, labels: str) -> Counter:
         """Return a counter; Prometheus's client adds `_total` to its name."""
@@ -159,18 +179,14 @@ class RecentLatencies:
     """The latencies of the last answers, and the outcomes of all requests."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[float, Mapping[str, float | None]]] = deque(maxlen=LAST_ANSWERS)
+        self.outcomes: Tally[str] = Tally()
+        self._last: deque[tuple[float, MeasuredAnswer]] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
-        self._outcomes: Tally[str] = Tally()
 
-    def add(self, latencies_s: Mapping[str, float | None], gaps_s: Iterable[float]) -> None:
-        """Add an answer that ends now, by quantity, and the gaps between its tokens."""
-        self._last.append((time.monotonic(), latencies_s))
-        self._gaps_s.extend(gaps_s)
-
-    def ended(self, outcome: str) -> None:
-        """Count a request that ended, or was not admitted."""
-        self._outcomes[outcome] += 1
+    def add(self, answer: MeasuredAnswer) -> None:
+        """Add an answer that ends now."""
+        self._last.append((time.monotonic(), answer))
+        self._gaps_s.extend(answer.gaps_s)
 
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
@@ -179,11 +195,10 @@ class RecentLatencies:
         return {
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
-            "outcomes": dict(self._outcomes),
-            **{
-                name: _statistics([value for _, each in last if (value := each[name])])
-                for name in ("ttft", "tpot", "e2e")
-            },
+            "outcomes": dict(self.outcomes),
+            "ttft": _statistics([each.ttft_s for _, each in last]),
+            "tpot": _statistics([each.tpot_s for _, each in last if each.tpot_s]),
+            "e2e": _statistics([each.e2e_s for _, each in last]),
             "itl": _statistics(list(self._gaps_s)),
         }
 

@@ -118,8 +118,10 @@ class ReadyCheck:
         )
         self._probing = asyncio.Lock()
         self._known = dict.fromkeys(config.pairing, (float("-inf"), ""))
-        self._prompt = [PROBE_TOKEN] * _probe_tokens(config)
-        self._splits = config.split and len(self._prompt) > config.routing.local_threshold_tokens
+        threshold = config.routing.local_threshold_tokens
+        # Beyond what decode computes itself, if there is room.
+        self._prompt = [PROBE_TOKEN] * min(threshold + 1, config.max_model_len - 1)
+        self._splits = config.split and len(self._prompt) > threshold
 
     @property
     def stale(self) -> bool:
@@ -182,7 +184,7 @@ class ReadyCheck:
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
         except RequestRefused as refused:
-            return f"a probe was refused: {refused.refusal.message}"
+            chunk = refused.refusal
         except Exception:  # noqa: BLE001  (a client would meet any of them, too)
             return "a probe failed"
         if isinstance(chunk, Refusal):
@@ -197,8 +199,3 @@ class ReadyCheck:
 
     def _record(self, domain: str, when_s: float, error: str) -> None:
         self._known[domain] = max(self._known[domain], (when_s, error))
-
-
-def _probe_tokens(config: EndpointConfig) -> int:
-    """Return the length of a probe: beyond what decode computes itself, if there is room."""
-    return min(config.routing.local_threshold_tokens + 1, config.max_model_len - 1)

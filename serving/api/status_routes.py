@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from serving.api.metrics import CONTENT_TYPE
-from serving.api.openapi import openapi
 from serving.protocol.endpoint_config import to_plain
 from serving.request.validation import check_model
 
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from serving.api.completions import CompletionRoutes
     from serving.protocol.endpoint_config import EndpointConfig
 
-PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+HERE = Path(__file__).parent
+PAGE = (HERE / "page.html").read_text(encoding="utf-8")
 """The page at `/`: one HTML file that loads nothing from other sites."""
+
+SCHEMA = (HERE / "openapi.yaml").read_text(encoding="utf-8")
+"""The OpenAPI schema, with places for the model and its longest answer."""
 
 
 def _hashes(tag: str) -> str:
@@ -53,7 +58,7 @@ class StatusRoutes:
         self._access = completions.access
         config = completions.config
         self._planned = _planned(config)
-        self._schema = openapi(config, needs_key=self._access.needs_key)
+        self._schema = _schema(config, needs_key=self._access.needs_key)
         self._card = {
             "id": config.model_id,
             "object": "model",
@@ -64,12 +69,12 @@ class StatusRoutes:
 
     async def models(self, request: Request, _request_id: str) -> Response:
         """List the one model."""
-        self._access.key(request)
+        self._access.client(request)
         return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, request: Request, _request_id: str) -> Response:
         """Describe the model."""
-        self._access.key(request)
+        self._access.client(request)
         check_model(request.path_params["model"], self._completions.config.model_id)
         return JSONResponse(self._card)
 
@@ -87,7 +92,7 @@ class StatusRoutes:
     async def metrics(self, request: Request, _request_id: str) -> Response:
         """Return the metrics in Prometheus's text format."""
         completions = self._completions
-        self._access.key(request)
+        self._access.client(request)
         await completions.readiness.running()
         text = completions.metrics.text(completions.admission)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
@@ -95,7 +100,7 @@ class StatusRoutes:
     async def plan(self, request: Request, _request_id: str) -> Response:
         """Return the plan, what is deployed, and what is measured."""
         completions = self._completions
-        self._access.key(request)
+        self._access.client(request)
         running = await completions.readiness.running()
         pools: dict[str, dict[str, dict[str, int]]] = {}
         for pool in completions.config.pools:
@@ -107,7 +112,7 @@ class StatusRoutes:
             engines.setdefault(role, {})[domain] = facts
         inflight, margin = completions.admission.inflight, completions.admission.margin
         measured: dict[str, Any] = {
-            **completions.recent.summary(),
+            **completions.metrics.recent.summary(),
             "outstanding": {"prefill": inflight.waiting, "all": inflight.sequences},
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
@@ -126,6 +131,14 @@ class StatusRoutes:
     async def page(self, _request: Request, _request_id: str) -> Response:
         """Return the live page; it asks for a key itself if one is needed."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
+
+
+def _schema(config: EndpointConfig, *, needs_key: bool) -> dict[str, Any]:
+    longest = str(config.max_model_len - 1)
+    text = SCHEMA.replace("LONGEST", longest).replace("MODEL_ID", json.dumps(config.model_id))
+    schema: dict[str, Any] = yaml.safe_load(text)
+    del schema["x-responses"]  # anchors only
+    return schema | ({"security": [{"key": []}]} if needs_key else {})
 
 
 def _planned(config: EndpointConfig) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from serving.cluster.local_cluster import (
 from serving.cluster.processes import cluster_processes
 from serving.cluster.raylets import ray_lines
 from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
-from serving.deployment.compile import ray_nodes
+from serving.deployment.compile import kind_of, ray_nodes
 from serving.deployment.manifest import KEYS_PATH
 
 app = typer.Typer(help="Labelled Ray cluster to deploy on.", no_args_is_help=True)
@@ -54,7 +54,7 @@ def up(
         raise InputError("cluster up", "a plan and --nodes", "one of the two")
     if plan is not None:
         deployment = read_deployment(plan)
-        raylets = ray_nodes(deployment, "cpu" if deployment.pools[0].gpu == "cpu" else "gpu")
+        raylets = ray_nodes(deployment, kind_of(deployment))
     else:
         raylets = numbered_nodes(nodes or 1, cpus or len(os.sched_getaffinity(0)))
     with progress() as report, terminable():
@@ -117,13 +117,12 @@ def lines(
     """Print the `ray start` command for each host of a plan."""
     deployment = read_deployment(plan)
     refuse_missing_certificates(os.environ)
-    kind = "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
     variables = shared_variables(os.environ)
     shared = " ".join(f"{name}={quote(value)}" for name, value in variables.items())
     token = quote(variables[TOKEN_PATH])
     typer.echo("# once; the same file on every host, readable by its owner only")
     typer.echo(f"(umask 077; openssl rand -hex 32 > {token})")
-    for line in ray_lines(ray_nodes(deployment, kind), head, shared):
+    for line in ray_lines(ray_nodes(deployment, kind_of(deployment)), head, shared):
         typer.echo(line)
     typer.echo("# then, on the head; with --open instead of a file of API keys no key is needed")
     up = f"serving up {plan} --address {head} --host 0.0.0.0"

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from minicluster.command import terminable
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import Deployment, Plan, read_plan_or_deployment
+from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
 from serving.api.auth import refuse_open
 from serving.cli.progress import progress
 from serving.cluster.ports import free_port
 from serving.cluster.state import read_state
+from serving.deployment.compile import kind_of
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
-from serving.operations.deploy import Site, bring_up
-from serving.operations.down import take_down
+from serving.operations.deploy import Site, bring_up, take_down
 from serving.request.length import read_token_limit
+
+if TYPE_CHECKING:
+    from minicluster.plan import Deployment
 
 
 def demo_model(
@@ -103,23 +107,25 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     planned = read if isinstance(read, Plan) else None
     if substitute and planned is None:
         raise InputError("--substitute", str(plan), "a plan: a deployment is deployed as it is")
-    kind = target_of(read, target, substitute=substitute)
+    deployment = located(read.deployment if isinstance(read, Plan) else read, model)
+    kind = target_of(deployment, target, substitute=substitute)
     if planned is not None and not substitute:
-        refuse([*plan_findings(planned, kind)])
+        refuse(plan_findings(planned, kind))
     if not open_access:
         refuse_open(host, os.environ)
     site = Site(
-        target=kind,
+        target=DeployTarget(
+            kind=kind,
+            deadlines_s=(prefill_deadline_s, kv_deadline_s),
+            token_limit=read_token_limit(os.environ),
+        ),
         host=host,
         port=port or free_port(host),
         address=address,
         wait_s=wait_s,
-        deadlines_s=(prefill_deadline_s, kv_deadline_s),
-        token_limit=read_token_limit(os.environ),
     )
-    deployment = located(read.deployment if isinstance(read, Plan) else read, model)
     with progress() as report, terminable():
-        endpoint = bring_up(
+        state, ready = bring_up(
             deployment,
             site,
             report=report,
@@ -127,17 +133,16 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             substitute=substitute,
             before_start=_warn_of_dtype if kind == "cpu" else None,
         )
-    ready = endpoint.readiness
-    typer.echo(f"ready: {endpoint.base_url}/v1 serves {endpoint.model_id}")
-    for change in endpoint.state.changes:
+    typer.echo(f"ready: {state.base_url}/v1 serves {deployment.model.id}")
+    for change in state.changes:
         typer.echo(f"substituted: {change}")
     typer.echo(
         f"checked: first token {ready.ttft_s * 1e3:.0f} ms; KV hand-off "
         f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
     )
-    body = {"model": endpoint.model_id, "prompt": "Hello", "max_tokens": 16, "stream": True}
-    typer.echo(f"try:   curl -N {endpoint.base_url}/v1/completions -d '{json.dumps(body)}'")
-    typer.echo(f"logs:  serving logs   (all of them: {endpoint.state.logs})")
+    body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
+    typer.echo(f"try:   curl -N {state.base_url}/v1/completions -d '{json.dumps(body)}'")
+    typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
 
 
@@ -162,10 +167,9 @@ def _warn_of_dtype(deployment: Deployment) -> None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
 
 
-def target_of(plan: Plan | Deployment, option: str, *, substitute: bool) -> str:
+def target_of(deployment: Deployment, option: str, *, substitute: bool) -> str:
     """Return `cpu` or `gpu`; only with *substitute* may a plan for GPUs go to a CPU."""
-    gpu = plan.pools[0].gpu
-    planned = "cpu" if gpu == "cpu" else "gpu"
+    planned = kind_of(deployment)
     if option not in {"auto", "cpu", "gpu"}:
         raise InputError("--target", option, "auto, cpu or gpu")
     if substitute:
@@ -175,7 +179,7 @@ def target_of(plan: Plan | Deployment, option: str, *, substitute: bool) -> str:
     if option not in {"auto", planned}:
         smaller = ", or --substitute for what of it fits" if option == "cpu" else ""
         raise NegativeAnswer(
-            f"the plan is for {gpu}, a {planned}; it cannot be deployed on a "
+            f"the plan is for {deployment.pools[0].gpu}, a {planned}; it cannot be deployed on a "
             f"{option} (plan again for what you have{smaller})"
         )
     return planned

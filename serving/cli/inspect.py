@@ -13,12 +13,11 @@ from minicluster.plan import read_deployment, read_plan
 from serving.cluster.logs import replica_logs
 from serving.cluster.processes import cluster_processes
 from serving.deployment.compile import limits
-from serving.operations.scale import SCALED, cluster_id_of
+from serving.operations.scale import cluster_id_of, is_substituted
 from serving.operations.status import cluster_status, current
 from serving.operations.verify import differences
 
 if TYPE_CHECKING:
-    from minicluster.plan import Deployment
     from serving.cluster.state import State
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
@@ -46,31 +45,22 @@ def status(
         {
             "role": pool.role,
             "planned": pool.replicas,
-            "deployed": deployed.replicas.get(pool.role, 0),
-            "healthy": deployed.status.get(pool.role) == "HEALTHY",
+            "deployed": deployed.pool(pool.role).replicas,
+            "healthy": deployed.pool(pool.role).status == "HEALTHY",
         }
         for pool in planned.pools
     ]
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "base_url": state.base_url,
-                    "plan_hash": state.plan_hash,
-                    "started": state.started,
-                    "ready": state.ready,
-                    "answers": deployed.answers,
-                    "pools": rows,
-                    "changes": state.changes,
-                }
-            )
-        )
+        names = ("base_url", "plan_hash", "started", "ready", "changes")
+        said = {name: getattr(state, name) for name in names}
+        typer.echo(json.dumps({**said, "answers": deployed.answers, "pools": rows}))
         return
     answers = "answers" if deployed.answers else "does not answer"
     typer.echo(f"{state.base_url} {answers}; started {state.started}; plan {state.plan_hash}")
-    for row in rows:
-        healthy = "healthy" if row["healthy"] else deployed.status.get(str(row["role"]), "missing")
-        typer.echo(f"{row['role']:8} {row['deployed']} of {row['planned']} replicas, {healthy}")
+    for pool in planned.pools:
+        found = deployed.pool(pool.role)
+        health = "healthy" if found.status == "HEALTHY" else found.status
+        typer.echo(f"{pool.role:8} {found.replicas} of {pool.replicas} replicas, {health}")
     for change in state.changes:
         typer.echo(f"not as planned, by request: {change}")
 
@@ -105,7 +95,8 @@ def verify(*, as_json: AsJson = False) -> None:
     if found:
         raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *found]))
     if not as_json:
-        typer.echo(f"deployed as planned: {_summary(planned)}")
+        pools = ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)
+        typer.echo(f"deployed as planned: {pools}")
         for change in state.changes:
             typer.echo(f"but, by request: {change}")
 
@@ -123,14 +114,8 @@ def logs(
 def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return the compiled queue bounds of each role."""
     file = Path(state.plan)
-    kept = all(SCALED in change for change in state.changes)
-    plan = read_plan(file) if state.planned and kept else None
+    plan = read_plan(file) if state.planned and not is_substituted(state) else None
     return {
         pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
         for pool in read_deployment(file).pools
     }
-
-
-def _summary(planned: Deployment) -> str:
-    """Return the pools as `decode 2xTP1`."""
-    return ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)

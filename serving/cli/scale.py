@@ -12,9 +12,9 @@ import typer
 from minicluster.errors import Inconclusive, InputError, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cli.progress import progress
-from serving.operations.scale import SCALED, replica_changes
+from serving.operations.scale import is_substituted, replica_changes
 from serving.operations.scale import scale as apply_scale
-from serving.operations.scaling_policy import Advice, PoolDevices, advise
+from serving.operations.scaling_policy import Advice, advise
 from serving.operations.slo_metrics import scrape, window_metrics
 from serving.operations.status import current
 
@@ -78,7 +78,7 @@ def _requested(state: State, requested: dict[str, int]) -> dict[str, int]:
 
 
 def _measured_advice(state: State, window_s: float) -> Advice:
-    if not all(SCALED in change for change in state.changes):
+    if is_substituted(state):
         raise NegativeAnswer("the deployment was substituted: the plan's SLO does not apply to it")
     plan, now = read_plan(Path(state.plan)), read_deployment(Path(state.deployment))
     if len(now.pools) == 1:
@@ -86,8 +86,4 @@ def _measured_advice(state: State, window_s: float) -> Advice:
     before = scrape(state.base_url)
     time.sleep(window_s)
     seen = window_metrics(before, scrape(state.base_url), plan.slo)
-    shares = {
-        pool.role: PoolDevices(replicas=pool.replicas, width=pool.gpus // pool.replicas)
-        for pool in now.pools
-    }
-    return advise(seen, shares, plan.slo)
+    return advise(seen, {pool.role: pool for pool in now.pools}, plan.slo)

@@ -51,8 +51,8 @@ def connected(address: str) -> Iterator[None]:
     refuse_missing_certificates(os.environ)
     host, _, port = address.rpartition(":")
     is_host_and_port = "/" not in host and port.isdigit()  # Ray knows other forms, too
-    if is_host_and_port and not _answers(address):
-        raise TargetFailed(f"no Ray cluster at {address}: no process listens there")
+    if is_host_and_port:
+        _check_listener(address, host.strip("[]"), int(port))
     local = address.startswith("127.")
     with _with_token_of(address), loopback() if local else nullcontext():
         if is_host_and_port:
@@ -100,14 +100,12 @@ def _with_token_of(address: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _answers(address: str) -> bool:
-    """Return whether a process listens at `host:port`; Ray itself would retry for many minutes."""
-    host, _, port = address.rpartition(":")
+def _check_listener(address: str, host: str, port: int) -> None:
+    """Raise if no process listens at *address*; Ray itself would retry for many minutes."""
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
-            return True
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
     except OSError:
-        return False
+        raise TargetFailed(f"no Ray cluster at {address}: no process listens there") from None
 
 
 def _check_token(address: str) -> None:

@@ -130,14 +130,18 @@ def read_cluster() -> LocalCluster | None:
     return read_record(CLUSTER, LocalCluster, "`serving cluster up`", f"remove {CLUSTER}")
 
 
+def cluster_at(address: str) -> LocalCluster | None:
+    """Return the recorded cluster, if it is the one at *address*."""
+    cluster = read_cluster()
+    return cluster if cluster is not None and cluster.address == address else None
+
+
 def token_file(address: str) -> Path | None:
     """Return the token file of the cluster at *address*, if it was started from this directory."""
-    state, cluster = read_state(), read_cluster()
+    state = read_state()
     if state is not None and state.cluster_id and state.address == address:
         return TOKEN
-    if cluster is not None and cluster.address == address:
-        return CLUSTER_TOKEN
-    return None
+    return None if cluster_at(address) is None else CLUSTER_TOKEN
 
 
 def _remove(cluster: LocalCluster) -> None:

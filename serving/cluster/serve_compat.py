@@ -13,8 +13,8 @@ from logging.handlers import MemoryHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray._private.state import available_resources_per_node
-from ray.llm._internal.serve.utils.broadcast import broadcast
+from ray._private import state
+from ray.llm._internal.serve.utils import broadcast as broadcasting
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve.context import _get_global_client
@@ -22,18 +22,8 @@ from ray.serve.context import _get_global_client
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = [
-    "DIRECT_CALLS",
-    "NoReplica",
-    "broadcast",
-    "deployment_options",
-    "free_resources",
-    "keep_log_open",
-    "live_replicas",
-    "set_replicas",
-    "while_live",
-    "with_version",
-]
+broadcast = broadcasting.broadcast
+free_resources = state.available_resources_per_node
 
 DIRECT_CALLS = {"_by_reference": False}
 """
@@ -49,12 +39,6 @@ Answer = TypeVar("Answer")
 
 class NoReplica(Exception):
     """The deployment has no replica left; Ray Serve would hold the call until there is one."""
-
-
-def free_resources() -> dict[str, dict[str, float]]:
-    """Return the free resources of each live node, by the node's id."""
-    found: dict[str, dict[str, float]] = available_resources_per_node()
-    return found
 
 
 def set_replicas(app: str, deployment: str, replicas: int) -> None:

@@ -41,11 +41,6 @@ class ListeningSocket:
     address: str
     port: int
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return ip_address(self.address).is_loopback
-
 
 def sockets(pids: Iterable[int]) -> list[ListeningSocket]:
     """Return the listening sockets of these processes; an inherited socket counts once."""

@@ -14,11 +14,12 @@ from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
 from serving.protocol.endpoint_config import deadlines, endpoint_config, replicas_by_domain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from minicluster.plan import Deployment, Plan, Pool
     from serving.deployment.engine_args import DeployTarget
 
+PLAN_HASH_DIGITS = 16
 ONE_DOMAIN = "d0"
 IN_ONE_THREAD = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -44,6 +45,12 @@ DRAIN_FACTOR = 2.0
 
 UNPLANNED_DRAIN_S = 60.0
 
+STREAMING = {"stream_batching_interval_ms": 0}
+"""Ray's default batches tokens for 50 ms; the SLO is on each of them."""
+
+Place = tuple[tuple[str, int], ...]
+"""Node and device of each worker of one replica."""
+
 
 def compile_app(
     deployment: Deployment,
@@ -64,30 +71,23 @@ def compile_app(
     found = domains(deployment, plan)
     # A substituted deployment has neither the plan's latencies nor its SLO.
     kept = None if substitutions else plan
-    bounds = {
-        pool.role: limits(
-            pool, kept, deadlines_s=target.deadlines_s, token_limit=target.token_limit
-        )
-        | _routed(deployment, pool)
-        for pool in deployment.pools
-    }
-    endpoint = endpoint_config(
-        deployment,
-        domains=found,
-        plan=kept,
-        plan_hash=plan_hash(to_json(plan or deployment)),
-        substitutions=substitutions,
-        deadlines_s=target.deadlines_s,
-    )
+    pools = []
+    for pool in deployment.pools:
+        bounds = limits(pool, kept, deadlines_s=target.deadlines_s, token_limit=target.token_limit)
+        pools += _pools(deployment, pool, found, target, bounds)
+    text = to_json(plan or deployment)
     return ServedApp(
         model_id=deployment.model.id,
-        pools=tuple(
-            served
-            for pool in deployment.pools
-            for served in _pools(deployment, pool, found, target, bounds[pool.role])
-        ),
+        pools=tuple(pools),
         nodes=ray_nodes(deployment, target.kind),
-        endpoint=endpoint,
+        endpoint=endpoint_config(
+            deployment,
+            domains=found,
+            plan=kept,
+            plan_hash=hashlib.sha256(text.encode()).hexdigest()[:PLAN_HASH_DIGITS],
+            substitutions=substitutions,
+            deadlines_s=target.deadlines_s,
+        ),
     )
 
 
@@ -128,26 +128,16 @@ def limits(
     slots = pool.max_num_seqs * pool.dp * pool.pp
     # A draining prefill replica stays until its last KV cache is fetched, or is past its deadline.
     longest_s = prefill_s + DRAIN_POLL_S + handoff_s
-    if pool.role != "prefill":
-        longest_s += _answer_s(plan, token_limit)
+    if pool.role != "prefill":  # the longest answer that a client may ask for
+        step_s = plan.slo.per_token_s or plan.prediction.tpot.p99_s
+        context = plan.engine.max_model_len
+        longest_s += min(token_limit or context, context) * step_s
     return {
         **common,
         "max_ongoing_requests": slots + waiting,
         "max_queued_requests": pool.replicas * (slots + waiting),
         "graceful_shutdown_timeout_s": float(math.ceil(DRAIN_FACTOR * longest_s)),
     }
-
-
-def _answer_s(plan: Plan, token_limit: int | None) -> float:
-    """Return the seconds of the longest answer that a client may ask for."""
-    step_s = plan.slo.per_token_s or plan.prediction.tpot.p99_s
-    context = plan.engine.max_model_len
-    return min(token_limit or context, context) * step_s
-
-
-def plan_hash(text: str) -> str:
-    """Return the id of a plan: the SHA-256 of its file, 16 hex digits."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
@@ -178,9 +168,8 @@ def _pools(
     target: DeployTarget,
     bounds: Mapping[str, Any],
 ) -> list[ServedPool]:
-    replicas = replica_places(pool)
-    by_domain: dict[str, list[tuple[tuple[str, int], ...]]] = {}
-    for places in replicas:
+    by_domain: dict[str, list[Place]] = {}
+    for places in replica_places(pool):
         by_domain.setdefault(found[places[0][0]], []).append(places)
     first = target.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
     served = []
@@ -197,8 +186,13 @@ def _pools(
                 name=prefix + served_name(deployment.model.id),
                 replicas=len(members),
                 llm_config=_llm_config(deployment, pool, members, target)
-                | {"deployment_config": _deployment_config(pool, len(members), nodes, bounds)}
-                | {"experimental_configs": _experimental(pool, port)},
+                | {
+                    "deployment_config": _deployment_config(deployment, pool, len(members), nodes)
+                    | dict(bounds),
+                    "experimental_configs": STREAMING
+                    if pool.role == "mixed"
+                    else {**STREAMING, "NIXL_SIDE_CHANNEL_PORT_BASE": port},
+                },
             )
         )
     return served
@@ -207,7 +201,7 @@ def _pools(
 def _llm_config(
     deployment: Deployment,
     pool: Pool,
-    members: list[tuple[tuple[str, int], ...]],
+    members: list[Place],
     target: DeployTarget,
 ) -> dict[str, Any]:
     cpu = target.kind == "cpu"
@@ -227,23 +221,24 @@ def _llm_config(
         "engine_kwargs": engine_kwargs(deployment, pool, target),
         "runtime_env": {"env_vars": environment(deployment, devices, target) | IN_ONE_THREAD},
         "log_engine_metrics": False,
-        **({"accelerator_config": {"kind": "cpu"}} if cpu else _accelerator(pool)),
+        **({"accelerator_config": {"kind": "cpu"}} if cpu else {}),
+        **({"accelerator_type": pool.ray_accelerator} if not cpu and pool.ray_accelerator else {}),
     }
 
 
-def _accelerator(pool: Pool) -> dict[str, str]:
-    return {"accelerator_type": pool.ray_accelerator} if pool.ray_accelerator else {}
-
-
 def _deployment_config(
-    pool: Pool, replicas: int, nodes: list[str], bounds: Mapping[str, Any]
+    deployment: Deployment, pool: Pool, replicas: int, nodes: list[str]
 ) -> dict[str, Any]:
     """
-    Return number, place and bounds of the replicas.
+    Return number and place of the replicas; prompts are routed by the plan's policy.
 
     The label of the role selects the place; that of the node only separates domains, so that
     `serving scale` can give a pool another node of its domain.
     """
+    routed = {
+        "request_router_class": "serving.replicas.router.PlannedRouter",
+        "request_router_kwargs": {"policy": deployment.routing.policy},
+    }
     return {
         "num_replicas": replicas,
         # A failed start is reported at once instead of being retried.
@@ -252,14 +247,8 @@ def _deployment_config(
         "placement_group_bundle_label_selector": [
             {ROLE_LABEL: pool.role, NODE_LABEL: f"in({','.join(nodes)})"}
         ],
-        **bounds,
+        **({"request_router_config": routed} if pool.role == "prefill" else {}),
     }
-
-
-def _experimental(pool: Pool, port: int) -> dict[str, Any]:
-    # Ray's default batches tokens for 50 ms; the SLO is on each of them.
-    interval = {"stream_batching_interval_ms": 0}
-    return interval if pool.role == "mixed" else {**interval, "NIXL_SIDE_CHANNEL_PORT_BASE": port}
 
 
 def served_name(model_id: str) -> str:
@@ -267,29 +256,16 @@ def served_name(model_id: str) -> str:
     return model_id.replace("/", "--").replace(".", "_")
 
 
-def replica_places(pool: Pool) -> list[tuple[tuple[str, int], ...]]:
-    """Return node and device of each worker, replica after replica, as the plan places them."""
+def replica_places(pool: Pool) -> list[Place]:
+    """Return the place of each replica, in the order of the plan's placement."""
     width = pool.gpus // pool.replicas
     flat = [(placement.node, gpu) for placement in pool.placement for gpu in placement.gpus]
     return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)]
 
 
-def replica_devices(pool: Pool) -> list[tuple[int, ...]]:
-    """Return the GPUs (cores) of each replica, in the order of the placement."""
-    return [tuple(gpu for _, gpu in places) for places in replica_places(pool)]
-
-
-def _routed(deployment: Deployment, pool: Pool) -> dict[str, Any]:
-    """Return the request router of a pool: prompts are routed by the plan's policy."""
-    if pool.role != "prefill":
-        return {}
-    policy = {"policy": deployment.routing.policy}
-    return {
-        "request_router_config": {
-            "request_router_class": "serving.replicas.router.PlannedRouter",
-            "request_router_kwargs": policy,
-        }
-    }
+def kind_of(deployment: Deployment) -> str:
+    """Return the kind of the planned devices, `cpu` or `gpu`."""
+    return "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
 
 
 def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
@@ -298,12 +274,12 @@ def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):
         for placement in pool.placement:
             shares.setdefault((pool.role, placement.node), []).extend(placement.gpus)
-    return tuple(
-        RayNode(
-            node=node,
-            role=role,
-            cores=tuple(gpus) if kind == "cpu" else (),
-            gpus=() if kind == "cpu" else tuple(gpus),
-        )
-        for (role, node), gpus in shares.items()
-    )
+    return tuple(ray_node(node, role, gpus, kind) for (role, node), gpus in shares.items())
+
+
+def ray_node(
+    node: str, role: str, devices: Sequence[int], kind: str, *, moved: bool = False
+) -> RayNode:
+    """Return the raylet for devices of one node: cores where *kind* is `cpu`, else GPUs."""
+    cores, gpus = (devices, ()) if kind == "cpu" else ((), devices)
+    return RayNode(node=node, role=role, cores=tuple(cores), gpus=tuple(gpus), moved=moved)

@@ -17,7 +17,7 @@ from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from minicluster.plan import Deployment, Plan, Pool
     from serving.deployment.target import Target
@@ -32,13 +32,15 @@ REPLICA_BYTES = 2.2e9
 SYSTEM_BYTES = 1.5e9
 """Resident memory of Ray and the endpoint."""
 
+FURTHER_DTYPES = {"cpu": (), "gpu": ("fp8",)}
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
-def refuse(reasons: Sequence[str]) -> None:
+def refuse(reasons: Iterable[str]) -> None:
     """Raise NegativeAnswer with one of *reasons* per line, if there are any."""
-    if reasons:
-        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *reasons]))
+    found = [*reasons]
+    if found:
+        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *found]))
 
 
 def plan_findings(plan: Plan, kind: str) -> Iterator[str]:
@@ -54,13 +56,7 @@ def plan_findings(plan: Plan, kind: str) -> Iterator[str]:
 
 
 def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
-    """
-    Return the reasons why *deployment* cannot be realised on *target*; none: it can.
-
-    Args:
-        deployment: what is to run.
-        target: where.
-    """
+    """Return the reasons why *deployment* cannot be realised on *target*; none: it can."""
     roles = sorted(pool.role for pool in deployment.pools)
     if roles not in (["decode", "prefill"], ["mixed"]):
         return (f"pools: {roles}; serving deploys one prefill and one decode pool, or a mixed one",)
@@ -121,12 +117,13 @@ def _pairing(deployment: Deployment) -> Iterator[str]:
 
 def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     place = f"pools[{pool.role}]"
-    if pool.pp != 1:
-        yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
-    if pool.ep != 1:
-        yield f"{place}.ep: {pool.ep}; serving deploys ep 1"
-    if pool.dp != 1:
-        yield f"{place}.dp: {pool.dp}; serving deploys dp 1 (more replicas instead)"
+    for name, degree, limit in (
+        ("pp", pool.pp, "NIXL transfers between pools of pp 1 only"),
+        ("ep", pool.ep, "serving deploys ep 1"),
+        ("dp", pool.dp, "serving deploys dp 1 (more replicas instead)"),
+    ):
+        if degree != 1:
+            yield f"{place}.{name}: {degree}; {limit}"
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
@@ -144,11 +141,10 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
 def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
     place = f"pools[{pool.role}]"
     engine = deployment.engine
-    dtypes = set(DTYPES) | ({"fp8"} if kind == "gpu" else set())
+    dtypes = {*DTYPES, *FURTHER_DTYPES[kind]}
     if pool.dtype not in dtypes:
         yield f"{place}.dtype: {pool.dtype}; on a {kind} one of {', '.join(sorted(dtypes))}"
-    kv_dtypes = {pool.dtype} | ({"fp8"} if kind == "gpu" else set())
-    if engine.kv_dtype not in kv_dtypes:
+    if engine.kv_dtype not in {pool.dtype, *FURTHER_DTYPES[kind]}:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
     chunk = engine.chunked_prefill_tokens
     if chunk > engine.max_model_len:
@@ -176,12 +172,10 @@ def _room(deployment: Deployment, target: Target) -> Iterator[str]:
         # The plan's nodes are raylets of this machine here, whose devices exist only once.
         yield f"placement: {count} devices on several nodes, but all nodes are this machine"
     if target.kind == "gpu":
-        missing = sorted(gpu for gpu in placed if gpu >= target.num_gpus)
-        if missing:
+        if missing := sorted(gpu for gpu in placed if gpu >= target.num_gpus):
             yield f"placement: GPUs {missing}; this machine has {target.num_gpus}"
         return
-    missing = sorted(placed - target.cores)
-    if missing:
+    if missing := sorted(placed - target.cores):
         yield f"placement: cores {missing}; this machine has {sorted(target.cores)}"
     needed = _memory_bytes(deployment)
     if needed > target.memory_bytes:

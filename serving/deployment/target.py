@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,7 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
         num_gpus=_num_gpus(),
         memory_bytes=_free_memory_bytes(),
         ray=_version("ray"),
-        vllm=_engine_version(),
+        vllm=_version("vllm"),
         labels=labels,
     )
 
@@ -91,15 +90,8 @@ def _free_memory_bytes() -> int:
     return 0
 
 
-def _version(distribution: str) -> str | None:
+def _version(name: str) -> str | None:
     try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _engine_version() -> str | None:
-    try:
-        return installed_version("vllm")
+        return installed_version(name)
     except InputError:
         return None

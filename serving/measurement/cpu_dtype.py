@@ -56,19 +56,17 @@ def choice_text(speed: CpuSpeed) -> str:
     """Return the native dtype and the reason, as text."""
     flags = ", ".join(speed.flags) or "no AVX2"
     without = "" if BF16_FLAGS & set(speed.flags) else ", no bf16 instructions"
+    fp32, bf16 = (_rounded(each / 1e9) for each in (speed.fp32_flops_per_s, speed.bf16_flops_per_s))
     return (
         f"{native_dtype(speed)}: this CPU ({flags}{without}) computes "
-        f"fp32 at {_giga(speed.fp32_flops_per_s)} GFLOP/s, bf16 at {_giga(speed.bf16_flops_per_s)}"
+        f"fp32 at {fp32} GFLOP/s, bf16 at {bf16}"
     )
 
 
 def dtype_warning(dtype: str, speed: CpuSpeed) -> str | None:
     """Return a warning for a plan in *dtype* on this CPU; `None`: it is fast, or was not timed."""
-    speeds = {"fp32": speed.fp32_flops_per_s, "bf16": speed.bf16_flops_per_s}
-    if dtype not in speeds:
-        return None
-    other = "bf16" if dtype == "fp32" else "fp32"
-    slower = speeds[other] / speeds[dtype]
+    faster = speed.fp32_flops_per_s / speed.bf16_flops_per_s
+    slower, other = {"bf16": (faster, "fp32"), "fp32": (1 / faster, "bf16")}.get(dtype, (1.0, ""))
     if slower <= EMULATED:
         return None
     return (
@@ -121,10 +119,6 @@ def _time_here() -> CpuSpeed:
         fp32_flops_per_s=flops / best_s[torch.float32],
         bf16_flops_per_s=flops / best_s[torch.bfloat16],
     )
-
-
-def _giga(flops_per_s: float) -> str:
-    return _rounded(flops_per_s / 1e9)
 
 
 def _rounded(value: float) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from minicluster.errors import TargetFailed
 from serving.measurement.timing_client import TimedStream, TimingClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from numpy.typing import NDArray
 
@@ -76,8 +75,10 @@ class GridPoint:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridStep:
+GridPoints = tuple[GridPoint, ...]
+
+
+class GridStep(NamedTuple):
     """
     One point of the grid.
 
@@ -89,49 +90,33 @@ class GridStep:
 
     name: str
     tokens: int
-    run: Callable[[TimingClient], Awaitable[tuple[GridPoint, ...]]]
+    run: Callable[[TimingClient], Awaitable[GridPoints]]
 
 
 def grid() -> tuple[GridStep, ...]:
     """Return every point: each pool alone, both under load, and the idle path."""
-    prefill = [
-        GridStep(
-            name=f"prefill of {tokens} tokens, alone",
-            tokens=PREFILL_PROMPTS * tokens,
-            run=partial(_prefill, tokens=tokens),
-        )
-        for tokens in PREFILL_TOKENS
-    ]
-    decode = [
-        GridStep(
-            name=f"decode batch {batch} at {context} tokens, alone",
-            tokens=batch * (context + DECODE_STEPS),
-            run=partial(time_decode, batch=batch, context=context),
-        )
-        for batch, context in DECODE_POINTS
-    ]
-    service = [
-        GridStep(
-            name=f"both pools, {tokens} tokens in and {answer} out",
-            tokens=2 * SERVICE_CLIENTS * (tokens + answer),
-            run=partial(_in_service, tokens=tokens, answer=answer),
-        )
-        for tokens, answer in SERVICE_POINTS
-    ]
-    path = [
-        GridStep(
-            name=f"path with {tokens} tokens",
-            tokens=2 * PATH_REPEATS * tokens,
-            run=partial(_path, tokens=tokens),
-        )
-        for tokens in PATH_TOKENS
-    ]
-    return (*prefill, *decode, *service, *path)
+    steps = []
+    for tokens in PREFILL_TOKENS:
+        timing = partial(_prefill, tokens=tokens)
+        name = f"prefill of {tokens} tokens, alone"
+        steps.append(GridStep(name, PREFILL_PROMPTS * tokens, timing))
+    for batch, context in DECODE_POINTS:
+        timing = partial(time_decode, batch=batch, context=context)
+        name = f"decode batch {batch} at {context} tokens, alone"
+        steps.append(GridStep(name, batch * (context + DECODE_STEPS), timing))
+    for tokens, answer in SERVICE_POINTS:
+        timing = partial(_in_service, tokens=tokens, answer=answer)
+        name = f"both pools, {tokens} tokens in and {answer} out"
+        steps.append(GridStep(name, 2 * SERVICE_CLIENTS * (tokens + answer), timing))
+    for tokens in PATH_TOKENS:
+        timing = partial(_path, tokens=tokens)
+        steps.append(GridStep(f"path with {tokens} tokens", 2 * PATH_REPEATS * tokens, timing))
+    return tuple(steps)
 
 
 async def time_grid(
     client: TimingClient, report: Callable[[str], None], clock: Callable[[], CpuTimes]
-) -> tuple[GridPoint, ...]:
+) -> GridPoints:
     """
     Time every point of the grid.
 
@@ -170,7 +155,7 @@ async def time_grid(
 
 async def _timed(
     client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
-) -> tuple[tuple[GridPoint, ...], float]:
+) -> tuple[GridPoints, float]:
     """Time one point; return its rows, with the share of other processes, and its seconds."""
     start = clock()
     found = await _within(step.run(client), limit_s, step.name)
@@ -179,16 +164,14 @@ async def _timed(
     return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
 
 
-async def _within(
-    timing: Awaitable[tuple[GridPoint, ...]], limit_s: float, what: str
-) -> tuple[GridPoint, ...]:
+async def _within(timing: Awaitable[GridPoints], limit_s: float, what: str) -> GridPoints:
     try:
         return await asyncio.wait_for(timing, limit_s)
     except TimeoutError:
         raise TargetFailed(f"{what} did not end within {limit_s:.0f} s") from None
 
 
-async def _warm_up(client: TimingClient) -> tuple[GridPoint, ...]:
+async def _warm_up(client: TimingClient) -> GridPoints:
     """Run every shape once, because first calls allocate, connect and compile."""
     await asyncio.gather(*(client.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
     for tokens in PATH_TOKENS:
@@ -200,7 +183,7 @@ WARM_UP_STREAMS = 8
 WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
 
 
-async def _prefill(client: TimingClient, *, tokens: int) -> tuple[GridPoint, ...]:
+async def _prefill(client: TimingClient, *, tokens: int) -> GridPoints:
     """Time a prompt in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
@@ -217,7 +200,7 @@ async def _prefill(client: TimingClient, *, tokens: int) -> tuple[GridPoint, ...
     return (GridPoint(phase="prefill", tokens=tokens, repeats=repeats, seconds=seconds),)
 
 
-async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> tuple[GridPoint, ...]:
+async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> GridPoints:
     """
     Time both pools at once, through the endpoint, at capacity.
 
@@ -268,7 +251,7 @@ def _covered(spans: NDArray[np.float64]) -> float:
     return float(covered_s)
 
 
-async def time_decode(client: TimingClient, *, batch: int, context: int) -> tuple[GridPoint, ...]:
+async def time_decode(client: TimingClient, *, batch: int, context: int) -> GridPoints:
     """Time a decode step of exactly *batch* sequences."""
     streams = [TimedStream() for _ in range(batch)]
 
@@ -300,7 +283,7 @@ async def time_decode(client: TimingClient, *, batch: int, context: int) -> tupl
     )
 
 
-async def _path(client: TimingClient, *, tokens: int) -> tuple[GridPoint, ...]:
+async def _path(client: TimingClient, *, tokens: int) -> GridPoints:
     """Time requests on an idle cluster: through the prefill pool alone, and through both."""
     prefill_only: list[float] = []
     whole: list[float] = []

@@ -1,11 +1,14 @@
-"""Deployment: check and compile a plan, start it, and wait until requests get through."""
+"""Deployment: check and compile a plan, start it until requests get through, take it down."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
+import signal
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,55 +18,52 @@ from minicluster.errors import InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
 from serving.api.auth import KEYS, KEYS_FILE
-from serving.cluster.local_cluster import read_cluster
+from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
+from serving.cluster.processes import stop
 from serving.cluster.raylets import new_session, start_nodes
 from serving.cluster.state import HOME, TOKEN, State, read_state, remove_state, write_state
 from serving.cluster.token import refuse_missing_certificates
-from serving.deployment.compile import compile_app, plan_hash, ray_nodes
+from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.cpu_fallback import substituted
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.target import located, this_machine
-from serving.operations.down import take_down
 from serving.operations.status import is_gone
 from serving.protocol.app_spec import APP
-from serving.protocol.messages import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
     from serving.protocol.app_spec import ServedApp
+    from serving.protocol.messages import Readiness
 
 START_LIMIT_S = 900.0
 """Longest start: loading hundreds of gigabytes of weights takes minutes."""
+
+DRAIN_LIMIT_S = 300.0
+"""Longest drain on a foreign cluster; on our own, replicas are stopped without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """
-    The endpoint's address, the Ray cluster, and overrides of the plan.
+    The endpoint's address, the Ray cluster, and what the plan is compiled for.
 
     Attributes:
-        target: `cpu` or `gpu`.
-        host: address that the endpoint listens on.
-        port: port that the endpoint listens on.
+        target: without the ports and the number of hosts, which the deployment finds out.
         address: of an existing Ray cluster; `None`: one is started on this machine.
         wait_s: longest wait for that cluster's nodes.
-        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
-        token_limit: most tokens of one answer; `None`: what the context has room for.
     """
 
-    target: str
+    target: DeployTarget
     host: str
     port: int
     address: str | None = None
     wait_s: float = 0.0
-    deadlines_s: tuple[float | None, float | None] = (None, None)
-    token_limit: int | None = None
 
     @property
     def base_url(self) -> str:
@@ -76,8 +76,7 @@ def deploy(
     site: Site,
     state: State,
     *,
-    deployment: Deployment,
-    plan: Plan | None,
+    vocab_size: int,
     report: Callable[[str], None],
 ) -> tuple[State, Readiness]:
     """
@@ -86,16 +85,14 @@ def deploy(
     Args:
         served: what to start.
         site: where.
-        state: `new_state`, or that of a deployment on the same nodes, which is updated in place:
+        state: of a deployment that is new, or that runs on the same nodes and is updated in place:
             Ray Serve keeps the replicas whose engines are the same.
-        deployment: what *served* was compiled from, copied beside the state for `serving verify`.
-        plan: the plan behind it, copied beside the state.
+        vocab_size: the probes' prompts hold ids below it.
         report: receives a line of text about each step.
 
     Raises:
         TargetFailed: Ray or an engine did not start, or a probe failed.
     """
-    state = _described(state, served, site, deployment, plan)
     write_state(state)
     try:
         if not state.address:
@@ -108,7 +105,7 @@ def deploy(
             )
             state = replace(state, address=address)
             write_state(state)
-        readiness = _serve(served, site, state, deployment.model.vocab_size, report)
+        readiness = _serve(served, site, state, vocab_size, report)
     except BaseException:
         report("stopping what was started")
         take_down(state)
@@ -118,13 +115,13 @@ def deploy(
     return state, readiness
 
 
-def new_state(site: Site, nixl_port: int) -> State:
-    """Return the state of a deployment before its start."""
+def _new_state(site: Site, nixl_port: int) -> State:
+    """Return the state of a deployment before its start, on a new cluster or on that of *site*."""
     state = State(
         cluster_id="",
         address=site.address or "",
-        base_url="",
-        target=site.target,
+        base_url=site.base_url,
+        target=site.target.kind,
         plan=str(HOME / "plan.json"),
         plan_hash="",
         deployment=str(HOME / "deployment.json"),
@@ -136,29 +133,9 @@ def new_state(site: Site, nixl_port: int) -> State:
         return replace(state, cluster_id=secrets.token_hex(8), session=str(new_session()))
     from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
 
-    cluster = read_cluster()
-    session = cluster.session if cluster is not None and cluster.address == site.address else ""
+    cluster = cluster_at(site.address)
+    session = "" if cluster is None else cluster.session
     return replace(state, session=session, instance=instance_of(site.address))
-
-
-def _described(
-    state: State, served: ServedApp, site: Site, deployment: Deployment, plan: Plan | None
-) -> State:
-    """Return *state* for this deployment, and copy plan and deployment beside the state file."""
-    text = to_json(plan or deployment)
-    HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(state.plan), text)
-    write_atomically(Path(state.deployment), to_json(deployment))
-    return replace(
-        state,
-        base_url=site.base_url,
-        plan_hash=plan_hash(text),
-        planned=plan is not None,
-        changes=served.endpoint.substitutions,
-        deadlines_s=site.deadlines_s,
-        token_limit=site.token_limit,
-        ready=False,
-    )
 
 
 def _serve(
@@ -228,26 +205,15 @@ def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], N
         time.sleep(0.5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """A running deployment; `base_url` has no trailing slash."""
-
-    base_url: str
-    model_id: str
-    readiness: Readiness
-    state: State
-
-
-def bring_up(  # noqa: PLR0913  (deployment, place, plan and three options)
+def bring_up(
     deployment: Deployment,
     site: Site,
     *,
     report: Callable[[str], None],
     plan: Plan | None = None,
     substitute: bool = False,
-    decode_engine_kwargs: Mapping[str, Any] | None = None,
     before_start: Callable[[Deployment], None] | None = None,
-) -> Endpoint:
+) -> tuple[State, Readiness]:
     """
     Check, compile and deploy; returns when ready.
 
@@ -260,7 +226,6 @@ def bring_up(  # noqa: PLR0913  (deployment, place, plan and three options)
         report: receives a line of text about each step.
         plan: the plan behind the deployment, if there is one.
         substitute: reduce it to what this CPU holds, and record every change.
-        decode_engine_kwargs: further vLLM arguments of the decode pool; tests inject faults there.
         before_start: called with the deployment after all checks, before a first start.
 
     Raises:
@@ -269,40 +234,40 @@ def bring_up(  # noqa: PLR0913  (deployment, place, plan and three options)
             cluster's token is missing.
         TargetFailed: it did not become ready, and has been stopped.
     """
-    raylets = _raylets(deployment, site, report)
-    labels = None if raylets is None else tuple(each.labels for each in raylets)
-    target = this_machine(site.target, labels)
+    nodes = _live_nodes(deployment, site, report)
+    labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
+    machine = this_machine(site.target.kind, labels)
     deployment = located(deployment)
     changes: tuple[str, ...] = ()
     if substitute:
-        deployment, changes = substituted(deployment, target)
-    state = _check(deployment, site, target)
-    one_host = raylets is None or len({each.address for each in raylets}) == 1
+        deployment, changes = substituted(deployment, machine)
+    state = _check(deployment, site, machine)
+    one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
     if state is None:
         if before_start is not None:
             before_start(deployment)
         workers = max(pool.gpus for pool in deployment.pools)
-        state = new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
-    served = compile_app(
-        deployment,
-        DeployTarget(
-            kind=site.target,
-            one_host=one_host,
-            nixl_port=state.nixl_port,
-            decode_engine_kwargs=decode_engine_kwargs or {},
-            deadlines_s=site.deadlines_s,
-            token_limit=site.token_limit,
-        ),
-        plan=plan,
-        substitutions=changes,
+        state = _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
+    target = replace(site.target, one_host=one_host, nixl_port=state.nixl_port)
+    served = compile_app(deployment, target, plan=plan, substitutions=changes)
+    # `serving verify` compares with these copies, beside the state file.
+    HOME.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(state.plan), to_json(plan or deployment))
+    write_atomically(Path(state.deployment), to_json(deployment))
+    state = replace(
+        state,
+        base_url=site.base_url,
+        plan_hash=served.endpoint.plan_hash,
+        planned=plan is not None,
+        changes=changes,
+        deadlines_s=target.deadlines_s,
+        token_limit=target.token_limit,
+        ready=False,
     )
-    state, readiness = deploy(served, site, state, deployment=deployment, plan=plan, report=report)
-    return Endpoint(
-        base_url=state.base_url, model_id=served.model_id, readiness=readiness, state=state
-    )
+    return deploy(served, site, state, vocab_size=deployment.model.vocab_size, report=report)
 
 
-def _check(deployment: Deployment, site: Site, target: Target) -> State | None:
+def _check(deployment: Deployment, site: Site, machine: Target) -> State | None:
     """
     Refuse an unrealisable deployment or a taken address; remove the state of a dead deployment.
 
@@ -316,7 +281,7 @@ def _check(deployment: Deployment, site: Site, target: Target) -> State | None:
         running = None
     # The memory and cores of running engines would count as taken.
     if running is None:
-        refuse(findings(deployment, target))
+        refuse(findings(deployment, machine))
     elif not _can_update(deployment, running, site):
         raise InputError(
             "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
@@ -337,25 +302,21 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
         return False
     measured = read_deployment(Path(running.deployment))
     return (
-        site.target == running.target
+        site.target.kind == running.target
         and deployment.model == measured.model
-        and ray_nodes(deployment, site.target) == ray_nodes(measured, site.target)
+        and ray_nodes(deployment, running.target) == ray_nodes(measured, running.target)
         and deployment.routing.policy == measured.routing.policy
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Raylet:
-    """A node of an existing cluster."""
-
-    address: str
-    labels: dict[str, str]
-
-
-def _raylets(
+def _live_nodes(
     deployment: Deployment, site: Site, report: Callable[[str], None]
-) -> tuple[_Raylet, ...] | None:
-    """Return the nodes of an existing cluster, when all are there; `None`: one will be started."""
+) -> list[dict[str, Any]] | None:
+    """
+    Return the nodes of an existing cluster as Ray describes them; `None`: one will be started.
+
+    Nodes that the deployment needs are waited for, as long as *site* allows.
+    """
     if site.address is None:
         return None
     import ray  # noqa: PLC0415  (only where a cluster is given)
@@ -365,13 +326,56 @@ def _raylets(
     deadline = time.monotonic() + site.wait_s
     with connected(site.address):
         while True:
-            found = tuple(
-                _Raylet(address=node["NodeManagerAddress"], labels=node["Labels"])
-                for node in ray.nodes()
-                if node["Alive"]
-            )
-            missing = [*missing_nodes(deployment, tuple(each.labels for each in found))]
+            found = [node for node in ray.nodes() if node["Alive"]]
+            missing = [*missing_nodes(deployment, tuple(node["Labels"] for node in found))]
             if not missing or time.monotonic() > deadline:
                 return found
             report(f"waiting for {len(missing)} node(s) of the cluster")
             time.sleep(1)
+
+
+def take_down(state: State) -> None:
+    """
+    Stop what `serving up` started; on a foreign cluster, remove only our application.
+
+    Raises:
+        TargetFailed: a process does not end, even after SIGKILL.
+    """
+    with _uninterrupted():
+        if state.cluster_id:
+            left = stop(state.cluster_id)
+            if left:
+                raise TargetFailed(f"processes {sorted(left)} do not end; the state is kept")
+        else:
+            _remove_application(state.address)
+        remove_state(state)
+
+
+def _remove_application(address: str) -> None:
+    """Delete our application from a shared cluster, and stop Serve if no other one runs."""
+    from ray import serve  # noqa: PLC0415  (seconds to import)
+
+    from serving.cluster.connection import connected  # noqa: PLC0415
+
+    with connected(address):
+        if APP in serve.status().applications:
+            serve.delete(APP, _blocking=False)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while APP in (left := serve.status().applications):
+            if time.monotonic() > deadline:
+                raise TargetFailed(f"{APP} is still {left[APP].status}; the state is kept")
+            time.sleep(0.5)
+        if not left:
+            serve.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -105,39 +105,58 @@ def _round(
     server: ServedPool, probes: int, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
     """Send one prompt over every path through the replicas of *server*."""
-    handle = _known_handle(server, limit_s)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
-    pool = ThreadPoolExecutor(max_workers=1)
     try:
-        future = pool.submit(broadcast, handle, "probe", lambda _replica: [next(waiting)])
-        answers: list[list[RequestPhases]] = future.result(timeout=limit_s)
+        handle = known_handle(server.name, limit_s)
+    except NO_REPLICA_ERRORS as error:
+        reason = _message(error, limit_s)
+        raise TargetFailed(f"no {server.role} replica answers: {reason}") from None
+    try:
+        answers: list[list[RequestPhases]] = ask_replicas(
+            handle, "probe", limit_s, lambda _replica: [next(waiting)]
+        )
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
     except NO_REPLICA_ERRORS as error:
-        raise TargetFailed(
-            f"a {server.role} replica ended during its probe: {_message(error, limit_s)}"
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        reason = _message(error, limit_s)
+        raise TargetFailed(f"a {server.role} replica ended during its probe: {reason}") from None
     if len(answers) != server.replicas:
         raise TargetFailed(f"{len(answers)} of {server.replicas} {server.role} replicas answered")
     return [phases for answer in answers for phases in answer]
 
 
-def _known_handle(server: ServedPool, limit_s: float) -> DeploymentHandle[Any]:
-    """Return a handle that knows its replicas: its first ordinary call finds them."""
-    handle = serve.get_deployment_handle(server.name, APP)
+def known_handle(name: str, limit_s: float) -> DeploymentHandle[Any]:
+    """
+    Return a handle that knows its replicas: its first ordinary call finds them.
+
+    Raises:
+        NO_REPLICA_ERRORS: no replica answers within *limit_s*.
+    """
+    handle = serve.get_deployment_handle(name, APP)
     first = handle.facts.remote()
     try:
         first.result(timeout_s=limit_s)
-    except NO_REPLICA_ERRORS as error:
+    except NO_REPLICA_ERRORS:
         with contextlib.suppress(*NO_REPLICA_ERRORS):  # a call that was never sent raises again
-            first.cancel()  # its router would go on looking for a replica
-        raise TargetFailed(
-            f"no {server.role} replica answers: {_message(error, limit_s)}"
-        ) from None
+            first.cancel()  # its router would go on looking for a replica, and start a Ray for that
+        raise
     return handle
+
+
+def ask_replicas(
+    handle: DeploymentHandle[Any],
+    method: str,
+    limit_s: float,
+    arguments: Callable[[Any], list[Any]] | None = None,
+) -> list[Any]:
+    """Return every replica's answer to a call, within *limit_s*; raises as `known_handle`."""
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        answers: list[Any] = pool.submit(broadcast, handle, method, arguments).result(limit_s)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return answers
 
 
 def _message(error: Exception, limit_s: float) -> str:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deployment, to_json
-from serving.cluster.local_cluster import read_cluster, token_file
+from serving.cluster.local_cluster import cluster_at, token_file
 from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
 from serving.cluster.state import write_state
-from serving.deployment.compile import replica_places
+from serving.deployment.compile import Place, ray_node, replica_places
 from serving.operations.status import by_role, cluster_status
-from serving.protocol.app_spec import APP, RayNode
+from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,6 @@ LIMIT_S = 600.0
 
 SCALED = "(serving scale)"
 """Suffix of the state's changes that scaling made."""
-
-Place = tuple[tuple[str, int], ...]
-"""Node and device of each worker of one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +63,7 @@ def replica_changes(
         if wanted.get(pool.role, pool.replicas) != pool.replicas
     )
     devices = sum(pool.gpus for pool in planned.pools)
-    after = sum(
-        pool.gpus // pool.replicas * wanted.get(pool.role, pool.replicas) for pool in now.pools
-    )
+    after = sum(pool.slicing.gpus * wanted.get(pool.role, pool.replicas) for pool in now.pools)
     if after > devices:
         raise InputError("scale", f"{after} devices", f"at most the plan's {devices} (plan again)")
     return tuple(sorted(changed, key=lambda change: change.grows))
@@ -88,7 +83,7 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
             cluster has no free node.
         TargetFailed: replicas do not start or end in time.
     """
-    if not all(SCALED in change for change in state.changes):
+    if is_substituted(state):
         raise NegativeAnswer("the deployment was substituted: it has none of the plan's devices")
     planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
     for change in replica_changes(planned, now, wanted):
@@ -107,14 +102,23 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
     return state
 
 
+def is_substituted(state: State) -> bool:
+    """Return whether `--substitute` made the deployment another one than the plan's."""
+    return not all(SCALED in change for change in state.changes)
+
+
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
-    held = {place for pool in now.pools for each in replica_places(pool) for place in each}
-    devices = [place for pool in planned.pools for each in replica_places(pool) for place in each]
-    return [place for place in devices if place not in held]
+    held = {device for pool in now.pools for device in _devices(pool)}
+    return [device for pool in planned.pools for device in _devices(pool) if device not in held]
+
+
+def _devices(pool: Pool) -> list[tuple[str, int]]:
+    """Return node and device of every worker of a pool."""
+    return [device for place in replica_places(pool) for device in place]
 
 
 def _placed(change: ReplicaChange, free: list[tuple[str, int]]) -> Pool:
-    added = (change.replicas - change.pool.replicas) * (change.pool.gpus // change.pool.replicas)
+    added = (change.replicas - change.pool.replicas) * change.pool.slicing.gpus
     return _with_places(
         change.pool, change.replicas, [*replica_places(change.pool), tuple(free[:added])]
     )
@@ -123,7 +127,7 @@ def _placed(change: ReplicaChange, free: list[tuple[str, int]]) -> Pool:
 def _remaining(state: State, change: ReplicaChange) -> Pool:
     """Return the pool with the remaining replicas, which Serve chose, found by node and cores."""
     places = replica_places(change.pool)
-    facts = cluster_status(state, facts=True).facts.get(change.pool.role, [])
+    facts = cluster_status(state, facts=True).pool(change.pool.role).facts
     found = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
@@ -136,24 +140,28 @@ def _remaining(state: State, change: ReplicaChange) -> Pool:
 
 
 def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
-    placement: list[Placement] = []
-    for place in places:
-        for node in dict.fromkeys(node for node, _ in place):
-            gpus = tuple(gpu for at, gpu in place if at == node)
-            placement.append(Placement(node=node, gpus=gpus))
-    return replace(
-        pool,
-        replicas=replicas,
-        placement=tuple(placement),
-        spare_replicas=min(pool.spare_replicas, replicas),
+    placement = tuple(
+        Placement(node=node, gpus=tuple(gpus))
+        for place in places
+        for node, gpus in _by_node(place).items()
     )
+    spares = min(pool.spare_replicas, replicas)
+    return replace(pool, replicas=replicas, placement=placement, spare_replicas=spares)
+
+
+def _by_node(devices: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for node, device in devices:
+        found.setdefault(node, []).append(device)
+    return found
 
 
 def _ensure_room(state: State, now: Deployment, after: Pool, report: Callable[[str], None]) -> None:
     """Start raylets of the pool's role for the added replicas, if the cluster has no free ones."""
-    before = {place for each in replica_places(now.pool(after.role)) for place in each}
-    added = [p for each in replica_places(after) for p in each if p not in before]
-    if _free_workers(state, after.role) >= len(added):
+    before = _devices(now.pool(after.role))
+    added = [device for device in _devices(after) if device not in before]
+    kind = _kind(state)
+    if sum(int(free.get(kind, 0)) for _, free in _nodes(state, after.role)) >= len(added):
         return
     cluster_id, token = cluster_id_of(state), token_file(state.address)
     if token is None:
@@ -161,16 +169,9 @@ def _ensure_room(state: State, now: Deployment, after: Pool, report: Callable[[s
             f"no free node is labelled {ROLE_LABEL}={after.role}; start one with "
             f"--labels {ROLE_LABEL}={after.role},{NODE_LABEL}={added[0][0]}"
         )
-    cpu = state.target == "cpu"
     nodes = [
-        RayNode(
-            node=node,
-            role=after.role,
-            cores=tuple(gpu for at, gpu in added if at == node) if cpu else (),
-            gpus=() if cpu else tuple(gpu for at, gpu in added if at == node),
-            moved=True,
-        )
-        for node in dict.fromkeys(node for node, _ in added)
+        ray_node(node, after.role, devices, state.target, moved=True)
+        for node, devices in _by_node(added).items()
     ]
     report(f"starting {len(nodes)} raylet(s) for {after.role}")
     join_nodes(nodes, environment(cluster_id, token), address=state.address)
@@ -178,14 +179,8 @@ def _ensure_room(state: State, now: Deployment, after: Pool, report: Callable[[s
 
 def cluster_id_of(state: State) -> str:
     """Return the mark of the cluster's processes; empty for a foreign cluster."""
-    cluster = read_cluster()
-    ours = cluster is not None and cluster.address == state.address
-    return cluster.cluster_id if cluster is not None and ours else state.cluster_id
-
-
-def _free_workers(state: State, role: str) -> int:
-    kind = _kind(state)
-    return sum(int(free.get(kind, 0)) for _, free in _nodes(state, role))
+    cluster = cluster_at(state.address)
+    return state.cluster_id if cluster is None else cluster.cluster_id
 
 
 def _retire(state: State, role: str) -> None:

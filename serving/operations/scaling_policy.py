@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from minicluster.plan import Pool
     from minicluster.specs.slo import SloSpec
 
 MIN_REQUESTS = 100
@@ -42,20 +43,6 @@ class WindowMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDevices:
-    """
-    A pool's share of the plan's devices.
-
-    Attributes:
-        replicas: running replicas.
-        width: devices of one replica.
-    """
-
-    replicas: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """
     The recommended replicas of each pool, and the reason.
@@ -71,7 +58,7 @@ class Advice:
     conclusive: bool = True
 
 
-def advise(seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec) -> Advice:
+def advise(seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec) -> Advice:
     """
     Move a replica to the pool whose SLO is missed, if the other pool can give it.
 
@@ -81,10 +68,10 @@ def advise(seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec)
 
     Args:
         seen: the metrics of the window.
-        shares: the devices of `prefill` and `decode`.
+        pools: `prefill` and `decode`, as they run.
         slo: the limits.
     """
-    now = {role: share.replicas for role, share in shares.items()}
+    now = {role: pool.replicas for role, pool in pools.items()}
     if seen.requests < MIN_REQUESTS:
         reason = f"{seen.requests} requests measured; {MIN_REQUESTS} are needed"
         return Advice(replicas=now, reason=reason, holds=True, conclusive=False)
@@ -98,33 +85,31 @@ def advise(seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec)
     if late and slow:
         reason = f"{attainment}: both pools are short; plan again"
         return Advice(replicas=now, reason=reason, holds=False)
-    moved, reason = _move(seen, shares, slo, to="prefill" if late else "decode")
+    moved, reason = _move(seen, pools, slo, to="prefill" if late else "decode")
     return Advice(replicas=moved or now, reason=f"{attainment}{reason}", holds=False)
 
 
 def _move(
-    seen: WindowMetrics, shares: Mapping[str, PoolDevices], slo: SloSpec, *, to: str
+    seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec, *, to: str
 ) -> tuple[dict[str, int] | None, str]:
     """Return the replicas after *to* gets one more, if it may, and why or why not."""
     queue = seen.prefill_queue_s / slo.ttft_s
     if to == "prefill" and queue < LONG_QUEUE:
         return None, f", but prefill's queue takes only {queue:.0%} of the TTFT limit"
     source = "decode" if to == "prefill" else "prefill"
-    moved = moved_replicas(shares, to=to, source=source)
+    moved = moved_replicas(pools, to=to, source=source)
     if moved is None:
         return None, f": {to} is short and {source} has no replica to give; plan again"
     if source == "prefill" and queue > SHORT_QUEUE:
         return None, ": decode is short and prefill queues too; plan again"
     limit_s = slo.per_token_s or math.inf
-    if source == "decode" and seen.tpot_s * shares[source].replicas / moved[source] > limit_s:
+    if source == "decode" and seen.tpot_s * pools[source].replicas / moved[source] > limit_s:
         return None, ": prefill is short and decode has no TPOT to spare; plan again"
     return moved, f": {to} is short, {source} can spare"
 
 
-def moved_replicas(
-    shares: Mapping[str, PoolDevices], *, to: str, source: str
-) -> dict[str, int] | None:
+def moved_replicas(pools: Mapping[str, Pool], *, to: str, source: str) -> dict[str, int] | None:
     """Return the replicas after *to* gets one more from *source*; `None`: *source* has too few."""
-    freed = math.ceil(shares[to].width / shares[source].width)
-    left = shares[source].replicas - freed
-    return {to: shares[to].replicas + 1, source: left} if left >= 1 else None
+    freed = math.ceil(pools[to].slicing.gpus / pools[source].slicing.gpus)
+    left = pools[source].replicas - freed
+    return {to: pools[to].replicas + 1, source: left} if left >= 1 else None

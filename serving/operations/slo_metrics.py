@@ -6,8 +6,6 @@ import math
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,21 +22,11 @@ LATENCIES = ("ttft", "tpot", PREFILL_QUEUE)
 METRIC = "minicluster_{}_seconds"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistogramSnapshot:
-    """
-    A histogram at one moment, with counts since the endpoint's start.
-
-    Attributes:
-        buckets: observations up to each bound.
-    """
-
-    count: float
-    sum_s: float
-    buckets: Mapping[float, float]
+Samples = dict[tuple[str, str, float], float]
+"""Values of the histograms since the endpoint's start, by latency, suffix and bound of a bucket."""
 
 
-def scrape(base_url: str) -> dict[str, HistogramSnapshot]:
+def scrape(base_url: str) -> Samples:
     """
     Read the endpoint's histograms.
 
@@ -55,7 +43,7 @@ def scrape(base_url: str) -> dict[str, HistogramSnapshot]:
         raise TargetFailed(f"{base_url}/metrics: {error}") from None
 
 
-def read_histograms(text: str) -> dict[str, HistogramSnapshot]:
+def read_histograms(text: str) -> Samples:
     """
     Read the histograms of `LATENCIES` from Prometheus' text format.
 
@@ -68,48 +56,37 @@ def read_histograms(text: str) -> dict[str, HistogramSnapshot]:
         family = families.get(METRIC.format(latency))
         if family is None:
             raise TargetFailed(f"/metrics has no {METRIC.format(latency)}")
-        values = {sample.name.removeprefix(family.name): sample.value for sample in family.samples}
-        found[latency] = HistogramSnapshot(
-            count=values["_count"],
-            sum_s=values["_sum"],
-            buckets={
-                float(sample.labels["le"]): sample.value
-                for sample in family.samples
-                if sample.name.endswith("_bucket")
-            },
-        )
+        for sample in family.samples:
+            suffix, bound = sample.name.removeprefix(family.name), float(sample.labels.get("le", 0))
+            found[latency, suffix, bound] = sample.value
     return found
 
 
-def window_metrics(
-    before: Mapping[str, HistogramSnapshot], after: Mapping[str, HistogramSnapshot], slo: SloSpec
-) -> WindowMetrics:
+def window_metrics(before: Samples, after: Samples, slo: SloSpec) -> WindowMetrics:
     """Return the metrics between two scrapes; without requests attainment is 1."""
-    between = {name: _difference(before[name], after[name]) for name in LATENCIES}
+    seen = {key: value - before[key] for key, value in after.items()}
     return WindowMetrics(
-        requests=int(between["ttft"].count),
-        ttft_fraction=_within(between["ttft"], slo.ttft_s),
-        tpot_fraction=_within(between["tpot"], slo.tpot_s or math.inf),
-        prefill_queue_s=_mean(between[PREFILL_QUEUE]),
-        tpot_s=_mean(between["tpot"]),
+        requests=int(seen["ttft", "_count", 0.0]),
+        ttft_fraction=_within(seen, "ttft", slo.ttft_s),
+        tpot_fraction=_within(seen, "tpot", slo.tpot_s or math.inf),
+        prefill_queue_s=_mean(seen, PREFILL_QUEUE),
+        tpot_s=_mean(seen, "tpot"),
     )
 
 
-def _difference(before: HistogramSnapshot, after: HistogramSnapshot) -> HistogramSnapshot:
-    return HistogramSnapshot(
-        count=after.count - before.count,
-        sum_s=after.sum_s - before.sum_s,
-        buckets={bound: after.buckets[bound] - before.buckets[bound] for bound in after.buckets},
-    )
-
-
-def _within(seen: HistogramSnapshot, limit_s: float) -> float:
+def _within(seen: Samples, latency: str, limit_s: float) -> float:
     """Return the share of observations up to the largest bound within the limit."""
-    if not seen.count:
+    count = seen[latency, "_count", 0.0]
+    if not count:
         return 1.0
-    bounds = [bound for bound in seen.buckets if bound <= limit_s]
-    return seen.buckets[max(bounds)] / seen.count if bounds else 0.0
+    bounds = [
+        bound
+        for name, suffix, bound in seen
+        if (name, suffix) == (latency, "_bucket") and bound <= limit_s
+    ]
+    return seen[latency, "_bucket", max(bounds)] / count if bounds else 0.0
 
 
-def _mean(seen: HistogramSnapshot) -> float:
-    return seen.sum_s / seen.count if seen.count else 0.0
+def _mean(seen: Samples, latency: str) -> float:
+    count = seen[latency, "_count", 0.0]
+    return seen[latency, "_sum", 0.0] / count if count else 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from serving.cluster.state import read_state
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from serving.cluster.state import State
 
 FACTS_LIMIT_S = 30.0
@@ -28,26 +25,36 @@ WORST_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
+class DeployedPool:
     """
-    The running part of a deployment.
+    The running part of a pool.
 
     Attributes:
-        replicas: running replicas by role.
-        status: Ray Serve's status by role.
-        facts: by role, the settings of each running replica's engine
+        replicas: running replicas.
+        status: Ray Serve's status of its deployments, the worst if there are several.
+        facts: the settings of each running replica's engine
             (`serving.replicas.engine_compat.engine_facts`).
-        silent: by role, the deployments whose replicas did not all report these in time.
-        answers: the endpoint answers /health with 200.
-        options: by role, Ray Serve's options of each deployment, by name.
+        silent: the deployments whose replicas did not all report these in time.
+        options: Ray Serve's options of each deployment, by name.
     """
 
-    replicas: dict[str, int]
-    status: dict[str, str]
-    facts: dict[str, list[dict[str, Any]]]
+    replicas: int = 0
+    status: str = "missing"
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    silent: tuple[str, ...] = ()
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """The running part of a deployment; `answers`: the endpoint answers /health with 200."""
+
+    pools: dict[str, DeployedPool]
     answers: bool
-    silent: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    def pool(self, role: str) -> DeployedPool:
+        """Return the pool of a role, empty where there is none."""
+        return self.pools.get(role, DeployedPool())
 
 
 def current() -> State:
@@ -85,30 +92,24 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
     from ray import serve  # noqa: PLC0415  (a second to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.cluster.serve_compat import deployment_options  # noqa: PLC0415
 
     with connected(state.address):
         app = serve.status().applications.get(APP)
-        found = by_role(app.deployments if app is not None else {})
-        reported = {
-            role: {name: _facts(name) for name, each in of_role.items() if _running(each)}
-            for role, of_role in (found if facts else {}).items()
-        }
-        return Deployed(
-            replicas={
-                role: sum(map(_running, of_role.values())) for role, of_role in found.items()
-            },
-            status={role: _worst(of_role.values()) for role, of_role in found.items()},
-            facts={
-                role: [fact for each in of_role.values() for fact in each or ()]
-                for role, of_role in reported.items()
-            },
-            silent={
-                role: tuple(name for name, each in of_role.items() if each is None)
-                for role, of_role in reported.items()
-            },
-            answers=_answers(state.base_url),
-            options=_options(found) if facts else {},
-        )
+        options = deployment_options(APP) if facts else {}
+        pools = {}
+        for role, found in by_role(app.deployments if app is not None else {}).items():
+            running = {name: each.replica_states.get("RUNNING", 0) for name, each in found.items()}
+            statuses = {each.status.value for each in found.values()}
+            reported = {name: _facts(name) for name in found if facts and running[name]}
+            pools[role] = DeployedPool(
+                replicas=sum(running.values()),
+                status=min(statuses, key=WORST_FIRST.index),
+                facts=[fact for each in reported.values() for fact in each or ()],
+                silent=tuple(name for name, each in reported.items() if each is None),
+                options={name: options[name] for name in found if facts},
+            )
+        return Deployed(pools=pools, answers=_answers(state.base_url))
 
 
 def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -121,49 +122,18 @@ def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _options(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    from serving.cluster.serve_compat import (  # noqa: PLC0415  (a second to import)
-        deployment_options,
-    )
-
-    options = deployment_options(APP)
-    return {role: {name: options[name] for name in of_role} for role, of_role in found.items()}
-
-
-def _worst(deployments: Iterable[Any]) -> str:
-    found = [each.status.value for each in deployments]
-    return next((status for status in WORST_FIRST if status in found), found[0])
-
-
-def _running(deployment: Any) -> int:  # noqa: ANN401
-    running: int = deployment.replica_states.get("RUNNING", 0)
-    return running
-
-
 def _facts(name: str) -> list[dict[str, Any]] | None:
     """Return the engine settings of every replica of a deployment; `None`: not all answer."""
-    from ray import serve  # noqa: PLC0415
-
     # vLLM, which this imports, would log on stdout, which is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+    from serving.operations.probe import ask_replicas, known_handle  # noqa: PLC0415
     from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
-    handle = serve.get_deployment_handle(name, APP)
-    pool = ThreadPoolExecutor(max_workers=1)
-    # The first ordinary call of a handle finds its replicas.
-    first = handle.facts.remote()
     try:
-        first.result(timeout_s=FACTS_LIMIT_S)
-        future = pool.submit(broadcast, handle, "facts")
-        answers: list[dict[str, Any]] = future.result(timeout=FACTS_LIMIT_S)
+        return ask_replicas(known_handle(name, FACTS_LIMIT_S), "facts", FACTS_LIMIT_S)
     except NO_REPLICA_ERRORS:
-        first.cancel()  # its router would go on looking for a replica, and start a Ray for that
         return None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return answers
 
 
 def _answers(base_url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
-from serving.deployment.compile import replica_devices
+from serving.deployment.compile import replica_places
 from serving.deployment.engine_args import DTYPES, KV_ROLES
 from serving.operations.status import FACTS_LIMIT_S
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from minicluster.plan import Deployment, Pool
-    from serving.operations.status import Deployed
+    from serving.operations.status import Deployed, DeployedPool
 
 
 def differences(
@@ -34,39 +34,33 @@ def differences(
     Returns:
         Every difference as `place: deployed X, planned Y`; none: it is as planned.
     """
-    return tuple(
-        difference
-        for pool in deployment.pools
-        for difference in (
-            *_pool(deployment, pool, deployed, target),
-            *_options(pool.role, deployed, (bounds or {}).get(pool.role, {})),
-        )
-    )
+    found: list[str] = []
+    for pool in deployment.pools:
+        running = deployed.pool(pool.role)
+        found += _pool(deployment, pool, running, target)
+        wanted = (bounds or {}).get(pool.role, {})
+        for name, options in running.options.items():
+            found += [
+                f"{name}.{option}: deployed {options.get(option)}, planned {value}"
+                for option, value in wanted.items()
+                if options.get(option) != value
+            ]
+    return tuple(found)
 
 
-def _pool(deployment: Deployment, pool: Pool, deployed: Deployed, target: str) -> Iterator[str]:
-    running = deployed.replicas.get(pool.role, 0)
-    if running != pool.replicas:
-        yield f"{pool.role}.replicas: deployed {running}, planned {pool.replicas}"
-    facts = deployed.facts.get(pool.role, [])
+def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str) -> Iterator[str]:
+    if running.replicas != pool.replicas:
+        yield f"{pool.role}.replicas: deployed {running.replicas}, planned {pool.replicas}"
     wanted = _planned(deployment, pool)
-    for number, fact in enumerate(facts):
+    for number, fact in enumerate(running.facts):
         for name, value in wanted.items():
             if fact[name] != value:
                 place = f"{pool.role}[{number}].{name}"
                 yield f"{place}: deployed {fact[name]}, planned {value}"
-    silent = deployed.silent.get(pool.role, ())
-    for name in silent:
+    for name in running.silent:
         yield f"{name}.facts: not reported within {FACTS_LIMIT_S:g} s, so not compared"
-    if not silent:
-        yield from _places(pool, facts, target)
-
-
-def _options(role: str, deployed: Deployed, wanted: Mapping[str, Any]) -> Iterator[str]:
-    for name, options in deployed.options.get(role, {}).items():
-        for option, value in wanted.items():
-            if options.get(option) != value:
-                yield f"{name}.{option}: deployed {options.get(option)}, planned {value}"
+    if not running.silent:
+        yield from _places(pool, running.facts, target)
 
 
 def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
@@ -104,7 +98,7 @@ def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[st
     if roles:
         yield f"{pool.role}.labels: deployed on nodes labelled {roles}, planned {pool.role}"
     if target == "cpu":
-        planned = sorted([[core] for core in replica] for replica in replica_devices(pool))
+        planned = sorted([[core] for _, core in place] for place in replica_places(pool))
         bound = sorted(sorted(fact["cores"]) for fact in facts)
         if bound != planned:
             yield f"{pool.role}.cores: workers bound to {bound}, planned {planned}"

@@ -24,9 +24,8 @@ class RayNode:
     """
     One raylet: the devices of one planned node that belong to one pool.
 
-    Attributes:
-        moved: the plan assigned its devices to another pool; on a CPU its replica reads them from
-            a label.
+    If it was *moved*, the plan assigned its devices to another pool; on a CPU its replica reads
+    them from a label.
     """
 
     node: str
@@ -63,9 +62,8 @@ class ServedPool:
     """
     The replicas of one role in one domain: one Ray Serve deployment.
 
-    Attributes:
-        prefix: of the deployment's name; the model's name follows.
-        llm_config: the fields of `ray.serve.llm.LLMConfig`.
+    The model's name follows *prefix* in the deployment's name; *llm_config* holds the fields of
+    `ray.serve.llm.LLMConfig`.
     """
 
     role: str

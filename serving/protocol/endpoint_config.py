@@ -14,7 +14,8 @@ prefill handles. A domain is what the plan pairs by: GPUs joined by scale-up lin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -27,7 +28,7 @@ from minicluster.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from minicluster.plan import Deployment
+    from minicluster.plan import Deployment, Pool
 
 DEADLINE_FACTOR = 2.0
 """The deadlines of prefill and of the KV hand-off, as multiples of the SLO's TTFT."""
@@ -45,7 +46,6 @@ class PoolConfig:
     One planned pool, its replicas counted by domain.
 
     Attributes:
-        replicas: by domain.
         max_num_seqs: sequences that one replica decodes at once, all its copies together.
         max_num_batched_tokens: token budget of one step.
         kv_bytes: KV cache per GPU.
@@ -66,14 +66,10 @@ class EndpointConfig:
     Everything about the plan that answering requests needs.
 
     Attributes:
-        slo: the plan's limits; like the next four `None` for a deployment without a plan.
-        prediction: the plan's predicted latencies and capacity.
-        workload: the planned load: rate and lengths.
+        slo: like the next four `None` for a deployment without a plan.
         confidence_fraction: probability that the SLO holds; `None`: not simulated.
-        step_model: the plan's step times.
         prefill_deadline_s: limit from the call of a prefill replica to its answer.
         kv_wait_deadline_s: limit from there to the first token.
-        routing: the plan's replica choice, local threshold and fallback.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
         substitutions: differences from the plan that were asked for.
@@ -83,11 +79,11 @@ class EndpointConfig:
     max_model_len: int
     block_size: int
     plan_hash: str
-    slo: SloSpec | None
-    prediction: Prediction | None
-    workload: WorkloadSpec | None
-    confidence_fraction: float | None
-    step_model: StepModel | None
+    slo: SloSpec | None = None
+    prediction: Prediction | None = None
+    workload: WorkloadSpec | None = None
+    confidence_fraction: float | None = None
+    step_model: StepModel | None = None
     prefill_deadline_s: float
     kv_wait_deadline_s: float
     routing: Routing
@@ -148,23 +144,27 @@ def endpoint_config(
         for pool in deployment.pools
     )
     prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
-    confidence = None if plan is None else plan.confidence
-    return EndpointConfig(
+    config = EndpointConfig(
         model_id=deployment.model.id,
         max_model_len=deployment.engine.max_model_len,
         block_size=deployment.engine.block_size,
         plan_hash=plan_hash,
-        slo=None if plan is None else plan.slo,
-        prediction=None if plan is None else plan.prediction,
-        workload=None if plan is None else plan.workload,
-        confidence_fraction=None if confidence is None else confidence.fraction,
-        step_model=None if plan is None else plan.step_model,
         prefill_deadline_s=prefill_deadline_s,
         kv_wait_deadline_s=kv_deadline_s,
         routing=deployment.routing,
         pools=pools,
         pairing=_pairing(pools),
         substitutions=substitutions,
+    )
+    if plan is None:
+        return config
+    return replace(
+        config,
+        slo=plan.slo,
+        prediction=plan.prediction,
+        workload=plan.workload,
+        confidence_fraction=None if plan.confidence is None else plan.confidence.fraction,
+        step_model=plan.step_model,
     )
 
 
@@ -176,14 +176,11 @@ def deadlines(
     return overrides_s[0] or planned_s, overrides_s[1] or planned_s
 
 
-def replicas_by_domain(pool: Any, domains: Mapping[str, str]) -> dict[str, int]:  # noqa: ANN401
+def replicas_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
     """Count the replicas of a pool in each domain; one wider than a domain counts in its first."""
     width = pool.gpus // pool.replicas
     flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
-    counted: dict[str, int] = {}
-    for start in range(0, len(flat), width):
-        counted[flat[start]] = counted.get(flat[start], 0) + 1
-    return counted
+    return dict(Counter(flat[::width]))
 
 
 def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:

@@ -43,9 +43,9 @@ class Refusal:
     @property
     def body(self) -> dict[str, Any]:
         """The response body: OpenAI's error object."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
         # The engine may repeat parts of a request that cannot be encoded; an answer has to be.
         message = self.message.encode("utf-8", "replace").decode()
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
         kind = ERROR_TYPES.get(self.status, kind)
         error = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -116,29 +116,23 @@ class RequestPhases:
         }
 
     @property
-    def server_timing(self) -> str:
-        """The value of a Server-Timing header (W3C): the phases in milliseconds."""
-        parts = self.phases_s.items()
-        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts)
-
-    @property
     def path_and_reason(self) -> str:
         """Path and reason in one line: `retried; reason=prefill-failed`."""
         return f"{self.path}; reason={self.reason}" if self.reason else self.path
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that report time and path with every answer."""
-        return {"Server-Timing": self.server_timing, PATH_HEADER: self.path_and_reason}
+        """Path, and Server-Timing (W3C): the phases in milliseconds."""
+        parts = (f"{name};dur={seconds * 1e3:.1f}" for name, seconds in self.phases_s.items())
+        return {"Server-Timing": ", ".join(parts), PATH_HEADER: self.path_and_reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstChunk:
     """
-    The first token of an answer and its phases, in one message, because each costs milliseconds.
+    The phases and the first server-sent events of an answer, or the whole answer.
 
-    Attributes:
-        first: the first server-sent events, or the whole answer.
+    They are one message, because each message costs milliseconds.
     """
 
     phases: RequestPhases
@@ -152,7 +146,6 @@ class Prefilled:
 
     Attributes:
         kv_transfer_params: what decode fetches the KV cache with.
-        replica: name of the replica.
         queue_s: waiting inside the engine.
         step_s: inside the engine, from being scheduled to the token.
     """
@@ -166,12 +159,9 @@ class Prefilled:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTiming:
     """
-    The time of one prompt through the prefill pool alone.
+    The time of one prompt through the prefill pool alone; *seconds* is all of it in the replica.
 
-    Attributes:
-        seconds: inside the replica, everything included.
-        queue_s: waiting inside the engine.
-        step_s: inside the engine, from being scheduled to the first token.
+    *queue_s* and *step_s* are as in `Prefilled`.
     """
 
     prompt_tokens: int
@@ -197,12 +187,25 @@ class Readiness:
 
 
 class Backend(Protocol):
-    """The pools as the endpoint calls them: Ray Serve's handles, or fakes in tests."""
+    """
+    The engines as the endpoint calls them: behind Ray Serve's handles, or without any engine.
+
+    `serving.api` uses these four methods and nothing else of an engine.
+    """
 
     def answer(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Answer a request; raises `RequestRefused` where no replica can take it."""
+        """
+        Answer a request of *kind* (`chat` or `completions`) in a domain.
+
+        Yields a refusal alone; or one `FirstChunk`, then server-sent events of a stream as they
+        come. Closing the iterator ends the work.
+
+        Raises:
+            RequestRefused: no replica can take the request.
+            EngineFailed: the engine failed, usually after the first token.
+        """
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a prompt through the prefill pool alone."""

@@ -94,23 +94,23 @@ def for_decode(request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
     return request.model_copy(update={"kv_transfer_params": prefilled.kv_transfer_params})
 
 
-def refusal_of(answer: Any) -> Refusal:  # noqa: ANN401
-    """Turn an error of the engine into ours."""
-    error = answer.error
-    status = int(error.code or SERVER_ERROR)
-    return _refusal(status, error.message, getattr(error, "param", None))
+def refusal_in(item: Any) -> Refusal | None:  # noqa: ANN401
+    """
+    Return the refusal that an event or an answer of the engine is; `None`: it is none.
 
-
-def refusal_in(event: str) -> Refusal:
-    """Turn a stream's event that begins as `ERROR_EVENT` into a refusal."""
-    error = json.loads(event.removeprefix("data: "))["error"]
+    The client's errors keep their message, and that of internal ones is hidden.
+    """
+    if isinstance(item, str):
+        if not item.startswith(ERROR_EVENT):
+            return None
+        error = json.loads(item.removeprefix("data: "))["error"]
+    elif hasattr(item, "usage"):
+        return None
+    else:
+        error = vars(item.error)
     code = error.get("code")
-    status = code if isinstance(code, int) else SERVER_ERROR
-    return _refusal(status, str(error.get("message")), error.get("param"))
-
-
-def _refusal(status: int, message: str, param: str | None) -> Refusal:
-    """Return the client's errors with their message; hide that of internal ones."""
+    status = code if isinstance(code, int) and code else SERVER_ERROR
+    message, param = str(error.get("message")), error.get("param")
     if status >= SERVER_ERROR:
         return Refusal(status=status, message="The engine failed while answering.")
     if param is None and GRAMMAR.search(message):

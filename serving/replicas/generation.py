@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -12,25 +14,23 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.messages import EngineFailed, FirstChunk, Refusal, RequestPhases
 from serving.replicas.engine_compat import first_token_seen, prompt_tokens
-from serving.replicas.engine_request import (
-    ERROR_EVENT,
-    engine_request,
-    for_decode,
-    for_prefill,
-    refusal_in,
-    refusal_of,
-)
+from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_in
 from serving.replicas.pending_answer import PendingAnswer
 from serving.replicas.remote_prefill import PrefillHandles, RemotePrefill, prefill_remotely
-from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
-from serving.request.retry import RETRY_AFTER_S, LocalPrefill, late_first_token
+from serving.request.prefill import (
+    RETRY_AFTER_S,
+    LocalPrefill,
+    late,
+    may_be_short,
+    must_be_local,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from serving.protocol.endpoint_config import EndpointConfig
 
-AGGREGATED = LocalPrefill(path="local", reason="aggregated")
+AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +44,19 @@ class _EngineCall:
 
     def phases(self, decode_s: float) -> RequestPhases:
         """Return the phases of the time to first token."""
-        decode = serve.get_replica_context().replica_id.unique_id
-        if isinstance(self.prefill, LocalPrefill):
-            return RequestPhases(
-                prefill_s=self.prefill_s,
-                decode_s=decode_s,
-                path=self.prefill.path,
-                reason=self.prefill.reason,
-                decode_replica=decode,
-            )
-        failures, done = self.prefill.failures, self.prefill.prefilled
-        return RequestPhases(
+        phases = RequestPhases(
             prefill_s=self.prefill_s,
             decode_s=decode_s,
+            decode_replica=serve.get_replica_context().replica_id.unique_id,
+        )
+        if isinstance(self.prefill, LocalPrefill):
+            return replace(phases, path=self.prefill.path, reason=self.prefill.reason)
+        failures, done = self.prefill.failures, self.prefill.prefilled
+        return replace(
+            phases,
             path="retried" if failures else "remote",
             reason=failures[-1] if failures else "",
             prefill_replica=done.replica,
-            decode_replica=decode,
             prefill_queue_s=done.queue_s,
             prefill_step_s=done.step_s,
         )
@@ -97,9 +93,10 @@ class GenerationMixin:
         if isinstance(call, Refusal):
             yield call
             return
+        seen = partial(first_token_seen, self.engine, kind, call.request.request_id)
         answer = PendingAnswer(
             getattr(self.engine, kind)(call.request, None),
-            has_first_token=None if call.request.stream else self._sees_token(kind, call.request),
+            has_first_token=None if call.request.stream else seen,
             in_flight=isinstance(call.prefill, RemotePrefill),
         )
         try:
@@ -108,10 +105,11 @@ class GenerationMixin:
             if isinstance(came, Refusal):
                 yield came
                 return
-            first = await _first_piece(answer)
-            yield FirstChunk(phases=call.phases(came - started), first=first)
+            first = _unfailed(await answer.first_item())
+            whole_or_events = [first] if isinstance(first, str) else first.model_dump()
+            yield FirstChunk(phases=call.phases(came - started), first=whole_or_events)
             async for event in answer.stream:
-                yield [_checked(event)]
+                yield [_unfailed(event)]
         except EngineFailed:
             raise
         except Exception as error:
@@ -143,14 +141,12 @@ class GenerationMixin:
             return prefill
         prefill_s = time.perf_counter() - started
         if isinstance(prefill, RemotePrefill):
-            decode = for_decode(request, prefill.prefilled)
+            request = for_decode(request, prefill.prefilled)
             limit_s = config.kv_wait_deadline_s
-            return _EngineCall(
-                request=decode, limit_s=limit_s, prefill_s=prefill_s, prefill=prefill
-            )
-        limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill_s
-        if body.get("use_beam_search"):
-            limit_s = float("inf")  # its first token is its last: the endpoint's limit applies
+        elif body.get("use_beam_search"):
+            limit_s = math.inf  # its first token is its last: the endpoint's limit applies
+        else:
+            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill_s
         return _EngineCall(request=request, limit_s=limit_s, prefill_s=prefill_s, prefill=prefill)
 
     async def _prefill(
@@ -167,13 +163,10 @@ class GenerationMixin:
         threshold = config.routing.local_threshold_tokens
         if local is None and may_be_short(body, threshold):
             tokens = await prompt_tokens(self.engine, kind, request)
-            local = None if tokens is None else short_enough(tokens, threshold)
+            local = SHORT if tokens is not None and tokens <= threshold else None
         if local is not None:
             return local
         return await prefill_remotely(self._prefill_pool, kind, for_prefill(request), config)
-
-    def _sees_token(self, kind: str, request: Any) -> Callable[[], bool]:  # noqa: ANN401
-        return lambda: first_token_seen(self.engine, kind, request.request_id)
 
 
 async def _first_token(
@@ -183,34 +176,17 @@ async def _first_token(
     try:
         await answer.first_token(limit_s)
         at = time.perf_counter()
-        failed = _error_in(await answer.first_item()) if answer.done else None
+        failed = refusal_in(await answer.first_item()) if answer.done else None
     except TimeoutError:
-        return late_first_token(config.kv_wait_deadline_s)
+        return late("kv-wait-timeout", config.kv_wait_deadline_s)
     except EngineDeadError:
         message = "The engine died; try again later."
         return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
     return failed or at
 
 
-async def _first_piece(answer: PendingAnswer) -> list[str] | dict[str, Any]:
-    """Return the first event, or the whole answer; raises EngineFailed for an error."""
-    first = await answer.first_item()
-    if _error_in(first) is not None:
-        raise EngineFailed(str(first))
-    if isinstance(first, str):
-        return [first]
-    whole: dict[str, Any] = first.model_dump()
-    return whole
-
-
-def _checked(event: str) -> str:
-    if event.startswith(ERROR_EVENT):
-        raise EngineFailed(event)
-    return event
-
-
-def _error_in(item: Any) -> Refusal | None:  # noqa: ANN401
-    """Return the refusal that an engine's answer, or its first event, is; `None`: it is none."""
-    if isinstance(item, str):
-        return refusal_in(item) if item.startswith(ERROR_EVENT) else None
-    return None if hasattr(item, "usage") else refusal_of(item)
+def _unfailed(item: Any) -> Any:  # noqa: ANN401
+    """Return an event or an answer; raises EngineFailed for an error."""
+    if refusal_in(item) is not None:
+        raise EngineFailed(str(item))
+    return item

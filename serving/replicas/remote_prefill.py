@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
 from serving.protocol.messages import Prefilled, Refusal
-from serving.request.retry import DIED, TIMEOUT, PrefillAttempt, choose_domain, next_step
+from serving.request.prefill import DIED, TIMEOUT, PrefillAttempt, choose_domain, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.request.retry import LocalPrefill
+    from serving.request.prefill import LocalPrefill
 
 logger = logging.getLogger(__name__)
 SERVER_ERROR = 500
@@ -70,16 +70,10 @@ async def prefill_remotely(
     config: EndpointConfig,
 ) -> RemotePrefill | LocalPrefill | Refusal:
     """
-    Prefill a prompt in *pool*, with the retries that `serving.request.retry` decides.
+    Prefill a prompt in *pool*, with the retries that `serving.request.prefill` decides.
 
-    Args:
-        pool: the replicas.
-        kind: `chat` or `completions`.
-        request: vLLM's request, for prefill.
-        config: deadline and fallback.
-
-    Returns:
-        Where the KV cache is; or that decode computes the prompt; or the client's error.
+    *request* is vLLM's, for prefill. Returns where the KV cache is, or that decode computes the
+    prompt, or the client's error.
     """
     deadline = time.monotonic() + config.prefill_deadline_s
     failures: list[str] = []

@@ -14,15 +14,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
 from serving.protocol.messages import Refusal, RequestRefused
 from serving.request.length import answer_tokens, prompts_of
-from serving.request.prefill_eligibility import must_be_local
-from serving.request.retry import RETRY_AFTER_S, late_answer, late_prefill
+from serving.request.prefill import RETRY_AFTER_S, TIMEOUT, late, must_be_local
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Mapping
 
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import FirstChunk, PrefillTiming
-    from serving.request.retry import LocalPrefill
+    from serving.request.prefill import LocalPrefill
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +53,13 @@ PUBLIC_FACTS = (
     *("gpu_memory_utilization", "kv_role", "kv_connector"),
 )
 """The engine settings that `GET /plan` shows: no paths, no hosts."""
+
+UNAVAILABLE = Refusal(
+    status=503,
+    message="No replica can take the request; try again later.",
+    code="no_replica",
+    retry_after_s=RETRY_AFTER_S,
+)
 
 PARAMS = {
     "beam-search": "use_beam_search",
@@ -115,29 +121,19 @@ class ServeBackend:
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """Answer as `GenerationMixin.answer` does; closing the iterator ends the call."""
-        handle = self._servers[domain]
-        if live_replicas(handle) == 0:
-            raise RequestRefused(_unavailable())  # Ray Serve would wait for one
-        started = ended = False
-        streamed = body.get("stream") is True and not body.get("use_beam_search")
-        config = self._config
-        limit_s = (
-            first_token_limit_s(config) if streamed else whole_answer_limit_s(config, kind, body)
-        )
+        handle = _available(self._servers[domain])
+        if body.get("stream") is True and not body.get("use_beam_search"):
+            limit_s, too_late = first_token_limit_s(self._config), UNAVAILABLE
+        else:
+            limit_s = whole_answer_limit_s(self._config, kind, body)
+            too_late = late("answer-timeout", limit_s)
         response = handle.answer.remote(kind, body)
+        ended = False
         try:
-            async with asyncio.timeout(limit_s):
-                first = await while_live(handle, anext(response))
-            started = True
-            yield first
+            yield await _in_time(handle, anext(response), limit_s, too_late)
             async for item in response:
                 yield item
             ended = True
-        except NO_REPLICA_ERRORS as error:
-            if started:
-                raise
-            late = isinstance(error, TimeoutError) and not streamed
-            raise RequestRefused(late_answer(limit_s) if late else _unavailable()) from error
         finally:
             if not ended:
                 response.cancel()
@@ -149,22 +145,15 @@ class ServeBackend:
         local = must_be_local(body)
         if local is not None:
             return _not_through_prefill(local)
-        handle = next(iter(self._prefill.values()))
-        if live_replicas(handle) == 0:
-            raise RequestRefused(_unavailable())  # Ray Serve would wait for one
+        handle = _available(next(iter(self._prefill.values())))
         limit_s = self._config.prefill_deadline_s
         response = handle.time_prefill.remote(body)
-        ended = False
         try:
-            async with asyncio.timeout(limit_s):
-                timing: PrefillTiming | Refusal = await while_live(handle, response)
-            ended = True
-        except NO_REPLICA_ERRORS as error:
-            late = isinstance(error, TimeoutError)
-            raise RequestRefused(late_prefill(limit_s) if late else _unavailable()) from error
-        finally:
-            if not ended:
-                response.cancel()
+            timing: PrefillTiming | Refusal
+            timing = await _in_time(handle, response, limit_s, late(TIMEOUT, limit_s))
+        except BaseException:
+            response.cancel()
+            raise
         return timing
 
     async def running(self) -> dict[tuple[str, str], int]:
@@ -203,10 +192,18 @@ def _not_through_prefill(local: LocalPrefill) -> Refusal:
     return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
 
-def _unavailable() -> Refusal:
-    return Refusal(
-        status=503,
-        message="No replica can take the request; try again later.",
-        code="no_replica",
-        retry_after_s=RETRY_AFTER_S,
-    )
+def _available(handle: Any) -> Any:  # noqa: ANN401
+    """Return *handle*, or refuse the request: without a replica Ray Serve would wait for one."""
+    if live_replicas(handle) == 0:
+        raise RequestRefused(UNAVAILABLE)
+    return handle
+
+
+async def _in_time(handle: Any, item: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401
+    """Return the first item of a call; refuse the request if it does not come, or is *too_late*."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await while_live(handle, item)
+    except NO_REPLICA_ERRORS as error:
+        refusal = too_late if isinstance(error, TimeoutError) else UNAVAILABLE
+        raise RequestRefused(refusal) from error

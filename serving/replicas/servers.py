@@ -19,7 +19,7 @@ from serving.protocol.app_spec import CORES, planned_cores
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import EngineFailed, Prefilled, PrefillTiming, Refusal, RequestPhases
 from serving.replicas.engine_compat import engine_facts, engine_is_dead, skip_download
-from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_of
+from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_in
 from serving.replicas.generation import GenerationMixin
 from serving.replicas.remote_prefill import PrefillHandles
 from serving.replicas.vllm_plugin import REPLICA
@@ -51,8 +51,7 @@ class PlannedServer:
     async def __init__(self, llm_config: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # noqa: ANN401
         """Take the planned cores, then start the engine."""
         keep_log_open()
-        _take_planned_cores()
-        _sample_without_compiling()
+        _prepare_cpu_engine()
         os.environ[REPLICA] = str(os.getpid())
         self._closing: dict[asyncio.Task[None], PendingAnswer] = {}
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
@@ -90,6 +89,14 @@ class PlannedServer:
     async def kv_is_free(self) -> bool:
         """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
         return bool(await self.engine._engine_client.reset_prefix_cache())  # type: ignore[attr-defined]  # noqa: SLF001
+
+    async def _answer_s(self, request: Any) -> float:  # noqa: ANN401
+        """Return the seconds of a completion; raises RuntimeError if the engine refuses it."""
+        started = time.perf_counter()
+        answer = await anext(aiter(self.engine.completions(request, None)))  # type: ignore[attr-defined]
+        if refusal_in(answer) is not None:
+            raise RuntimeError(str(answer))
+        return time.perf_counter() - started
 
 
 class SplitPrefillServer(PlannedServer, PDPrefillServer):  # type: ignore[misc]
@@ -170,7 +177,7 @@ class SplitPrefillServer(PlannedServer, PDPrefillServer):  # type: ignore[misc]
                 answer = await anext(answers)
             except Exception as error:
                 raise EngineFailed(repr(error)) from error
-        return answer if hasattr(answer, "usage") else refusal_of(answer)
+        return refusal_in(answer) or answer
 
 
 class SplitDecodeServer(PlannedServer, GenerationMixin, PDDecodeServer):  # type: ignore[misc]
@@ -225,11 +232,7 @@ class SplitDecodeServer(PlannedServer, GenerationMixin, PDDecodeServer):  # type
             raise RuntimeError(f"not all of {len(requests)} prefill replicas answered: {failed}")
         phases = []
         for request, prefilled in zip(requests, answers, strict=True):
-            prefilled_at = time.perf_counter()
-            answer = await anext(aiter(self.engine.completions(for_decode(request, prefilled))))
-            if not hasattr(answer, "usage"):
-                raise RuntimeError(str(answer))
-            decode_s = time.perf_counter() - prefilled_at
+            decode_s = await self._answer_s(for_decode(request, prefilled))
             phases.append(RequestPhases(prefill_s=prefill_s, decode_s=decode_s))
         return phases
 
@@ -250,29 +253,20 @@ class MixedServer(PlannedServer, GenerationMixin, LLMServer):  # type: ignore[mi
             request = CompletionRequest(
                 model=self._llm_config.model_id, prompt=prompt, max_tokens=2
             )
-            started = time.perf_counter()
-            answer = await anext(aiter(self.engine.completions(request, None)))
-            if not hasattr(answer, "usage"):
-                raise RuntimeError(str(answer))
-            phases.append(RequestPhases(prefill_s=time.perf_counter() - started, decode_s=0.0))
+            phases.append(RequestPhases(prefill_s=await self._answer_s(request), decode_s=0.0))
         return phases
 
 
-def _sample_without_compiling() -> None:
+def _prepare_cpu_engine() -> None:
     """
-    Disable torch.compile for the sampler of a CPU engine.
+    Set the planned cores for vLLM, which this process starts, and disable torch.compile.
 
     vLLM compiles token sampling and the ranking of log-probabilities at the first request that
     uses them, whatever `enforce_eager` says: seconds on an idle machine, a minute on a busy one,
     for microseconds, while all requests wait.
     """
     if os.environ.get(CORES):
-        os.environ["TORCH_COMPILE_DISABLE"] = "1"
-
-
-def _take_planned_cores() -> None:
-    """Set the planned cores of this replica for vLLM, which this process starts."""
-    if os.environ.get(CORES):
         rank = serve.get_replica_context().rank.rank
         labels = ray.get_runtime_context().get_node_labels()
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = planned_cores(os.environ[CORES], rank, labels)
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"

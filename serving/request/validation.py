@@ -109,7 +109,9 @@ def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int)
         RequestRefused: with the parameter at fault.
     """
     check_model(body.get("model", model_id), model_id)
-    _check_supported(body)
+    for param, expectation in UNSUPPORTED.items():
+        if body.get(param) is not None:
+            _refuse(param, expectation)
     checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
     checked["model"] = model_id
     if kind == "chat":
@@ -126,12 +128,6 @@ def check_model(model: object, model_id: str) -> None:
     if model != model_id:
         message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
         refuse(404, message, param="model", code="model_not_found")
-
-
-def _check_supported(body: dict[str, Any]) -> None:
-    for param, expectation in UNSUPPORTED.items():
-        if body.get(param) is not None:
-            _refuse(param, expectation)
 
 
 def _check_answers(body: dict[str, Any]) -> None:

@@ -37,13 +37,13 @@ class ScenarioKey:
     One key of a scenario file.
 
     Attributes:
-        key: dotted, table first.
-        type: as TOML has it.
+        key: the dotted key, its table first.
+        type: the type of the value in TOML.
         unit: "" for names and lists.
-        required: the file has to say it.
-        default: what holds where the file does not say.
-        minimum: smallest value taken for meant; `None`: no limit.
-        maximum: largest.
+        required: whether a file without the key is refused.
+        default: the value where the file does not have the key.
+        minimum: the smallest value that is accepted; `None` means no limit.
+        maximum: the largest value that is accepted; `None` means no limit.
         meaning: one sentence.
     """
 

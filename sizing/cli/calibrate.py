@@ -25,10 +25,15 @@ from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.cli.common import AsJson, Overrides, out_file, read_inputs
-from sizing.evidence.refit.evidence import SOUND, check_runs
-from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals
-from sizing.evidence.refit.observed import FEWEST, Observed, observed, read_observed
-from sizing.evidence.refit.scales import scaled
+from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals, scaled
+from sizing.evidence.refit.observed import (
+    FEWEST,
+    SOUND,
+    Observed,
+    check_runs,
+    observed,
+    read_observed,
+)
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
 from sizing.report.tables import table
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.workload import WorkloadSpec
-    from sizing.evidence.refit.scales import Scales
+    from sizing.evidence.refit.fit import Scales
 
 BURST_UTILISATION = 0.45
 """Prefill utilisation of the burst: high enough to queue, low enough for a tail of some samples."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Column
 from typer import Argument, Option
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.shell import talk
+from minicluster.specs.checks import one_of
 from minicluster.specs.parameters import num_active_parameters, num_parameters
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
-from sizing.cli.common import AsJson, print_json, wide_console
-from sizing.report.tables import table
+from sizing.cli.common import AsJson, show
+from sizing.report.tables import columns_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,7 @@ def init(
 ) -> None:
     """Write a commented scenario to start from."""
     shipped = catalog.files("scenarios")
-    if name not in shipped:
-        raise InputError("NAME", name, "one of " + ", ".join(shipped))
+    one_of(tuple(shipped), NAME=name)
     text = shipped[name].read_text(encoding="utf-8")
     if out is None:
         sys.stdout.write(text)
@@ -54,23 +53,22 @@ def init(
 def schema(*, as_json: AsJson = False) -> None:
     """Print every scenario key with type, unit, default and limits."""
     keys = scenario_keys()
-    if as_json:
-        print_json([asdict(key) for key in keys])
-        return
-    heads = ("key", "type", "unit", "default", "from", "to", "meaning")
-    rows = (
-        (
-            *(key.key, key.type, key.unit, "required" if key.required else _shown(key.default)),
-            *(_shown(key.minimum), _shown(key.maximum), key.meaning),
-        )
-        for key in keys
-    )
-    wide_console().print(table("scenario keys", heads, rows, left=heads))
+    columns = {
+        "key": [key.key for key in keys],
+        "type": [key.type for key in keys],
+        "unit": [key.unit for key in keys],
+        "default": ["required" if key.required else _shown(key.default) for key in keys],
+        "from": [_shown(key.minimum) for key in keys],
+        "to": [_shown(key.maximum) for key in keys],
+        "meaning": [key.meaning for key in keys],
+    }
+    made = columns_table("scenario keys", columns, left=columns)
+    show([asdict(key) for key in keys], made, as_json=as_json, wide=True)
 
 
 def models(*, as_json: AsJson = False) -> None:
     """Print the model catalog."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, entry in catalog.models().items():
         spec = catalog.find_model(name)
         rows.append(
@@ -84,53 +82,43 @@ def models(*, as_json: AsJson = False) -> None:
                 "sources": [asdict(source) for source in entry.sources],
             }
         )
-    if as_json:
-        print_json(rows)
-        return
-    heads = ("billion\nparameters", "active", "layers", "KV kB\nper token", "context", "weights")
-    names = [Column(head, no_wrap=True) for head in ("name", "hub id")]
-    cells = (
-        (
-            str(row["name"]),
-            str(row["source"]),
-            f"{row['num_parameters'] / 1e9:,.1f}",
-            f"{row['num_active_parameters'] / 1e9:,.1f}",
-            str(row["num_layers"]),
-            f"{row['kv_bytes_per_token'] / 1e3:,.1f}",
-            f"{row['max_context_tokens']:,}",
-            str(row["weight_dtype"]),
-        )
-        for row in rows
-    )
+    columns = {
+        "name": [row["name"] for row in rows],
+        "hub id": [row["source"] for row in rows],
+        "billion\nparameters": [f"{row['num_parameters'] / 1e9:,.1f}" for row in rows],
+        "active": [f"{row['num_active_parameters'] / 1e9:,.1f}" for row in rows],
+        "layers": [str(row["num_layers"]) for row in rows],
+        "KV kB\nper token": [f"{row['kv_bytes_per_token'] / 1e3:,.1f}" for row in rows],
+        "context": [f"{row['max_context_tokens']:,}" for row in rows],
+        "weights": [row["weight_dtype"] for row in rows],
+    }
+    names = ("name", "hub id")
     title = "models (names and hub ids are accepted)"
-    wide_console().print(table(title, (*names, *heads), cells))
+    show(rows, columns_table(title, columns, left=names, whole=names), as_json=as_json, wide=True)
 
 
 def gpus(*, as_json: AsJson = False) -> None:
     """Print the GPU catalog."""
-    entries = catalog.gpus()
-    if as_json:
-        print_json([{**asdict(e.spec), "aliases": list(e.aliases)} for e in entries.values()])
-        return
-    numbers = ("bf16\nTFLOP/s", "fp8", "GB", "GB/s", "scale-up\nGB/s", "scale-out\nGB/s", "W")
-    words = ("efficiency", "source of the peaks")
-    rows = (
-        (
-            spec.name,
-            *(_scaled(spec.peak_flops_per_s.get(dtype), 1e12) for dtype in ("bf16", "fp8")),
-            _scaled(spec.hbm_bytes, 1e9),
-            _scaled(spec.hbm_bytes_per_s, 1e9),
-            _scaled(spec.scale_up_bytes_per_s, 1e9),
-            _scaled(spec.scale_out_bytes_per_s, 1e9),
-            _scaled(spec.power_w, 1),
-            _efficiency(spec),
-            _document(spec.sources, "peak_flops_per_s"),
-        )
-        for spec in (entry.spec for entry in entries.values())
-    )
-    heads = (Column("name", no_wrap=True), *numbers, *words)
+    entries = catalog.gpus().values()
+    specs = [entry.spec for entry in entries]
+    words = {
+        "efficiency": [_efficiency(spec) for spec in specs],
+        "source of the peaks": [_document(spec.sources, "peak_flops_per_s") for spec in specs],
+    }
+    columns = {
+        "name": [spec.name for spec in specs],
+        "bf16\nTFLOP/s": [_scaled(spec.peak_flops_per_s.get("bf16"), 1e12) for spec in specs],
+        "fp8": [_scaled(spec.peak_flops_per_s.get("fp8"), 1e12) for spec in specs],
+        "GB": [_scaled(spec.hbm_bytes, 1e9) for spec in specs],
+        "GB/s": [_scaled(spec.hbm_bytes_per_s, 1e9) for spec in specs],
+        "scale-up\nGB/s": [_scaled(spec.scale_up_bytes_per_s, 1e9) for spec in specs],
+        "scale-out\nGB/s": [_scaled(spec.scale_out_bytes_per_s, 1e9) for spec in specs],
+        "W": [_scaled(spec.power_w, 1) for spec in specs],
+    }
     title = "GPUs (peaks dense, bandwidths one way)"
-    wide_console().print(table(title, heads, rows, left=words))
+    made = columns_table(title, columns | words, left=words, whole=("name",))
+    data = [{**asdict(entry.spec), "aliases": list(entry.aliases)} for entry in entries]
+    show(data, made, as_json=as_json, wide=True)
 
 
 def _efficiency(spec: GpuSpec) -> str:

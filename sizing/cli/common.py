@@ -25,6 +25,8 @@ from sizing.latency.calibration import read_calibration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from rich.console import RenderableType
+
     from minicluster.plan import Plan
 
 Scenario = Annotated[Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")]
@@ -79,24 +81,20 @@ def with_keys(
         spec: a frozen dataclass; `a_key` becomes `--a-key`.
         helps: help text by key.
     """
-    names = {key.name for key in fields(spec)}
     hints = get_type_hints(spec)
-
-    def options() -> list[inspect.Parameter]:
-        return [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[each | None, Option(help=helps.get(name))],
-            )
-            for name, each in hints.items()
-            if name in names
-        ]
+    options = [
+        inspect.Parameter(
+            key.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[hints[key.name] | None, Option(help=helps.get(key.name))],
+        )
+        for key in fields(spec)
+    ]
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
-        signature = inspect.Signature([*own, *options()])
+        signature = inspect.Signature([*own, *options])
         command.__signature__ = signature  # type: ignore[attr-defined]
         command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
         return command
@@ -112,11 +110,8 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
         InputError: anything missing, unknown or contradictory.
     """
     chosen = catalog.read_scenario(scenario, overrides)
-    kinds = {
-        found.name: found
-        for name in chosen.search.gpus
-        for found in (catalog.find_gpu(name, place=f"{scenario}: search.gpus"),)
-    }
+    named = [catalog.find_gpu(n, place=f"{scenario}: search.gpus") for n in chosen.search.gpus]
+    kinds = {gpu.name: gpu for gpu in named}
     chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
     model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
     return Inputs(
@@ -168,6 +163,22 @@ def print_json(data: object, *, sort_keys: bool = False) -> None:
     """Write data, and nothing else, to stdout."""
     text = json.dumps(data, indent=2, sort_keys=sort_keys, allow_nan=False)
     sys.stdout.write(text + "\n")
+
+
+def show(
+    data: object,
+    *parts: RenderableType,
+    as_json: bool,
+    sort_keys: bool = False,
+    wide: bool = False,
+) -> None:
+    """Write *data* as JSON to stdout, or the tables and lines for people that say the same."""
+    if as_json:
+        print_json(data, sort_keys=sort_keys)
+        return
+    console = wide_console() if wide else Console()
+    for part in parts:
+        console.print(part, highlight=False)
 
 
 def wide_console() -> Console:

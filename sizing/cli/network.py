@@ -6,14 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from minicluster.errors import InputError
 from minicluster.pages.write import write_page
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.cli.common import AsJson, Html, print_json
+from sizing.cli.common import AsJson, Html, show
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
 from sizing.network.bom import NetworkOrder, bill
@@ -34,8 +33,6 @@ from sizing.report.fabric import (
 from sizing.report.rail_only import study_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.table import Table
 
 
@@ -62,6 +59,7 @@ def topology(
         | {"units": found.units(i), "all_send_bytes_per_s": tier.achieved_bytes_per_s()}
         for i, tier in enumerate(found.tiers)
     ]
+    rates = [tier.bytes_per_s for tier in found.tiers]
     data = {
         "name": found.name,
         "gpu": spec.gpu,
@@ -71,13 +69,9 @@ def topology(
         "tiers": tiers,
         "fabric": None if spec.fabric is None else asdict(spec.fabric),
         "failures": None if spec.failures is None else asdict(spec.failures),
-        "scale_up_over_scale_out": (
-            found.tiers[0].bytes_per_s / found.tiers[1].bytes_per_s
-            if len(found.tiers) > 1
-            else None
-        ),
+        "scale_up_over_scale_out": rates[0] / rates[1] if len(rates) > 1 else None,
     }
-    _show(data, [topology_table(found)], as_json=as_json)
+    _show(data, topology_table(found), as_json=as_json)
 
 
 @app.command()
@@ -102,7 +96,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     measured = with_gpu_points(gpu.collectives.measured, gpu)
     if check:
         rows = [row for table in measured for row in left_out(table)]
-        _show([asdict(row) for row in rows], [left_out_table(rows)], as_json=as_json)
+        _show([asdict(row) for row in rows], left_out_table(rows), as_json=as_json)
         return
     asked = Question(
         pattern=pattern,
@@ -119,7 +113,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
         protocols=gpu.collectives.protocols if library in (None, CROSSES) else (),
         library=library,
     )
-    _show(asdict(result), [answer_table(result)], as_json=as_json)
+    _show(asdict(result), answer_table(result), as_json=as_json)
 
 
 @app.command()
@@ -140,7 +134,7 @@ def bom(  # noqa: PLR0913, PLR0917  (a command's options)
     if preset is not None:
         spec, _ = catalog.find_network(preset, place="--preset")
         built = built_bill(spec, catalog.switches(), price_ratio=price_ratio)
-        _show(asdict(built), [built_table(built)], as_json=as_json)
+        _show(asdict(built), built_table(built), as_json=as_json)
         return
     if gpus is None:
         raise InputError("--gpus", None, "how many endpoints", "or --preset NAME")
@@ -156,7 +150,7 @@ def bom(  # noqa: PLR0913, PLR0917  (a command's options)
         transceiver_power_w=transceiver_power_w,
     )
     found = bill(order)
-    _show(asdict(found), [bill_table(found)], as_json=as_json)
+    _show(asdict(found), bill_table(found), as_json=as_json)
 
 
 @app.command(name="rail-only")
@@ -178,7 +172,7 @@ def rail_only(
     found = study(catalog.find_study(name, overrides or []), price_ratio=price_ratio)
     if html is not None:
         write_page(html, study_page(found))
-    _show(asdict(found), study_tables(found), as_json=as_json)
+    _show(asdict(found), *study_tables(found), as_json=as_json)
 
 
 @app.command()
@@ -195,16 +189,11 @@ def ecmp(
         collisions(Hashing(pairs=pairs, uplinks=uplinks, flows=count), trials=trials, seed=seed)
         for count in flows or [1, 16]
     ]
-    _show([asdict(one) for one in found], [collisions_table(found)], as_json=as_json)
+    _show([asdict(one) for one in found], collisions_table(found), as_json=as_json)
 
 
-def _show(data: object, tables: Iterable[Table], *, as_json: bool) -> None:
-    if as_json:
-        print_json(data, sort_keys=True)
-        return
-    console = Console()
-    for table in tables:
-        console.print(table)
+def _show(data: object, *tables: Table, as_json: bool) -> None:
+    show(data, *tables, as_json=as_json, sort_keys=True)
 
 
 def spares(  # noqa: PLR0913, PLR0917  (one option a number)
@@ -232,29 +221,24 @@ def spares(  # noqa: PLR0913, PLR0917  (one option a number)
     found = fewest_spares(
         needed, mtbf_s=mtbf_s / gpus_each, repair_s=repair_s, availability=availability, crews=crews
     )
-    if as_json:
-        print_json(asdict(found))
-        return
-    Console().print(
+    said = (
         f"{found.spares} spares for {needed}: {found.availability:.6%} available,"
-        f" {found.without:.4%} without any; {found.failures_in_repair:.3g} under repair on average",
-        highlight=False,
+        f" {found.without:.4%} without any; {found.failures_in_repair:.3g} under repair on average"
     )
+    show(asdict(found), said, as_json=as_json)
 
 
 def _times(
     cluster: str | None, mtbf_hours: float | None, repair_hours: float | None
 ) -> tuple[float, float]:
     """Return MTBF and repair time in seconds, those of the preset where an option is absent."""
-    mtbf_s = None if mtbf_hours is None else mtbf_hours * HOUR_S
-    repair_s = None if repair_hours is None else repair_hours * HOUR_S
     if cluster is not None:
-        spec = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster")
-        if spec.failures is None:
+        failures = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster").failures
+        if failures is None:
             raise InputError("--cluster", cluster, "a preset with [failures]")
-        mtbf_s = mtbf_s or spec.failures.gpu_mtbf_s
-        repair_s = repair_s or spec.failures.node_repair_s
-    if mtbf_s is None or repair_s is None:
-        key = "--mtbf-hours" if mtbf_s is None else "--repair-hours"
+        mtbf_hours = mtbf_hours or failures.gpu_mtbf_s / HOUR_S
+        repair_hours = repair_hours or failures.node_repair_s / HOUR_S
+    if mtbf_hours is None or repair_hours is None:
+        key = "--mtbf-hours" if mtbf_hours is None else "--repair-hours"
         raise InputError(key, None, "a number, or a --cluster that has it")
-    return mtbf_s, repair_s
+    return mtbf_hours * HOUR_S, repair_hours * HOUR_S

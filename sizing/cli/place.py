@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -16,12 +17,13 @@ from minicluster.errors import InputError
 from minicluster.files import write_atomically
 from minicluster.plan import read_plan, to_json
 from minicluster.shell import talk
-from minicluster.specs.checks import not_negative
+from minicluster.specs.checks import not_negative, one_of
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
-from sizing.cli.common import AsJson, naming, out_file, print_json, wide_console, with_keys
+from sizing.cli.common import AsJson, naming, out_file, show, with_keys
+from sizing.latency.collectives import pools_meet
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing
@@ -31,9 +33,9 @@ from sizing.network.topology_units import unit_tree
 from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from minicluster.plan import Plan
-    from minicluster.specs.cluster import ClusterSpec
-    from sizing.network.network_cost import Crossing
     from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
@@ -98,8 +100,7 @@ def place(
     if (plan is None) == (asked.tp is None):
         both = None if plan is None else f"{plan} with --tp"
         raise InputError("PLAN", both, "a plan, or --tp with --pp and --dp, not both")
-    if emit is not None and emit not in FORMATS:
-        raise InputError("--emit", emit, "one of " + ", ".join(FORMATS))
+    one_of(FORMATS, **{"--emit": emit})
     if out is not None and emit is None:
         _check_written(plan, cluster)
     read = None if plan is None else read_plan(plan)
@@ -126,7 +127,14 @@ def place(
         write_atomically(out, to_json(placed_plan(read, found, nodes if inventory else None)))
         _warn_of_distance(read, found, topology)
     crossed = None if read is None else crossing(_on(read, topology, cluster))
-    _print(found, crossed, seconds, as_json=as_json)
+    data = {**asdict(found), "search_s": seconds}
+    parts: list[RenderableType] = [
+        cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
+    ]
+    if crossed is not None:
+        data["crossing"] = asdict(crossed)
+        parts += crossing_lines(crossed)
+    show(data, *parts, as_json=as_json, wide=True)
 
 
 def _placed(
@@ -181,9 +189,8 @@ def _check_written(plan: Path | None, cluster: str | None) -> None:
 
 def _warn_of_distance(plan: Plan, found: PoolPlan, topology: Topology) -> None:
     """Say where KV caches cross a tier further out than the plan counts on."""
-    cluster, names = plan.inputs.cluster, [tier.name for tier in topology.tiers]
-    named = cluster.pools_meet_in
-    planned = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
+    names = [tier.name for tier in topology.tiers]
+    planned = pools_meet(plan.inputs.cluster, topology)
     used = [names.index(tier) for tier, share in found.meeting_fraction.items() if share]
     if used and max(used) > planned:
         talk.print(
@@ -200,23 +207,6 @@ def _on(plan: Plan, topology: Topology, cluster: str | None) -> Plan:
     spec, _ = catalog.find_network(cluster, place="--cluster")
     spec = replace(spec, gpu=plan.inputs.cluster.gpu, max_gpus=topology.gpus)
     return replace(plan, inputs=replace(plan.inputs, cluster=spec))
-
-
-def _print(
-    found: PoolPlan | RankPlan, crossed: Crossing | None, search_s: float, *, as_json: bool
-) -> None:
-    """Print a placement as data, or as a table with what crossing costs below."""
-    if as_json:
-        data = {**asdict(found), "search_s": search_s}
-        if crossed is not None:
-            data["crossing"] = asdict(crossed)
-        print_json(data)
-        return
-    table = cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
-    console = wide_console()
-    console.print(table)
-    for line in [] if crossed is None else crossing_lines(crossed):
-        console.print(line, highlight=False)
 
 
 def requests_of(plan: Plan) -> list[PoolRequest]:
@@ -248,17 +238,13 @@ def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
 def _site(
     plan: Plan | None, cluster: str | None, inventory: Path | None
 ) -> tuple[Topology, Inventory]:
-    """Return the network and its nodes."""
-    if cluster is None and plan is None:
-        raise InputError("--cluster", None, "a cluster preset")
-    spec: ClusterSpec
+    """Return the network and its nodes: of the cluster named, or of the plan."""
     if cluster is not None:
-        spec, _ = catalog.find_network(cluster, place="--cluster")
-        gpu = catalog.find_gpu(spec.gpu)
+        spec, topology = catalog.find_network(cluster, place="--cluster")
+    elif plan is not None:
+        spec, topology = plan.inputs.cluster, topology_of(plan.inputs.cluster, plan.inputs.gpu)
     else:
-        assert plan is not None  # noqa: S101  (checked above)
-        spec, gpu = plan.inputs.cluster, plan.inputs.gpu
-    topology = topology_of(spec, gpu)
+        raise InputError("--cluster", None, "a cluster preset")
     names = tuple(tier.name for tier in topology.tiers)
     if inventory is not None:
         raw = read_toml(inventory).get("nodes", [])
@@ -271,8 +257,7 @@ def _site(
 
 
 def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:
-    if name is not None and name not in names:
-        raise InputError(place, name, "one of " + ", ".join(names))
+    one_of(names, **{place: name})
     return None if name is None else names.index(name)
 
 
@@ -295,13 +280,12 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
         return scheduler_manifests.rank_file(found)
     groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
-    data: dict[str, Any]
     if form == "ray":
         data = scheduler_manifests.ray(nodes, groups)
     else:
         write = scheduler_manifests.kueue if form == "kueue" else scheduler_manifests.volcano
         data = write(nodes, groups)
-    return scheduler_manifests.as_text(data)
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:

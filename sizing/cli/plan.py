@@ -6,16 +6,15 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
-from minicluster.plan import Plan, read_plan, to_json
+from minicluster.plan import read_plan, to_json
 from minicluster.shell import talk
 from minicluster.specs.slicing import Slicing
 from sizing.cli.common import (
@@ -30,6 +29,7 @@ from sizing.cli.common import (
     out_file,
     print_json,
     read_inputs,
+    show,
 )
 from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import build_plan
@@ -37,8 +37,19 @@ from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
 from sizing.report.fabric import crossing_lines
-from sizing.report.plan_screen import infeasible_text, plan_details, plan_screen, prediction_screen
-from sizing.report.tables import explanation_tables, latency_table, layout_table, parts_table
+from sizing.report.plan_screen import (
+    infeasible_text,
+    plan_details,
+    plan_screen,
+    prediction_details,
+    prediction_screen,
+)
+from sizing.report.tables import explanation_tables
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from minicluster.plan import Plan
 
 POOL_SIZE = re.compile(
     r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
@@ -54,23 +65,20 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     overrides: Overrides = None,
     calibration: Calibration = None,
     html: Html = None,
-    layouts: Annotated[
-        str | None, Option(help="deployable, or any: also layouts that serving cannot deploy")
-    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Find the fewest GPUs and their layout that hold the SLO, or say why there are none."""
-    keys = [*(overrides or []), *([] if layouts is None else [f"search.layouts={layouts}"])]
-    inputs = read_inputs(scenario, keys, calibration)
+    inputs = read_inputs(scenario, overrides or [], calibration)
     try:
         with naming(scenario), talk.status("searching layouts"):
             found = search(inputs)
             if isinstance(found, Infeasible):
-                _refuse(found, scenario, as_json=as_json)
+                if as_json:
+                    print_json({"infeasible": asdict(found)})
+                raise NegativeAnswer(infeasible_text(found, scenario))
             built = build_plan(inputs, found)
     except KeyboardInterrupt as stopped:
-        _print_interrupted(str(stopped) or "nothing found so far")
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        _leave_interrupted(str(stopped) or "nothing found so far")
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:
@@ -84,30 +92,21 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
         _print_plan(built, out, verbose=verbose)
     if found.interrupted:
         unverified = "" if found.verdicts else ", estimated, not simulated"
-        _print_interrupted(f"the best plan so far{unverified}")
-        raise typer.Exit(Exit.INTERRUPTED)
+        _leave_interrupted(f"the best plan so far{unverified}")
 
 
-def _refuse(found: Infeasible, scenario: Path, *, as_json: bool) -> NoReturn:
-    if as_json:
-        print_json({"infeasible": asdict(found)})
-    raise NegativeAnswer(infeasible_text(found, scenario))
-
-
-def _print_interrupted(what: str) -> None:
+def _leave_interrupted(what: str) -> NoReturn:
+    """Say what an interrupted search has found so far, and end with its exit code."""
     talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
+    raise typer.Exit(Exit.INTERRUPTED)
 
 
 def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
-    console = Console(highlight=False)
-    console.print(plan_screen(built, written=written, verbose=verbose))
-    if not verbose:
-        return
-    for part in plan_details(built):
-        console.print(part)
-    if built.inputs.cluster.tiers:
-        for line in crossing_lines(crossing(built)):
-            console.print(line)
+    parts: list[RenderableType] = [plan_screen(built, written=written, verbose=verbose)]
+    if verbose:
+        parts += plan_details(built)
+        parts += crossing_lines(crossing(built)) if built.inputs.cluster.tiers else []
+    show(None, *parts, as_json=False)
 
 
 def predict(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -136,15 +135,10 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     }
     with naming(scenario):
         found = predict_pools(inputs, **sizes)
-    if as_json:
-        print_json(asdict(found), sort_keys=True)
-        return
-    console = Console(highlight=False)
-    console.print(prediction_screen(found, inputs))
+    parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
-        console.print(layout_table(found.pools, found.prediction))
-        console.print(latency_table(found.prediction, inputs.scenario.slo))
-        console.print(parts_table(found.prediction))
+        parts += prediction_details(found, inputs.scenario.slo)
+    show(asdict(found), *parts, as_json=as_json, sort_keys=True)
 
 
 def parse_pool_size(text: str, place: str) -> PoolSize:
@@ -165,9 +159,5 @@ def parse_pool_size(text: str, place: str) -> PoolSize:
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     """Show every term of the prediction: equation, seconds, share, source."""
     explained = explain_plan(read_plan(plan))
-    if as_json:
-        print_json(asdict(explained), sort_keys=True)
-        return
-    console = Console()
-    for table in explanation_tables(explained):
-        console.print(table)
+    tables = explanation_tables(explained)
+    show(asdict(explained), *tables, as_json=as_json, sort_keys=True)

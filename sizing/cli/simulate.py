@@ -7,7 +7,6 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
@@ -24,9 +23,8 @@ from sizing.cli.common import (
     PlanFile,
     Seed,
     out_file,
-    print_json,
+    show,
     tracked,
-    wide_console,
     with_overrides,
 )
 from sizing.planner.studies.loss import losses as lost_replicas
@@ -41,6 +39,8 @@ from sizing.report.study import losses_note, losses_table
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from minicluster.workload.arrivals import Arrivals
 
 
@@ -110,13 +110,8 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             write_requests(outcome, out)
         except OSError as error:
             raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
-    if as_json:
-        print_json(simulation_json(outcome), sort_keys=True)
-        return
-    console = Console()
-    console.print(simulated_table(outcome, planned.slo))
-    console.print(simulation_summary(outcome))
-    console.print(pools_table(outcome))
+    parts = simulated_table(outcome, planned.slo), simulation_summary(outcome), pools_table(outcome)
+    show(simulation_json(outcome), *parts, as_json=as_json, sort_keys=True)
 
 
 def _check_run(requests: int, seed: int) -> None:
@@ -150,12 +145,9 @@ def losses(
     _check_run(requests, seed)
     simulated = lost_replicas(planned, requests=requests, seed=seed)
     found = list(tracked(simulated, "simulating", total=1 + len(planned.pools)))
-    if as_json:
-        print_json([asdict(each) for each in found])
-    else:
-        console = wide_console()
-        console.print(losses_table(found, planned.slo.percentile))
-        if planned.confidence is not None:
-            console.print(losses_note(planned.confidence), highlight=False)
+    parts: list[RenderableType] = [losses_table(found, planned.slo.percentile)]
+    if planned.confidence is not None:
+        parts.append(losses_note(planned.confidence))
+    show([asdict(each) for each in found], *parts, as_json=as_json, wide=True)
     if not all(each.holds for each in found):
         raise typer.Exit(Exit.NEGATIVE)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
@@ -24,10 +23,9 @@ from sizing.cli.common import (
     Overrides,
     Scenario,
     naming,
-    print_json,
     read_inputs,
+    show,
     tracked,
-    wide_console,
 )
 from sizing.planner.design_points import iter_design_points, sort_design_points
 from sizing.planner.studies.cost import require_price
@@ -44,12 +42,7 @@ from sizing.planner.studies.rule import find_rule
 from sizing.planner.studies.sensitivity import CHANGES, VARIED
 from sizing.planner.studies.sensitivity import sensitivity as planned_changes
 from sizing.planner.studies.sweep import parse_key, points
-from sizing.report.long_context import (
-    answers_table,
-    long_context_lines,
-    long_context_table,
-    token_table,
-)
+from sizing.report.long_context import long_context_parts
 from sizing.report.study import (
     comparison_lines,
     comparison_table,
@@ -65,7 +58,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
-    from sizing.planner.studies.sweep import Swept
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"
@@ -108,29 +100,16 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         with naming(scenario):
             results.append(plan_scenario(inputs, label))
     best = cheapest(results, by)
-    if as_json:
-        print_json(
-            {
-                "by": by,
-                "best": best.label if best else None,
-                "answers": [result_json(result) for result in results],
-            }
-        )
-    else:
-        _print_comparison(results, best, by, rows[0][2].scenario.slo.percentile)
+    data = {
+        "by": by,
+        "best": best.label if best else None,
+        "answers": [result_json(result) for result in results],
+    }
+    first = [] if best is None else [f"Least {by}: {best.label}"]
+    compared = comparison_table(results, rows[0][2].scenario.slo.percentile)
+    show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
-
-
-def _print_comparison(
-    results: list[StudyResult], best: StudyResult | None, by: str, statistic: str
-) -> None:
-    console = wide_console()
-    if best is not None:
-        console.print(f"Least {by}: {best.label}", highlight=False)
-    console.print(comparison_table(results, statistic))
-    for line in comparison_lines(results):
-        console.print(line, highlight=False)
 
 
 def _rows(
@@ -205,30 +184,20 @@ def sweep(
     combinations = combinations[: len(results)]
     if html is not None:
         write_page(html, sweep_page(str(scenario), keys, combinations, results))
-    _print_sweep(keys, combinations, results, as_json=as_json)
+    data = [
+        {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
+        for combination, result in zip(combinations, results, strict=True)
+    ]
+    show(data, sweep_table(keys, combinations, results), as_json=as_json, wide=True)
     if stopped:
-        talk.print("interrupted: the points so far", style="red")
-        raise typer.Exit(Exit.INTERRUPTED)
+        _leave_interrupted("the points so far")
     if not any(result.plan for result in results):
         raise typer.Exit(Exit.NEGATIVE)
 
 
-def _print_sweep(
-    keys: Sequence[Swept],
-    combinations: Sequence[tuple[str, ...]],
-    results: Sequence[StudyResult],
-    *,
-    as_json: bool,
-) -> None:
-    if not as_json:
-        wide_console().print(sweep_table(keys, combinations, results))
-        return
-    print_json(
-        [
-            {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
-            for combination, result in zip(combinations, results, strict=True)
-        ]
-    )
+def _leave_interrupted(what: str) -> NoReturn:
+    talk.print(f"interrupted: {what}", style="red")
+    raise typer.Exit(Exit.INTERRUPTED)
 
 
 def _plan_point(
@@ -274,19 +243,13 @@ def sensitivity(
             raise NegativeAnswer(f"{scenario}: no plan to vary: {base.reason}")
         changes = planned_changes(inputs)
         found = list(tracked(changes, "planning", total=len(VARIED) * len(CHANGES)))
-    if as_json:
-        changed = [
-            {
-                "name": each.name,
-                "change_fraction": each.change_fraction,
-                "value": each.value,
-                **result_json(each.answer),
-            }
-            for each in found
-        ]
-        print_json({"base": result_json(base), "changes": changed})
-        return
-    wide_console().print(sensitivity_table(base, found))
+    changed = [
+        {"name": each.name, "change_fraction": each.change_fraction, "value": each.value}
+        | result_json(each.answer)
+        for each in found
+    ]
+    data = {"base": result_json(base), "changes": changed}
+    show(data, sensitivity_table(base, found), as_json=as_json, wide=True)
 
 
 # --- pareto
@@ -307,34 +270,25 @@ def pareto(
     inputs = read_inputs(scenario, overrides or [], calibration)
     if by == "usd":
         require_price(inputs, str(scenario))
+    found: list[DesignPoint] = []
+    stopped = False
     with naming(scenario), talk.status("forecasting configurations"):
-        found, stopped = _design_points(inputs)
+        try:
+            found.extend(iter_design_points(inputs))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            stopped = True
         if not found:
             raise NegativeAnswer(f"{scenario}: no configuration carries the load")
-        drawn = fronts(found, by=by)
+        points = sort_design_points(found)
+        drawn = fronts(points, by=by)
     if html is not None:
-        write_page(html, pareto_page(str(scenario), found, drawn))
-    if as_json:
-        print_json(_pareto_json(found, drawn))
-    else:
-        console = wide_console()
-        for front in drawn:
-            console.print(front_table(front, found))
+        write_page(html, pareto_page(str(scenario), points, drawn))
+    tables = [front_table(front, points) for front in drawn]
+    show(_pareto_json(points, drawn), *tables, as_json=as_json, wide=True)
     if stopped:
-        talk.print("interrupted: the configurations so far", style="red")
-        raise typer.Exit(Exit.INTERRUPTED)
-
-
-def _design_points(inputs: Inputs) -> tuple[tuple[DesignPoint, ...], bool]:
-    """Return all design points, or those before an interrupt; and whether there was one."""
-    found: list[DesignPoint] = []
-    try:
-        found.extend(iter_design_points(inputs))
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        return sort_design_points(found), True
-    return sort_design_points(found), False
+        _leave_interrupted("the configurations so far")
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:
@@ -378,24 +332,15 @@ def long_context(
     lengths = [_length(each) for each in tokens.split(",")]
     with naming(scenario):
         found = [long_prompt(inputs, each, slicings, rule) for each in lengths]
-    if as_json:
-        document = {
-            "model": inputs.model.id,
-            "gpu": inputs.gpu.name,
-            "slo_ttft_s": inputs.scenario.slo.ttft_s,
-            "assumed_context_tokens": inputs.scenario.model.assumed_context_tokens,
-            "preset": asdict(rule),
-            "prompts": [asdict(each) for each in found],
-        }
-        print_json(document, sort_keys=True)
-        return
-    console = Console()
-    console.print(f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}")
-    console.print(long_context_table(found, inputs.scenario.slo.ttft_s))
-    console.print(token_table(found[0]))
-    console.print(answers_table(found, rule, inputs.cluster.max_gpus))
-    for line in long_context_lines(inputs, found, rule):
-        console.print(line, highlight=False)
+    data = {
+        "model": inputs.model.id,
+        "gpu": inputs.gpu.name,
+        "slo_ttft_s": inputs.scenario.slo.ttft_s,
+        "assumed_context_tokens": inputs.scenario.model.assumed_context_tokens,
+        "preset": asdict(rule),
+        "prompts": [asdict(each) for each in found],
+    }
+    show(data, *long_context_parts(inputs, found, rule), as_json=as_json, sort_keys=True)
 
 
 def parse_slicing(text: str) -> Slicing:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
 from sizing import catalog
-from sizing.cli.common import AsJson, print_json, wide_console, with_keys
+from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
 from sizing.training.estimate import estimate
@@ -19,10 +19,7 @@ from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 
 if TYPE_CHECKING:
-    from sizing.training.estimate import TrainingEstimate
-    from sizing.training.job import TrainingJob, TrainingLayout
     from sizing.training.search import Trial
-    from sizing.training.step import TrainingMachine
 
 HELP = {
     "model": "Model of the catalog; or give its shape",
@@ -75,36 +72,29 @@ def train(
 ) -> None:
     """Estimate a training run: step, FLOP/s, memory, days, energy, failures."""
     if parameters is not None:
-        numbers = (parameters, keys["tokens"], keys["gpus"], flops_per_gpu_per_s)
-        _print_rule(numbers, recompute=keys["recompute"], as_json=as_json)
+        _print_rule(parameters, flops_per_gpu_per_s, keys, as_json=as_json)
         return
     request = _request(scenario, keys)
     machine = request.machine()
-    job, layout, ranked = _laid_out(request, machine, search=search)
-    found = estimate(
-        job,
-        layout,
-        machine,
-        tokens=request.tokens,
-        interruptions=request.interruptions(machine.cluster),
-    )
-    _print(found, ranked, as_json=as_json)
+    ranked: list[Trial] = []
+    if search:
+        ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
+        job, layout = request.job(ranked[0].layout), ranked[0].layout
+    else:
+        job, layout = request.settled(machine)
+    interruptions = request.interruptions(machine.cluster)
+    found = estimate(job, layout, machine, tokens=request.tokens, interruptions=interruptions)
+    data, tables = asdict(found), [training_table(found)]
+    if ranked:
+        data["layouts"] = [asdict(each) for each in ranked]
+        tables.insert(0, layouts_table(ranked))
+    show(data, *tables, as_json=as_json, wide=True)
     if not found.fits:
         raise NegativeAnswer(
             f"{found.memory_bytes / 1e9:.1f} GB a GPU do not fit the"
             f" {found.hbm_bytes / 1e9:.1f} GB of {machine.gpu.name}; use more tp, pp or zero, or"
             " recompute"
         )
-
-
-def _laid_out(
-    request: TrainingRequest, machine: TrainingMachine, *, search: bool
-) -> tuple[TrainingJob, TrainingLayout, list[Trial]]:
-    """Return job and layout, as requested or the best of a search, and the ranking."""
-    if search:
-        ranked = search_layouts(request.job, request.gpus or request.layout().gpus, machine)
-        return request.job(ranked[0].layout), ranked[0].layout, ranked
-    return *request.settled(machine), []
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
@@ -120,38 +110,20 @@ def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
 
 
 def _print_rule(
-    numbers: tuple[float, float | None, int | None, float | None],
-    *,
-    recompute: str | None,
-    as_json: bool,
+    parameters: float, rate: float | None, keys: dict[str, Any], *, as_json: bool
 ) -> None:
-    parameters, tokens, gpus, rate = numbers
+    tokens, gpus = keys["tokens"], keys["gpus"]
     if tokens is None or gpus is None or rate is None:
         given = {"--tokens": tokens, "--gpus": gpus, "--flops-per-gpu-per-s": rate}
         missing = next(name for name, value in given.items() if value is None)
         raise InputError(missing, None, "a number beside --parameters")
+    recompute = keys["recompute"] == "full"
     found = rule_of_thumb(
-        parameters, tokens, gpus=gpus, flops_per_gpu_per_s=rate, recompute=recompute == "full"
+        parameters, tokens, gpus=gpus, flops_per_gpu_per_s=rate, recompute=recompute
     )
-    if as_json:
-        print_json(asdict(found))
-        return
-    wide_console().print(
+    said = (
         f"{found.flops:.4g} FLOPs: {found.days:.1f} days on {gpus:,} GPUs,"
         f" {found.gpu_hours:,.0f} GPU-hours; {found.weight_bytes / 1e9:,.0f} GB of 32-bit weights,"
-        f" about {found.memory_bytes / 1e9:,.0f} GB to train",
-        highlight=False,
+        f" about {found.memory_bytes / 1e9:,.0f} GB to train"
     )
-
-
-def _print(found: TrainingEstimate, ranked: list[Trial], *, as_json: bool) -> None:
-    if as_json:
-        data = asdict(found)
-        if ranked:
-            data["layouts"] = [asdict(each) for each in ranked]
-        print_json(data)
-        return
-    console = wide_console()
-    if ranked:
-        console.print(layouts_table(ranked))
-    console.print(training_table(found))
+    show(asdict(found), said, as_json=as_json, wide=True)

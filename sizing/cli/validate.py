@@ -4,40 +4,27 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import groupby
 from math import exp, log
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
 from typer import Argument, Option
 
 from minicluster.files import write_atomically
 from minicluster.shell import talk
-from sizing.cli.common import AsJson, out_file, print_json, tracked
-from sizing.evidence.coverage import tried
-from sizing.evidence.evidence import evidence_of, read_evidence, to_json
+from sizing.cli.common import AsJson, out_file, show, tracked
+from sizing.evidence.evidence import evidence_of, read_evidence, to_json, tried
 from sizing.evidence.row import read_rows
 from sizing.evidence.scalar import calibrated
 from sizing.evidence.validate import judge, record, refusals, residuals, slices, to_csv
-from sizing.report.validation import (
-    claims_table,
-    coverage_table,
-    errors_table,
-    infeasible_table,
-    refusals_table,
-    scalars_table,
-    tails_table,
-)
+from sizing.report.validation import calibration_tables, validation_tables
 
 if TYPE_CHECKING:
-    from sizing.evidence.coverage import Tried
-    from sizing.evidence.scalar import Calibrated
     from sizing.evidence.validate import RowVerdict
 
 FAR = 300.0
-"""Ratio of measured to predicted times above which the unit of the rows is doubted."""
+"""If measured and predicted times differ by more than this factor, the unit is in doubt."""
 
 
 def validate(
@@ -71,15 +58,18 @@ def validate(
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         write_atomically(evidence, to_json(evidence_of(verdicts, found, date=today)))
     _print_unit_doubt(verdicts)
-    if as_json:
-        document = _document(verdicts, answers, found)
-        if fit is not None:
-            document["calibration"] = fit.data()
-        print_json(document)
-        return
-    _print(verdicts, found)
+    data: dict[str, Any] = {
+        "errors": [asdict(each) for each in slices(verdicts)],
+        "coverage": [asdict(each) for each in found.coverages],
+        "claims": [asdict(each) for each in found.claims],
+        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
+        "rows": [record(answer) for answer in answers],
+    }
+    tables = [*validation_tables(verdicts, found)]
     if fit is not None:
-        _print_fit(fit)
+        data["calibration"] = fit.data()
+        tables += calibration_tables(fit)
+    show(data, *tables, as_json=as_json)
 
 
 def _print_unit_doubt(verdicts: list[RowVerdict]) -> None:
@@ -89,40 +79,3 @@ def _print_unit_doubt(verdicts: list[RowVerdict]) -> None:
             f"sizing: measured times are about {exp(median(logs)):,.3g} times the predicted ones:"
             " are they in seconds?"
         )
-
-
-def _document(
-    verdicts: list[RowVerdict], answers: list[RowVerdict], found: Tried
-) -> dict[str, Any]:
-    """Return all that is printed as data; *answers* are the predictions that `-o` writes."""
-    return {
-        "errors": [asdict(each) for each in slices(verdicts)],
-        "coverage": [asdict(each) for each in found.coverages],
-        "claims": [asdict(each) for each in found.claims],
-        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
-        "rows": [record(answer) for answer in answers],
-    }
-
-
-def _print(verdicts: list[RowVerdict], found: Tried) -> None:
-    console = Console()
-    errors = slices(verdicts)
-    for by, group in groupby(errors, key=lambda each: each.by):
-        console.print(errors_table(by, group))
-    if errors[0].ttft_p99 is not None:
-        console.print(tails_table(errors))
-    console.print(coverage_table(found.coverages))
-    console.print(claims_table(found.claims))
-    refused = refusals(verdicts)
-    if refused:
-        console.print(refusals_table(refused))
-    impossible = [verdict for verdict in verdicts if verdict.found.status == "infeasible"]
-    if impossible:
-        console.print(infeasible_table(impossible))
-
-
-def _print_fit(fit: Calibrated) -> None:
-    console = Console()
-    console.print(scalars_table(fit.scalars.values()))
-    for title, found in fit.errors.items():
-        console.print(errors_table(f"source and load: {title}", found))

@@ -1,35 +1,94 @@
-"""Evidence behind predictions: the shipped errors and residual quantiles."""
+"""Evidence behind predictions: errors, residual quantiles, and intervals tried on other rows."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from minicluster.config import parse
-from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT
+import numpy as np
+
+from minicluster.config import parse, read_json
+from minicluster.specs.checks import Spec
 from sizing.catalog import configs, find_gpu
-from sizing.evidence.coverage import Claim, Coverage
-from sizing.evidence.interval import Cell, Intervals, fit_intervals
-from sizing.evidence.residual import QUANTITIES, summarise
-from sizing.evidence.validate import SliceErrors, residuals, slices
+from sizing.evidence.interval import (
+    FOLDS,
+    QUANTITIES,
+    Cell,
+    Intervals,
+    RowResidual,
+    fit_intervals,
+    folds,
+    together,
+)
+from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from sizing.evidence.coverage import Tried
     from sizing.evidence.validate import RowVerdict
 
 FILE = "validation/evidence.json"
+CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
+LIMITS_A_DECADE = 24
+"""SLO limits per factor of ten at which claims are checked: neighbours differ by 10 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Support:
-    """Rows of one kind of deployment, and the median errors of their predictions."""
+class Coverage(Spec):
+    """
+    Intervals tried.
 
-    __pydantic_config__ = STRICT
+    Attributes:
+        source: of the rows; `all`: every one.
+        quantity: `ttft` or `tpot`.
+        rows: latencies tried.
+        covered_fraction: of them inside their interval.
+        median_width: (high - low) / predicted.
+    """
+
+    source: str
+    quantity: str
+    rows: int
+    covered_fraction: float
+    median_width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Spec):
+    """
+    Claims "below this limit, with this confidence" tried, as the search makes them.
+
+    Attributes:
+        confidence: nominal.
+        rows: claims: one a row, of the lowest limit that the bound is below.
+        right_fraction: of them where the measurement is below the limit, too.
+        bound_fraction: where it is below the bound itself: limits with no space between them.
+    """
+
+    source: str
+    quantity: str
+    confidence: float
+    rows: int
+    right_fraction: float
+    bound_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Coverage of intervals and claims on configurations that were left out."""
+
+    coverages: tuple[Coverage, ...]
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support(Spec):
+    """Rows of one kind of deployment, and the median errors of their predictions."""
 
     split: bool
     engine: str
@@ -41,20 +100,16 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Spec):
     """
     Figures of one run of `sizing validate`; no measured row is in it.
 
     Attributes:
-        date: of the run.
-        errors: by slice.
         coverage: of the intervals on rows left out of them.
         claims: how often one-sided bounds are right, likewise.
         cells: residual quantiles.
         support: predicted rows by kind of deployment.
     """
-
-    __pydantic_config__ = STRICT
 
     date: str
     errors: tuple[SliceErrors, ...]
@@ -76,17 +131,11 @@ def read_evidence() -> Evidence:
 
     Raises:
         InputError: a file that is not what `sizing validate --evidence` writes.
-
     """
     path = configs() / FILE
     if not path.exists():
         return Evidence(date="", errors=(), coverage=(), claims=(), cells=(), support=())
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(
-            str(path), str(error), "what `sizing validate --evidence` writes"
-        ) from None
+    raw = read_json(path, "what `sizing validate --evidence` writes")
     return parse(Evidence, raw, place=FILE)
 
 
@@ -104,29 +153,27 @@ def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> E
 
 
 def _support(verdicts: Sequence[RowVerdict]) -> tuple[Support, ...]:
-    groups: dict[tuple[bool, str, str, str], list[RowVerdict]] = {}
+    groups: dict[tuple[bool, str, str, str], list[RowVerdict]] = defaultdict(list)
     for verdict in verdicts:
         row = verdict.row
         if row is not None and verdict.found.status == "predicted":
             gpu = find_gpu(row.gpu).name
-            key = (len(row.groups) > 1, row.engine.lower(), gpu, row.weight_dtype)
-            groups.setdefault(key, []).append(verdict)
+            groups[len(row.groups) > 1, row.engine.lower(), gpu, row.weight_dtype].append(verdict)
     found = []
-    for key in sorted(groups):
+    for key, members in sorted(groups.items(), key=itemgetter(0)):
         split, engine, gpu, weight_dtype = key
-        known = residuals(groups[key])
+        known = residuals(members)
         ttft, tpot = (summarise(r.log_ratio for r in known if r.quantity == q) for q in QUANTITIES)
-        found.append(
-            Support(
-                split=split,
-                engine=engine,
-                gpu=gpu,
-                weight_dtype=weight_dtype,
-                rows=len(groups[key]),
-                ttft_median=None if ttft is None else ttft.median,
-                tpot_median=None if tpot is None else tpot.median,
-            )
+        support = Support(
+            split=split,
+            engine=engine,
+            gpu=gpu,
+            weight_dtype=weight_dtype,
+            rows=len(members),
+            ttft_median=None if ttft is None else ttft.median,
+            tpot_median=None if tpot is None else tpot.median,
         )
+        found.append(support)
     return tuple(found)
 
 
@@ -143,3 +190,56 @@ def _rounded(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return value
+
+
+def tried(residuals: Sequence[RowResidual]) -> Tried:
+    """Cross-fit: every configuration is judged by quantiles of the others."""
+    inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
+    right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
+    for train, test in folds(residuals, FOLDS, key=together):
+        made = fit_intervals(train)
+        for each in test:
+            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
+            if found is None:
+                continue
+            hit = found.low_s <= math.exp(each.log_ratio) <= found.high_s
+            for source in ("all", each.source):
+                inside[source, each.quantity].append((hit, found.high_s - found.low_s))
+                for confidence, claim in _claims(made, each):
+                    right[source, each.quantity, confidence].append(claim)
+    coverages, claims = [], []
+    for (source, quantity), hits in sorted(inside.items()):
+        covered, widths = zip(*hits, strict=True)
+        coverages.append(
+            Coverage(
+                source=source,
+                quantity=quantity,
+                rows=len(hits),
+                covered_fraction=float(np.mean(covered)),
+                median_width=float(np.median(widths)),
+            )
+        )
+    for (source, quantity, confidence), hits_at in sorted(right.items()):
+        right_fraction, bound_fraction = np.mean(hits_at, axis=0).tolist()
+        claims.append(
+            Claim(
+                source=source,
+                quantity=quantity,
+                confidence=confidence,
+                rows=len(hits_at),
+                right_fraction=right_fraction,
+                bound_fraction=bound_fraction,
+            )
+        )
+    return Tried(coverages=tuple(coverages), claims=tuple(claims))
+
+
+def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[bool, bool]]]:
+    """Yield whether the claim of each confidence is right: at the lowest limit, at the bound."""
+    for confidence in CONFIDENCES:
+        factor = made.bound(each.quantity, each.path, confidence, stand_in=each.stand_in)
+        if factor is not None:
+            bound_s = factor * each.predicted_s
+            limit_s = 10 ** (math.ceil(math.log10(bound_s) * LIMITS_A_DECADE) / LIMITS_A_DECADE)
+            measured_s = each.predicted_s * math.exp(each.log_ratio)
+            yield confidence, (measured_s <= limit_s, measured_s <= bound_s)

@@ -1,9 +1,10 @@
-"""Intervals from residuals: quantiles by group, backing off to larger groups."""
+"""Residuals, and intervals made of them: quantiles by group, backing off to larger groups."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -11,17 +12,36 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from sizing.evidence.residual import RowResidual
-
-
 T = TypeVar("T")
+
+QUANTITIES = ("ttft", "tpot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResidual:
+    """
+    One latency of one row, `ttft` or `tpot`.
+
+    Attributes:
+        log_ratio: ln(measured / predicted).
+        configuration: all loads of one configuration are fitted on, or held out, together.
+        path: labels from coarse to fine; intervals back off along it.
+        stand_in: predicted with the constants of another version of the engine.
+    """
+
+    quantity: str
+    predicted_s: float
+    log_ratio: float
+    source: str
+    configuration: str
+    path: tuple[str, ...]
+    stand_in: bool = False
 
 
 def fold_of(name: str, count: int) -> int:
@@ -67,7 +87,7 @@ DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(Spec):
     """
     Residuals of one group of rows.
 
@@ -79,8 +99,6 @@ class Cell:
         stand_in_fraction: share of the rows that were predicted with the constants of another
             version of the engine.
     """
-
-    __pydantic_config__ = STRICT
 
     path: str
     rows: int
@@ -108,12 +126,7 @@ class PredictionInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """
-    Cells by path.
-
-    Attributes:
-        cells: of every group that had rows.
-    """
+    """Cells by path, of every group that had rows."""
 
     cells: dict[str, Cell]
 
@@ -129,7 +142,6 @@ class Intervals:
             path: labels from coarse to fine; the finest group with rows is taken.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 30 % where the rows behind it had their own.
-
         """
         cell = self._cell(quantity, path)
         if cell is None:
@@ -143,12 +155,7 @@ class Intervals:
         )
 
     def bound(
-        self,
-        quantity: str,
-        path: Sequence[str],
-        level: float,
-        *,
-        stand_in: bool = False,
+        self, quantity: str, path: Sequence[str], level: float, *, stand_in: bool = False
     ) -> float | None:
         """
         Factor on a prediction that the measurement stays below with a chance of *level*.
@@ -186,12 +193,9 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     Args:
         residuals: of rows that nothing shipped was fitted on.
 
-    Source:
-        Cross-conformal prediction (Vovk 2015) of log residuals, one side at a time.
+    Source: cross-conformal prediction (Vovk 2015) of log residuals, one side at a time.
 
-    Ignores:
-        That rows of one configuration err alike, beyond leaving them out together.
-
+    Ignores that rows of one configuration err alike, beyond leaving them out together.
     """
     known = list(residuals)
     return Intervals(cells=_cells(known, _stretches(known)))
@@ -273,9 +277,7 @@ def _cells(
 
 def _quantiles(rows: Sequence[RowResidual]) -> NDArray[np.float64]:
     """Quantiles of the logs, each configuration counting for at most a share of them."""
-    counts: dict[str, int] = {}
-    for each in rows:
-        counts[each.configuration] = counts.get(each.configuration, 0) + 1
+    counts = Counter(each.configuration for each in rows)
     most = max(1.0, LARGEST_SHARE * len(rows))
     weights = np.array([min(1.0, most / counts[each.configuration]) for each in rows])
     logs = np.array([each.log_ratio for each in rows])

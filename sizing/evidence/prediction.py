@@ -10,8 +10,7 @@ import numpy as np
 from minicluster.errors import InputError
 from sizing.evidence.row import kind_of, path_of
 from sizing.evidence.row_config import RowConfig, row_config
-from sizing.evidence.row_load import one_request, row_arrivals
-from sizing.evidence.row_system import queues_of, row_system
+from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
 from sizing.simulation.outcome import simulate
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ OVERLOAD_RATIO = 10.0
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
 SEED = 1
-"""Of the routing, which rows leave to chance nowhere."""
+"""Seed of the simulation; no row has a policy that draws, so that it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
-from minicluster.specs.checks import STRICT
+from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from sizing.catalog import configs
 
@@ -18,7 +18,7 @@ FILE = "validation/protocols.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementProtocol:
+class MeasurementProtocol(Spec):
     """
     One workload that a source ran.
 
@@ -29,8 +29,6 @@ class MeasurementProtocol:
         stage_s: how long one lasts.
         max_batch_size: sequences of a step.
     """
-
-    __pydantic_config__ = STRICT
 
     source: str
     input_tokens: int
@@ -46,7 +44,7 @@ class MeasurementProtocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Spec):
     """
     Settings with which a source started an engine.
 
@@ -57,8 +55,6 @@ class Recipe:
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
     """
-
-    __pydantic_config__ = STRICT
 
     source: str
     engine: str
@@ -81,10 +77,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Protocols:
+class _Protocols(Spec):
     """The file."""
-
-    __pydantic_config__ = STRICT
 
     workloads: tuple[MeasurementProtocol, ...]
     recipes: tuple[Recipe, ...]

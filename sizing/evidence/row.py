@@ -29,7 +29,7 @@ STATISTICS = ("mean", "median")
 MOST = 2**22
 """Largest count that a row may have; a larger one is a mistake, and would take hours."""
 MOST_USERS = 2**14
-ROLES = {"aggregated": ("",), "disaggregated": ("prefill_", "decode_")}
+SERVING = ("aggregated", "disaggregated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,6 @@ class MeasuredRow:
     place: str
     id: str
     source: str
-    licence: str
     model: str
     gpu: str
     engine: str
@@ -113,7 +112,6 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
 
     Raises:
         InputError: the first cell that cannot be used, with its column, value and expectation.
-
     """
     if surplus is not None:
         raise InputError(place, surplus, "no more cells than columns")
@@ -125,7 +123,6 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         place=place,
         id=cells.get("id", ""),
         source=cells.get("source", ""),
-        licence=cells.get("licence", ""),
         model=line.text("model"),
         gpu=line.text("gpu"),
         engine=line.text("engine"),
@@ -164,7 +161,7 @@ def _num_requests(line: _Line, requests_per_s: float) -> int | None:
 
 def _groups(line: _Line) -> tuple[Group, ...]:
     """Read the replicas; all their GPUs are those of the `gpus` column."""
-    serving = line.choice("serving", tuple(ROLES))
+    serving = line.choice("serving", SERVING)
     gpus = line.count("gpus")
     if serving == "aggregated":
         tp, pp = line.count("tp"), line.count("pp", default=1)
@@ -172,17 +169,19 @@ def _groups(line: _Line) -> tuple[Group, ...]:
             raise line.error("gpus", f"a multiple of tp x pp = {tp * pp}")
         slicing = line.slicing("", tp=tp, pp=pp, dp=gpus // (tp * pp))
         return (Group(role="mixed", replicas=1, slicing=slicing),)
-    groups = []
-    for role in ("prefill", "decode"):
-        tp, pp = line.count(f"{role}_tp"), line.count(f"{role}_pp", default=1)
-        ep = line.count(f"{role}_ep", default=1)
-        slicing = line.slicing(f"{role}_", tp=tp, pp=pp, dp=max(1, ep // tp))
-        replicas = line.count(f"{role}_replicas")
-        groups.append(Group(role=role, replicas=replicas, slicing=slicing))
+    groups = tuple(_pool(line, role) for role in ("prefill", "decode"))
     counted = sum(group.replicas * group.slicing.gpus for group in groups)
     if counted != gpus:
         raise line.error("gpus", f"the {counted} that both pools have together")
-    return tuple(groups)
+    return groups
+
+
+def _pool(line: _Line, role: str) -> Group:
+    """Read the replicas of one pool; attention is copied where `ep` is wider than `tp`."""
+    tp, pp = line.count(f"{role}_tp"), line.count(f"{role}_pp", default=1)
+    ep = line.count(f"{role}_ep", default=1)
+    slicing = line.slicing(f"{role}_", tp=tp, pp=pp, dp=max(1, ep // tp))
+    return Group(role=role, replicas=line.count(f"{role}_replicas"), slicing=slicing)
 
 
 class _Line:
@@ -252,10 +251,9 @@ def path_of(load: str, engine: str, model: ModelSpec) -> tuple[str, ...]:
     Labels of a prediction: whether others wait, engine, load, kind of model, architecture.
 
     Args:
-        load: `static`, `closed`, `closed, fixed lengths`, `open` or `split`.
+        load: as `kind_of` names it.
         engine: name.
         model: its architecture; names differ between repositories of the same weights.
-
     """
     kind = "mla" if model.mla else "moe" if model.moe else "dense"
     shape = f"{model.num_layers} layers of {model.hidden_size}"
@@ -285,7 +283,6 @@ def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
     Raises:
         InputError: no such file, not text, no line, a column missing that every row needs, or
             one in another unit.
-
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -68,7 +68,6 @@ def row_config(row: MeasuredRow) -> RowConfig:
 
     Raises:
         InputError: a model, GPU, engine or dtype that nothing is known of.
-
     """
     place = f"{row.place}: engine"
     version = row.engine_version
@@ -108,8 +107,8 @@ def nearest_engine(
     Return the profile of an engine version, or of the nearest version that has one.
 
     Args:
-        name: of the engine, in any case.
-        version: empty: unknown; text without numbers likewise.
+        name: in any case.
+        version: one without numbers is unknown.
         profiles: the catalog's; of several of one version, the first is taken.
         place: file, line and column, named in errors.
 
@@ -118,7 +117,6 @@ def nearest_engine(
 
     Raises:
         InputError: no profile of that engine.
-
     """
     known = list(profiles)
     own = [profile for profile in known if profile.name.lower() == name.lower()]

@@ -1,4 +1,4 @@
-"""The system that a measured row ran on, as the simulation knows it."""
+"""What simulates a measured row: its system, and its requests, drawn the same every time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import TabulatedStep
 from minicluster.routing import ROUND_ROBIN
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.protocol import protocol_of, recipe_of
 from sizing.latency.fit import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
 
 if TYPE_CHECKING:
+    from minicluster.workload.arrivals import Arrivals
     from sizing.evidence.row import Group, MeasuredRow
     from sizing.evidence.row_config import RowConfig
 
 REQUEST_S = 7.0e-3
 """An engine's own API server: measured rows have no Ray Serve before it (configs/engines)."""
+REQUESTS_PER_USER = 10
+"""InferenceX: prompts per unit of concurrency; taken for every closed loop."""
+OPEN_REQUESTS = 1500
+"""Requests of an open loop whose row does not say how many or how long."""
+MOST_REQUESTS = 20_000
+"""Requests of an open loop that are simulated: enough for a load that settles or never does."""
+SEED = 20261120
 CROWD = 6, 5
 """Users per decode slot of a replica in recipes that name its slots."""
 
@@ -74,26 +87,23 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     """One batch that was measured, so that there was room for it; whole prompts share a step."""
     group = row.groups[0]
     batch = math.ceil(row.amount / group.slicing.dp)
-    budget = config.token_budget
-    if not config.rules.chunked_prefill:
-        budget = max(budget, batch * row.isl)
+    prompts = 0 if config.rules.chunked_prefill else batch * row.isl
+    config = replace(config, token_budget=max(config.token_budget, prompts, batch))
     blocks = batch * -(-(row.isl + row.osl) // config.machine.engine.block_size)
-    limits = _limits(config, max_num_seqs=batch, token_budget=max(budget, batch), blocks=blocks)
-    return _pool(row, config, group, limits, replicas=1)
+    return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
 
 
 def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedPool:
     group = row.groups[0]
     protocol, recipe = protocol_of(row), recipe_of(row)
-    limits = _limits(
-        config,
-        max_num_seqs=protocol.max_batch_size if protocol else config.machine.engine.max_num_seqs,
-        token_budget=recipe.token_budget if recipe else config.token_budget,
-        blocks=_kv_blocks(row, config, group, spare),
-    )
-    if recipe is not None:
-        limits = replace(limits, wait_steps=recipe.wait_steps, wait_fraction=recipe.wait_fraction)
-    return _pool(row, config, group, limits, replicas=1)
+    seqs = protocol.max_batch_size if protocol else config.machine.engine.max_num_seqs
+    blocks = _kv_blocks(row, config, group, spare)
+    if recipe is None:
+        return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
+    config = replace(config, token_budget=recipe.token_budget)
+    pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
+    limits = replace(pool.limits, wait_steps=recipe.wait_steps, wait_fraction=recipe.wait_fraction)
+    return replace(pool, limits=limits)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
@@ -101,29 +111,8 @@ def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedP
     if group.role == "decode" and config.rules.recipe_users_exceed_slots:
         slots = recipe_slots(int(row.amount), group.replicas, group.slicing.dp)
         seqs = min(seqs, slots // group.slicing.dp if slots else seqs)
-    limits = _limits(
-        config,
-        max_num_seqs=seqs,
-        token_budget=config.token_budget,
-        blocks=_kv_blocks(row, config, group, 1.0),
-    )
-    return _pool(row, config, group, limits, replicas=group.replicas * group.slicing.dp)
-
-
-def _limits(
-    config: RowConfig, *, max_num_seqs: int, token_budget: int, blocks: int
-) -> EngineLimits:
-    rules = config.rules
-    return EngineLimits(
-        max_num_seqs=min(max_num_seqs, token_budget),
-        max_num_batched_tokens=token_budget,
-        kv_blocks=blocks,
-        block_size=config.machine.engine.block_size,
-        mixed_steps=rules.mixed_steps,
-        chunked_prefill=rules.chunked_prefill,
-        kv_reserved_fraction=rules.kv_reserved_fraction,
-        scheduled_ahead=config.async_scheduling,
-    )
+    blocks = _kv_blocks(row, config, group, 1.0)
+    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
 
 
 def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) -> int:
@@ -136,11 +125,13 @@ def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) 
 
 
 def _pool(
-    row: MeasuredRow, config: RowConfig, group: Group, limits: EngineLimits, *, replicas: int
+    row: MeasuredRow, config: RowConfig, group: Group, *, max_num_seqs: int, blocks: int
 ) -> SimulatedPool:
-    sequences = limits.max_num_seqs
+    """Return the queues of one role; of an aggregated row one, which stands for all."""
+    rules, queues = config.rules, group.replicas * group.slicing.dp
+    sequences = max_num_seqs = min(max_num_seqs, config.token_budget)
     if row.load != "open":
-        sequences = min(sequences, math.ceil(row.amount / (group.replicas * group.slicing.dp)))
+        sequences = min(sequences, math.ceil(row.amount / queues))
     mean = 1 - row.length_jitter / 2
     table = step_table(
         config.machine,
@@ -149,6 +140,17 @@ def _pool(
         contexts=(mean * row.isl, mean * (row.isl + row.osl)),
         prompt_tokens=max(1.0, mean * row.isl - row.prefix_tokens),
     )
+    limits = EngineLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.token_budget,
+        kv_blocks=blocks,
+        block_size=config.machine.engine.block_size,
+        mixed_steps=rules.mixed_steps,
+        chunked_prefill=rules.chunked_prefill,
+        kv_reserved_fraction=rules.kv_reserved_fraction,
+        scheduled_ahead=config.async_scheduling,
+    )
+    replicas = 1 if group.role == "mixed" else queues
     return SimulatedPool(replicas=replicas, limits=limits, step=TabulatedStep(table))
 
 
@@ -158,13 +160,8 @@ def recipe_slots(users: int, replicas: int, ranks: int) -> int | None:
 
         users = replicas ceil(1.2 slots),  slots = ranks 2^k
 
-    Args:
-        users: of the whole pool.
-        replicas: of decode.
-        ranks: attention copies of a replica, with as many slots each.
-
-    Returns:
-        The slots; `None`: the number of users is not one that such a recipe has.
+    *ranks* are the attention copies of a replica, with as many slots each. `None`: the number of
+    users, those of the whole pool, is not one that such a recipe has.
 
     Source:
         NVIDIA srt-slurm, recipes/trtllm/h100-fp8: file names and `max_batch_size` say the slots,
@@ -178,3 +175,65 @@ def recipe_slots(users: int, replicas: int, ranks: int) -> int | None:
     if rest or uneven or batch < 1 or batch & (batch - 1):
         return None
     return slots if -(-slots * most // least) == each else None
+
+
+def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:
+    """
+    Draw the requests that one of *queues* equal queues of a row has.
+
+    A static batch and the first request of every user arrive at once. An open loop has as many
+    requests as the row or its protocol says (`requests`, or `duration_s` times the rate).
+    """
+    share = row.amount / queues
+    if row.load == "static":
+        return _drawn(row, math.ceil(share), RequestSource(users=math.ceil(share)))
+    if row.load == "closed":
+        users = math.ceil(share)
+        return _drawn(row, users * REQUESTS_PER_USER, RequestSource(users=users))
+    protocol = protocol_of(row)
+    if protocol is not None:
+        arrivals = _drawn(row, math.ceil(share * protocol.stage_s), RequestSource(), share)
+        return sent_before(arrivals, but=protocol.cold(row.amount))
+    count = OPEN_REQUESTS if row.num_requests is None else math.ceil(row.num_requests / queues)
+    return _drawn(row, min(count, MOST_REQUESTS), RequestSource(), share)
+
+
+def one_request(row: MeasuredRow) -> Arrivals:
+    """Return one request of a row, alone."""
+    return _drawn(row, 1, RequestSource(users=1))
+
+
+def sent_before(arrivals: Arrivals, *, but: int) -> Arrivals:
+    """Return requests whose prompts were sent before, and are cached, *but* the first ones."""
+    prefix_tokens = arrivals.input_tokens.copy()
+    if arrivals.prefix_tokens is not None:
+        prefix_tokens[:but] = arrivals.prefix_tokens[:but]
+    return replace(arrivals, prefix_tokens=prefix_tokens)
+
+
+def _drawn(
+    row: MeasuredRow, count: int, source: RequestSource, requests_per_s: float = 1.0
+) -> Arrivals:
+    """Draw requests; lengths are quantiles in random order, so that a short run has their mean."""
+    inputs, outputs = (_lengths(each, row.length_jitter) for each in (row.isl, row.osl))
+    workload = WorkloadSpec(
+        requests_per_s=requests_per_s,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        prefix_tokens=row.prefix_tokens,
+    )
+    rng = np.random.default_rng(SEED)
+    input_tokens, output_tokens = (
+        rng.permutation(length_quantiles(each, count)).astype(np.int64)
+        for each in (inputs, outputs)
+    )
+    arrivals = drawn(workload, source, count=count, seed=SEED)
+    return replace(arrivals, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _lengths(nominal: int, jitter: float) -> Lengths:
+    """Lengths uniform in [(1 - j) nominal, nominal]."""
+    if not jitter:
+        return Lengths.fixed(nominal)
+    low = max(1, math.floor((1 - jitter) * nominal))
+    return Lengths(distribution="uniform", low=low, high=nominal)

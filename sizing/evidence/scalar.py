@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.evidence.interval import fold_of
-from sizing.evidence.residual import QUANTITIES
+from sizing.evidence.interval import QUANTITIES, fold_of
 from sizing.evidence.row import kind_of
 from sizing.evidence.validate import SliceErrors, slices
 
@@ -73,18 +72,11 @@ def fit_scalars(verdicts: Iterable[RowVerdict]) -> dict[tuple[str, ...], Scalars
             + k (theta - theta_parent)^2,  rho of Huber, k = 8 rows,
             the rows of one configuration weighing 2 together at most
 
-    Args:
-        verdicts: predicted rows to fit on.
+    The root group `()` is always there.
 
-    Returns:
-        Scalars by group; the root `()` is always there.
+    Source: hierarchical shrinkage; robust regression after Huber.
 
-    Source:
-        Hierarchical shrinkage; robust regression after Huber.
-
-    Ignores:
-        That slower steps lengthen queues more than in proportion.
-
+    Ignores that slower steps lengthen queues more than in proportion.
     """
     members: dict[tuple[str, ...], list[RowVerdict]] = {}
     for verdict in verdicts:
@@ -110,53 +102,57 @@ def corrected(verdict: RowVerdict, scalars: Mapping[tuple[str, ...], Scalars]) -
     labels = group_of(row)
     depth = next(d for d in range(len(labels), -1, -1) if labels[:d] in scalars)
     s = scalars[labels[:depth]]
-    ttft = None if found.ttft_s is None else s.prefill * found.ttft_s + s.request_s
-    p99 = None if found.ttft_p99_s is None else s.prefill * found.ttft_p99_s + s.request_s
-    layers = s.per_layer_s * found.num_layers
-    tpot = None if found.tpot_s is None else s.decode * found.tpot_s + layers
-    moved = {}
-    for name, old, new in (("ttft", found.ttft_s, ttft), ("tpot", found.tpot_s, tpot)):
-        around = getattr(verdict, name)
+    terms = {
+        "ttft": (s.prefill, s.request_s),
+        "tpot": (s.decode, s.per_layer_s * found.num_layers),
+    }
+
+    def moved(quantity: str, value_s: float | None) -> float | None:
+        factor, offset_s = terms[quantity]
+        return None if value_s is None else factor * value_s + offset_s
+
+    better = replace(
+        found,
+        ttft_s=moved("ttft", found.ttft_s),
+        tpot_s=moved("tpot", found.tpot_s),
+        ttft_p99_s=moved("ttft", found.ttft_p99_s),
+    )
+    intervals = {}
+    for quantity in QUANTITIES:
+        around = getattr(verdict, quantity)
+        old, new = (getattr(each, f"{quantity}_s") for each in (found, better))
         if around is not None and old and new:
-            moved[name] = replace(
-                around, low_s=around.low_s * new / old, high_s=around.high_s * new / old
-            )
-    better = replace(found, ttft_s=ttft, tpot_s=tpot, ttft_p99_s=p99)
-    return replace(verdict, found=better, **moved)
+            ends = {"low_s": around.low_s * new / old, "high_s": around.high_s * new / old}
+            intervals[quantity] = replace(around, **ends)
+    return replace(verdict, found=better, **intervals)
 
 
 def _fit_group(labels: tuple[str, ...], rows: Sequence[RowVerdict], parent: Scalars) -> Scalars:
-    values = {}
-    counts = Counter(each.row.configuration for each in rows if each.row is not None)
-    for quantity, prior in zip(
-        QUANTITIES,
-        ((parent.prefill, parent.request_s), (parent.decode, parent.per_layer_s)),
-        strict=True,
-    ):
-        data = np.array(
-            [
-                (
-                    predicted,
-                    measured,
-                    1.0 if quantity == "ttft" else each.found.num_layers,
-                    min(1.0, ROWS_OF_CONFIGURATION / counts[each.row.configuration]),
-                )
-                for each in rows
-                if each.row is not None
-                for predicted in (getattr(each.found, f"{quantity}_s"),)
-                for measured in (getattr(each.row, f"{quantity}_s"),)
-                if predicted and measured
-            ]
-        )
-        values[quantity] = _line(data, prior) if data.size else prior
+    prefill, request_s = _fit(rows, "ttft", (parent.prefill, parent.request_s))
+    decode, per_layer_s = _fit(rows, "tpot", (parent.decode, parent.per_layer_s))
     return Scalars(
         group=labels,
         rows=len(rows),
-        prefill=values["ttft"][0],
-        request_s=values["ttft"][1],
-        decode=values["tpot"][0],
-        per_layer_s=values["tpot"][1],
+        prefill=prefill,
+        request_s=request_s,
+        decode=decode,
+        per_layer_s=per_layer_s,
     )
+
+
+def _fit(
+    rows: Sequence[RowVerdict], quantity: str, prior: tuple[float, float]
+) -> tuple[float, float]:
+    """Return factor and offset of one quantity; *prior* where no row measured it."""
+    counts = Counter(each.row.configuration for each in rows if each.row is not None)
+    data = []
+    for each in rows:
+        predicted, measured = (getattr(on, f"{quantity}_s") for on in (each.found, each.row))
+        if each.row is not None and predicted and measured:
+            unit = 1.0 if quantity == "ttft" else each.found.num_layers
+            share = min(1.0, ROWS_OF_CONFIGURATION / counts[each.row.configuration])
+            data.append((predicted, measured, unit, share))
+    return _line(np.array(data), prior) if data else prior
 
 
 def _line(data: NDArray[np.float64], prior: tuple[float, float]) -> tuple[float, float]:
@@ -212,12 +208,8 @@ def calibrated(verdicts: Sequence[RowVerdict]) -> tuple[Calibrated, list[RowVerd
     """
     Fit on the half of the configurations that `in_fitted_half` names.
 
-    Args:
-        verdicts: predictions of all rows.
-
     Returns:
         The fit with the errors of the other half, and all rows corrected.
-
     """
     fitted = [v for v in verdicts if v.row is not None and in_fitted_half(v.row)]
     scalars = fit_scalars(fitted)

@@ -9,10 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.specs.checks import STRICT
-from sizing.evidence.interval import PredictionInterval
-from sizing.evidence.prediction import RowPrediction, predict_row
-from sizing.evidence.residual import QUANTITIES, ErrorSummary, RowResidual, residuals_of, summarise
+import numpy as np
+
+from minicluster.specs.checks import Spec
+from sizing.evidence.interval import QUANTITIES, PredictionInterval, RowResidual
+from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
 from sizing.evidence.row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
     from sizing.evidence.interval import Intervals
     from sizing.evidence.row import RefusedRow
-
-
-OVERLOADED_S = 10.0
-OVERLOADED_RATIO = 10.0
-"""A row is overloaded if its measured TTFT is above either: seconds, times its unloaded prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +54,21 @@ class RowVerdict:
         )
 
     def _overloaded(self) -> bool | None:
-        """Say whether the measurement shows the overload that `infeasible` claims."""
+        """Say whether the measured TTFT is above either limit that `infeasible` claims both of."""
         if self.row is None or self.row.ttft_s is None:
             return None
-        unloaded = self.found.unloaded_s or float("inf")
-        return self.row.ttft_s > OVERLOADED_S or self.row.ttft_s > OVERLOADED_RATIO * unloaded
+        unloaded_s = self.found.unloaded_s or math.inf
+        return self.row.ttft_s > min(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary(Spec):
+    """Errors of predicted / measured - 1; `bias` is their median, the others of their sizes."""
+
+    rows: int
+    mean: float
+    median: float
+    bias: float
 
 
 SLICES: dict[str, Callable[[MeasuredRow], str]] = {
@@ -76,7 +82,7 @@ SLICES: dict[str, Callable[[MeasuredRow], str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceErrors:
+class SliceErrors(Spec):
     """
     Errors of one group of rows.
 
@@ -85,8 +91,6 @@ class SliceErrors:
         answered: of them predicted, or called infeasible and measured as overloaded.
         infeasible: of them called infeasible.
     """
-
-    __pydantic_config__ = STRICT
 
     by: str
     name: str
@@ -106,32 +110,50 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
     found = predict_row(line)
     around: dict[str, PredictionInterval] = {}
     for quantity in QUANTITIES:
-        value = getattr(found, f"{quantity}_s")
-        interval = (
-            None
-            if value is None
-            else intervals.around(value, quantity, found.path, stand_in=found.stand_in)
-        )
-        if interval is not None:
-            around[quantity] = interval
-    if found.status == "predicted" and len(around) < len(QUANTITIES):
-        found = replace(found, reason="; ".join(filter(None, (found.reason, _unmeasured(around)))))
+        value_s = getattr(found, f"{quantity}_s")
+        if value_s is not None:
+            interval = intervals.around(value_s, quantity, found.path, stand_in=found.stand_in)
+            around |= {} if interval is None else {quantity: interval}
+    missing = " and ".join(each.upper() for each in QUANTITIES if each not in around)
+    if found.status == "predicted" and missing:
+        reason = f"no measurement like this: no interval for {missing}"
+        found = replace(found, reason="; ".join(filter(None, (found.reason, reason))))
     return RowVerdict(id=line.id, source=line.source, row=line, found=found, **around)
 
 
-def _unmeasured(around: dict[str, PredictionInterval]) -> str:
-    missing = [each.upper() for each in QUANTITIES if each not in around]
-    return f"no measurement like this: no interval for {' and '.join(missing)}"
-
-
 def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
-    """Return every residual of rows that were predicted."""
-    return [
-        each
-        for verdict in verdicts
-        if verdict.row is not None and verdict.found.status == "predicted"
-        for each in residuals_of(verdict.row, verdict.found)
-    ]
+    """Return a residual for each latency of a row that is both predicted and measured."""
+    found = []
+    for verdict in verdicts:
+        row, answer = verdict.row, verdict.found
+        for quantity in QUANTITIES:
+            measured_s, predicted_s = (getattr(on, f"{quantity}_s", None) for on in (row, answer))
+            if row is not None and answer.status == "predicted" and measured_s and predicted_s:
+                residual = RowResidual(
+                    quantity=quantity,
+                    predicted_s=predicted_s,
+                    log_ratio=math.log(measured_s / predicted_s),
+                    source=row.source,
+                    configuration=row.configuration,
+                    path=answer.path,
+                    stand_in=answer.stand_in,
+                )
+                found.append(residual)
+    return found
+
+
+def summarise(log_ratios: Iterable[float]) -> ErrorSummary | None:
+    """Return mean and median error and bias of ln(measured / predicted); `None` without rows."""
+    logs = np.array(list(log_ratios))
+    if not logs.size:
+        return None
+    errors = np.exp(-logs) - 1
+    return ErrorSummary(
+        rows=logs.size,
+        mean=float(np.abs(errors).mean()),
+        median=float(np.median(np.abs(errors))),
+        bias=float(np.median(errors)),
+    )
 
 
 def slices(verdicts: Sequence[RowVerdict]) -> tuple[SliceErrors, ...]:
@@ -188,19 +210,11 @@ COLUMNS = (
 def record(verdict: RowVerdict) -> dict[str, object]:
     """Return what is written of one row; `None`: an empty cell."""
     found = verdict.found
-    ttft, tpot = verdict.ttft, verdict.tpot
-    return {
-        "id": verdict.id,
-        "status": found.status,
-        "reason": found.reason,
-        "ttft_s": found.ttft_s,
-        "tpot_s": found.tpot_s,
-        "ttft_p99_s": found.ttft_p99_s,
-        "ttft_low_s": ttft and ttft.low_s,
-        "ttft_high_s": ttft and ttft.high_s,
-        "tpot_low_s": tpot and tpot.low_s,
-        "tpot_high_s": tpot and tpot.high_s,
-    }
+    ends: list[float | None] = []
+    for around in (verdict.ttft, verdict.tpot):
+        ends += [None, None] if around is None else [around.low_s, around.high_s]
+    values = (verdict.id, found.status, found.reason, found.ttft_s, found.tpot_s, found.ttft_p99_s)
+    return dict(zip(COLUMNS, (*values, *ends), strict=True))
 
 
 def to_csv(verdicts: Iterable[RowVerdict]) -> str:

@@ -27,9 +27,7 @@ class Scores:
 
     Attributes:
         name: added to the op's name.
-        equation: of its work, in docs/model.md.
         repeats: layers.
-        head_dim: of a query.
         flops_per_pair: of a query and a key, all heads together.
         values_per_query: values read and written per query.
         bytes_per_key: read of the cache.
@@ -81,18 +79,10 @@ class Scores:
         self, phase: str, work: Work, *, rows: NDArray[np.float64], keys: NDArray[np.float64]
     ) -> Op:
         return Op(
-            name=f"{self.name} {phase}",
-            equation=self.equation,
-            kind=f"{phase} attention",
-            dtype=self.dtype,
-            repeats=self.repeats,
-            work=work,
-            rows=rows,
-            keys=keys,
-            heads=self.heads,
-            head_dim=self.head_dim,
+            f"{self.name} {phase}", self.equation, f"{phase} attention", self.dtype, self.repeats,
+            work, rows=rows, keys=keys, heads=self.heads, head_dim=self.head_dim,
             kv_dtype=self.kv_dtype,
-        )
+        )  # fmt: skip
 
 
 SPARSE_HEADS = 64
@@ -114,32 +104,27 @@ def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tu
         heads = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
     qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     latent = mla.kv_lora_rank + mla.qk_rope_head_dim
-    common = {
-        "repeats": model.num_layers,
-        "heads": heads,
-        "bytes_per_key": latent * DTYPE_BYTES[model.kv_dtype],
-        "window": model.index.top_k if model.index else 0,
-        "kv_dtype": model.kv_dtype,
-    }
     absorbed = Scores(
         name="sparse attention" if model.index else "attention",
         equation="W9" if model.index else "W8",
+        repeats=model.num_layers,
+        heads=heads,
         head_dim=latent,
         flops_per_pair=2 * heads * (latent + mla.kv_lora_rank),
         values_per_query=heads * (latent + mla.kv_lora_rank),
-        **common,  # type: ignore[arg-type]
+        bytes_per_key=latent * DTYPE_BYTES[model.kv_dtype],
+        window=model.index.top_k if model.index else 0,
+        kv_dtype=model.kv_dtype,
     )
     projections = _latent_projections(model, mla, load, tp=tp)
     if model.index:
         index = _index_ops(model, mla, model.index, load)
         return (*projections, *index, absorbed.prefill(load), absorbed.decode(load))
-    expanded = Scores(
-        name="attention",
-        equation="W8",
+    expanded = replace(
+        absorbed,
         head_dim=qk,
         flops_per_pair=2 * heads * (qk + mla.v_head_dim),
         values_per_query=heads * (qk + mla.v_head_dim),
-        **common,  # type: ignore[arg-type]
     )
     return (*projections, expanded.prefill(load), absorbed.decode(load))
 
@@ -156,19 +141,15 @@ def _latent_projections(
         dtype, layers = model.attention_dtype, model.num_layers
         return gemm(name, "W8", rows, inner, columns, dtype=dtype, repeats=layers)
 
+    ops = [project("q", m, h, query)]
     if mla.q_lora_rank:
-        queries = [project("q down", m, h, mla.q_lora_rank)]
-        queries.append(project("q up", m, mla.q_lora_rank, query))
-    else:
-        queries = [project("q", m, h, query)]
-    again = () if model.index else (load.prompts * load.cached_tokens,)
-    return (
-        *queries,
-        project("kv down", m, h, mla.kv_lora_rank + mla.qk_rope_head_dim),
-        project("kv up", m, mla.kv_lora_rank, expand),
-        *(project("kv up again", rows, mla.kv_lora_rank, expand) for rows in again),
-        project("o", m, heads * mla.v_head_dim, h),
-    )
+        ops = [project("q down", m, h, mla.q_lora_rank), project("q up", m, mla.q_lora_rank, query)]
+    ops.append(project("kv down", m, h, mla.kv_lora_rank + mla.qk_rope_head_dim))
+    ops.append(project("kv up", m, mla.kv_lora_rank, expand))
+    if not model.index:
+        cached = load.prompts * load.cached_tokens
+        ops.append(project("kv up again", cached, mla.kv_lora_rank, expand))
+    return *ops, project("o", m, heads * mla.v_head_dim, h)
 
 
 def _index_ops(model: ModelSpec, mla: MlaSpec, index: IndexSpec, load: StepLoad) -> tuple[Op, ...]:
@@ -217,50 +198,41 @@ def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     made = spec.mixed_size + values + (2 * spec.num_value_heads if spec.delta_rule else 0)
     dtype, layers = model.attention_dtype, spec.num_layers
     mixed = m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES
-    convolved = Work(0 * m, mixed)
     return (
         gemm("linear in", "W10", m, h, made / tp, dtype=dtype, repeats=layers),
         gemm("linear out", "W10", m, values / tp, h, dtype=dtype, repeats=layers),
-        Op("linear convolution", "W10", "elementwise", model.dtype, layers, convolved),
-        _prefill(spec, load, tp=tp),
-        _decode(spec, load, tp=tp),
+        Op("linear convolution", "W10", "elementwise", model.dtype, layers, Work(0 * m, mixed)),
+        *_state_ops(spec, load, tp=tp),
     )
 
 
-def _prefill(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
+def _state_ops(spec: LinearSpec, load: StepLoad, *, tp: int) -> tuple[Op, Op]:
     """
-    Chunks of C tokens: attention inside, the state between.
+    Prefill in chunks of C tokens, attention inside and the state between; decode updates states.
 
-        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v))
-        Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a      (docs/model.md, eq. W10)
-    """
-    k, v = spec.key_head_dim, spec.value_head_dim
-    heads = spec.num_value_heads / tp
-    per_token = 6 * k * v + CHUNK * (6 * k + 4 * v)
-    if not spec.delta_rule:
-        per_token = 4 * k * v + CHUNK * (k + v)
-    tokens = load.prompts * load.prompt_tokens
-    moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
-    work = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
-    return _op("prefill", spec, work, rows=load.prompt_tokens, heads=heads)
-
-
-def _decode(spec: LinearSpec, load: StepLoad, *, tp: int) -> Op:
-    """
-    Read, update and write the state of each sequence.
-
+        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v)),
+        Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a;
         F = B N_v 6 d_k d_v (lightning: 4),  Q = 2 B N_v d_k d_v w      (docs/model.md, eq. W10)
     """
-    heads = spec.num_value_heads / tp
-    state = load.sequences * heads * spec.key_head_dim * spec.value_head_dim
-    flops = state * (6 if spec.delta_rule else 4)
-    work = Work(flops, 2 * state * DTYPE_BYTES[spec.state_dtype])
-    return _op("decode", spec, work, rows=load.sequences, heads=heads)
-
-
-def _op(phase: str, spec: LinearSpec, work: Work, *, rows: np.ndarray, heads: float) -> Op:
-    op = Op(f"linear {phase}", "W10", "linear attention", "bf16", spec.num_layers, work)
-    return replace(op, rows=rows, heads=heads, head_dim=spec.key_head_dim)
+    k, v, heads = spec.key_head_dim, spec.value_head_dim, spec.num_value_heads / tp
+    per_token, per_value = 4 * k * v + CHUNK * (k + v), 4
+    if spec.delta_rule:
+        per_token, per_value = 6 * k * v + CHUNK * (6 * k + 4 * v), 6
+    tokens = load.prompts * load.prompt_tokens
+    moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
+    prefill = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
+    state = load.sequences * heads * k * v
+    decode = Work(state * per_value, 2 * state * DTYPE_BYTES[spec.state_dtype])
+    first, second = (
+        Op(
+            f"linear {phase}", "W10", "linear attention", "bf16", spec.num_layers, work,
+            rows=rows, heads=heads, head_dim=k,
+        )
+        for phase, work, rows in (
+            ("prefill", prefill, load.prompt_tokens), ("decode", decode, load.sequences),
+        )
+    )  # fmt: skip
+    return first, second
 
 
 def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
@@ -268,11 +240,15 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
     linear = linear_ops(model, load, tp=tp)
     if model.mla:
         return (*linear, *latent_ops(model, model.mla, load, tp=tp))
-    return (*linear, *_projections(model, load, tp=tp), *_scores(model, load, tp=tp))
+    return (*linear, *_head_ops(model, load, tp=tp))
 
 
-def _projections(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
-    """Queries, keys and values in one GEMM, and the output: W1 with the sizes of P2."""
+def _head_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
+    """
+    Queries, keys and values in one GEMM, the output, scores of full and of windowed layers.
+
+    GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3.
+    """
     layers = model.num_layers - model.num_linear_layers
     m, h, head = load.tokens, model.hidden_size, model.head_dim
     heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
@@ -280,30 +256,24 @@ def _projections(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]
     dtype = model.attention_dtype
     if not layers:
         return ()
-    return (
+    ops = [
         gemm("qkv", "W1", m, h, made, dtype=dtype, repeats=layers),
         gemm("o", "W1", m, heads * head, h, dtype=dtype, repeats=layers),
-    )
-
-
-def _scores(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
-    """Scores of full layers and of windowed ones (eq. W3)."""
-    heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
-    ops = []
-    for layers, window in (
-        (model.num_full_layers, 0),
-        (model.num_window_layers, model.window_tokens),
+    ]
+    for name, repeats, window in (
+        ("attention", model.num_full_layers, 0),
+        ("window attention", model.num_window_layers, model.window_tokens),
     ):
-        if layers:
+        if repeats:
             scores = Scores(
-                name="window attention" if window else "attention",
+                name=name,
                 equation="W3",
-                repeats=layers,
+                repeats=repeats,
                 heads=heads,
-                head_dim=model.head_dim,
-                flops_per_pair=4 * heads * model.head_dim,
-                values_per_query=2 * heads * model.head_dim,
-                bytes_per_key=2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype],
+                head_dim=head,
+                flops_per_pair=4 * heads * head,
+                values_per_query=2 * heads * head,
+                bytes_per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
                 window=window,
                 chunked=model.chunked_window,
                 kv_dtype=model.kv_dtype,

@@ -11,7 +11,7 @@ from minicluster.errors import InputError
 from minicluster.plan import step_time
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from sizing.latency.least_squares import fit_bent_line, nonnegative_least_squares
+from sizing.latency.least_squares import BentLine, fit_bent_line, nonnegative_least_squares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,37 +65,34 @@ def read_calibration(path: Path) -> CalibrationSpec:
 def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
     """Fit eq. S2 to prompts of different lengths; needs `LEAST_ROWS` lengths."""
     tokens = _column(rows, "tokens", "prefill")
-    seconds = np.array([row.seconds for row in rows])
-    pairs = tokens * (tokens + 1) / 2
-    line = fit_bent_line(
-        tokens, (pairs,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
-    )
+    line = _line(rows, tokens, tokens * (tokens + 1) / 2)
     longest = int(tokens.max())
-    return line.prefill(most=(longest, 1, longest))
+    most = (longest, 1, longest)
+    return line.step(most, per_prefill_token_s=line.slope, per_pair_s=line.rates[0])
 
 
 def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
     """Fit eq. S3 to batches of different sizes and contexts; needs `LEAST_ROWS` sizes."""
     batch = _column(rows, "batch", "decode")
     context = np.array([row.context for row in rows])
-    seconds = np.array([row.seconds for row in rows])
-    line = fit_bent_line(
-        batch, (batch * context,), seconds, bend_earns=BEND_EARNS, weights=undisturbed(rows)
-    )
-    largest = int(batch.max())
-    return line.decode(most=(largest, largest, int(context.max())))
+    line = _line(rows, batch, batch * context)
+    most = (int(batch.max()), int(batch.max()), int(context.max()))
+    return line.step(most, per_sequence_s=line.slope, per_context_token_s=line.rates[0])
 
 
-def undisturbed(rows: Sequence[Measurement]) -> NDArray[np.float64]:
+def _line(
+    rows: Sequence[Measurement], load: NDArray[np.float64], attended: NDArray[np.float64]
+) -> BentLine:
     """
-    Weigh rows by what other processes left them of the cores, shape (rows,).
+    Fit the seconds of rows, weighed by what other processes left them of the cores.
 
     A row that lost a share x counts (1 - x)^2 / (1 - x_least)^2, at least 1 %: on a machine that
     is busy all the time every row counts alike, for that is the machine that will serve.
     """
     left = 1.0 - np.array([row.others_fraction for row in rows])
-    weights: NDArray[np.float64] = np.maximum((left / max(left.max(), 1e-9)) ** 2, LEAST_WEIGHT)
-    return weights
+    weights = np.maximum((left / max(left.max(), 1e-9)) ** 2, LEAST_WEIGHT)
+    seconds = np.array([row.seconds for row in rows])
+    return fit_bent_line(load, (attended,), seconds, bend_earns=BEND_EARNS, weights=weights)
 
 
 def fit_path(
@@ -113,14 +110,8 @@ def fit_path(
         raise InputError(
             "steps.csv", f"{len(request)} request and {len(path)} path rows", "at least one of each"
         )
-    request_s = max(
-        0.0,
-        float(
-            np.median(
-                [row.seconds - float(step_time.prefill_s(prefill, row.tokens)) for row in request]
-            )
-        ),
-    )
+    beyond = [row.seconds - float(step_time.prefill_s(prefill, row.tokens)) for row in request]
+    request_s = max(0.0, float(np.median(beyond)))
     tokens = np.array([row.tokens for row in path], dtype=np.float64)
     measured = np.array([row.seconds for row in path])
     steps = step_time.prefill_s(prefill, tokens) + step_time.decode_s(decode, 1, tokens)

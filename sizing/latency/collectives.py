@@ -10,7 +10,6 @@ import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.cluster import topology_of
-from sizing.latency.communication import Exchange
 from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
 from sizing.latency.tiered import TRAFFIC, tiered_s
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.efficiency import CollectiveTable, Tables
     from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.topology import Topology
+    from sizing.latency.communication import Exchange
 
 CROSSES = "nccl"
 """The library whose collectives cross HB domains."""
@@ -58,14 +59,6 @@ def exchange_s(
     return np.where(size > 0, seconds, 0.0)
 
 
-def all_reduce_s(
-    size_bytes: ArrayLike, group: int, gpu: GpuSpec, cluster: ClusterSpec
-) -> NDArray[np.float64]:
-    """Sum *size_bytes* over *group* neighbouring GPUs, the result on each (eq. N1, N2)."""
-    size = np.asarray(size_bytes, dtype=np.float64)
-    return exchange_s(Exchange("", "N1", "all-reduce", group, 1, size), gpu, cluster)
-
-
 def point_to_point_s(
     size_bytes: ArrayLike, gpu: GpuSpec, cluster: ClusterSpec, *, distance: int
 ) -> NDArray[np.float64]:
@@ -78,9 +71,6 @@ def point_to_point_s(
         size_bytes: S, any shape.
         cluster: whether the two share an HB domain.
         distance: in GPU order; a pipeline stage away may be another domain.
-
-    Returns:
-        Seconds, shape of *size_bytes*.
 
     Source:
         Link bandwidth times what large transfers achieve of it; l is a small collective's
@@ -106,12 +96,6 @@ def looked_up_s(size_bytes: ArrayLike, table: CollectiveTable) -> NDArray[np.flo
 
         ln t is linear in ln S between two measured sizes      (docs/model.md, eq. N1)
 
-    Args:
-        size_bytes: S, any shape, above zero.
-
-    Returns:
-        Seconds, never falling with S.
-
     Source:
         Libraries switch algorithms between sizes, so that no one line fits (network tables).
     """
@@ -132,12 +116,6 @@ def kv_pull_s_per_byte(
     Every GPU has its own NIC, and min(tp_p, tp_d) of them work on each side: a decode GPU pulls
     its own share; a prefill GPU with several readers sends to them one after the other.
 
-    Args:
-        prefill_tp: tp_p.
-        decode_tp: tp_d.
-        gpu: its network bandwidth, or scale-up where it has no network.
-        cluster: overrides the network bandwidth.
-
     Source:
         NIXL reads between ranks that overlap in heads, one flow a pair.
 
@@ -145,6 +123,13 @@ def kv_pull_s_per_byte(
         Contention of concurrent pulls, pools that share an HB domain.
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
+
+
+def pools_meet(cluster: ClusterSpec, topology: Topology) -> int:
+    """Return the tier that KV pulls cross: the named one, or the innermost that holds all GPUs."""
+    if cluster.pools_meet_in is None:
+        return topology.holding(cluster.max_gpus)
+    return topology.index(cluster.pools_meet_in)
 
 
 def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
@@ -156,9 +141,7 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
     """
     if cluster.tiers:
         topology = topology_of(cluster, gpu)
-        named = cluster.pools_meet_in
-        index = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
-        return topology.tiers[index].achieved_bytes_per_s()
+        return topology.tiers[pools_meet(cluster, topology)].achieved_bytes_per_s()
     efficiency = efficiency_of(gpu)
     peak = cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s
     if peak is not None:
@@ -170,7 +153,7 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
 
 
 def _inside_s(
-    size: NDArray[np.float64], group: int, pattern: str, gpu: GpuSpec, engine: str = ""
+    size: NDArray[np.float64], group: int, pattern: str, gpu: GpuSpec, engine: str
 ) -> NDArray[np.float64]:
     """
     Time a collective inside an HB domain.
@@ -224,7 +207,9 @@ def _across_s(
         ),
         None,
     )
-    topology = topology_of(_wide_enough(cluster, group * exchange.stride), gpu)
+    if not cluster.tiers:  # a network without tiers has no end
+        cluster = replace(cluster, max_gpus=max(cluster.max_gpus, group * exchange.stride))
+    topology = topology_of(cluster, gpu)
     spans = topology.spans(group, exchange.stride)
     formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
     if table is None or table.between_bytes_per_s is None:
@@ -252,10 +237,3 @@ def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, flo
     # Of a unit's GPUs, those within the distance of its end send out of it at the same time.
     sending = min(1.0, distance / tiers[max(0, index - 1)].gpus)
     return tiers[index].achieved_bytes_per_s(sending), tiers[index].latency_s
-
-
-def _wide_enough(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """Return the cluster, one without tiers as wide as a group of it: its network has no end."""
-    if cluster.tiers or gpus <= cluster.max_gpus:
-        return cluster
-    return replace(cluster, max_gpus=gpus)

@@ -40,7 +40,7 @@ class Exchange:
     pattern: str
     group: int
     repeats: int
-    size_bytes: NDArray[np.float64]
+    size_bytes: NDArray[np.float64] | float
     stride: int = 1
 
 
@@ -60,7 +60,6 @@ def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tup
     """
     return (
         *_tensor_exchanges(model, load, slicing),
-        *_norm_exchanges(model, load, slicing),
         *_expert_exchanges(model, load, slicing),
         *_stage_exchanges(model, load, slicing),
     )
@@ -70,8 +69,9 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
     """
     All-reduces of the hidden state and the gather of the logits, over the tp GPUs of a copy.
 
-        S = m h a, after the embedding, each attention and each feed-forward; B V a for the logits
-        (docs/model.md, eq. X1)
+        S = m h a, after the embedding, each attention and each feed-forward; B V a for the logits;
+        8 m for squares of queries and keys, in 32 bits, where one norm spans all heads
+        (docs/model.md, eq. X1 and X3)
 
     Where attention and feed-forward stand side by side they are summed and reduced once.
     With experts and copies of attention the feed-forward of expert layers ends in the
@@ -84,25 +84,16 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
     logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
     by_attention = 0 if model.parallel_attention else layers
     by_feedforward = layers if slicing.dp == 1 else model.num_dense_layers
+    norms = layers - model.num_linear_layers if model.query_norm == "all" else 0
+    squares = 2 * load.tokens * NORM_BYTES
     found = (
         Exchange("embedding all-reduce", "X1", "all-reduce", slicing.tp, 1, hidden),
         Exchange("attention all-reduce", "X1", "all-reduce", slicing.tp, by_attention, hidden),
         Exchange("feed-forward all-reduce", "X1", "all-reduce", slicing.tp, by_feedforward, hidden),
         Exchange("logits gather", "X1", "all-gather", slicing.tp, 1, logits),
+        Exchange("query norm all-reduce", "X3", "all-reduce", slicing.tp, norms, squares),
     )
     return tuple(exchange for exchange in found if exchange.repeats)
-
-
-def _norm_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
-    """
-    Sum the squares of queries and of keys over the tp GPUs, where one norm spans all heads.
-
-        S = 8 m, in 32 bits      (docs/model.md, eq. X3)
-    """
-    if slicing.tp == 1 or model.query_norm != "all":
-        return ()
-    layers, size = model.num_layers - model.num_linear_layers, 2 * load.tokens * NORM_BYTES
-    return (Exchange("query norm all-reduce", "X3", "all-reduce", slicing.tp, layers, size),)
 
 
 def _expert_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -51,14 +50,6 @@ def experts_touched(
 
         E' = E mean_i (1 - (1 - k / E)^(x_i m)), at least k      (docs/model.md, eq. W5)
 
-    Args:
-        num_experts: E.
-        per_token: k.
-        tokens: m, any shape.
-
-    Returns:
-        Expected count, between k (one token) and E.
-
     Source:
         Occupancy: an expert stays untouched by m tokens with probability (1 - k / E)^m; x_i is
         its load over the mean one, a power law over a range of 12 (`TOUCH_RATIO`).
@@ -92,9 +83,6 @@ def popularity_variance(exponent: float, ratio: float) -> float:
         exponent: b of the density x^-b; none of 1, 2 and 3.
         ratio: R, the most popular expert's load over the least popular's.
 
-    Returns:
-        v; 0 where R is 1.
-
     Source:
         Moments of a bounded power law.
 
@@ -125,9 +113,6 @@ def busiest_share(
         per_token: k.
         tokens: m of the whole stage, any shape.
         groups: g, the expert-parallel degree.
-
-    Returns:
-        1 or more, shape of *tokens*.
 
     Source:
         Variance of the mean of E / g of E loads drawn without return, and of m k draws; z is the
@@ -206,6 +191,8 @@ def _expert_ops(
         weights = touched * inner * columns * DTYPE_BYTES[dtype]
         activations = rows * (inner + columns) * ACTIVATION_BYTES
         work = Work(2 * rows * inner * columns, weights + activations)
-        op = Op(name, "W5", "grouped gemm", dtype, layers, work)
-        ops.append(replace(op, rows=rows, columns=columns, inner=inner, groups=touched))
+        ops.append(
+            Op(name, "W5", "grouped gemm", dtype, layers, work, rows=rows, columns=columns,
+               inner=inner, groups=touched)
+        )  # fmt: skip
     return tuple(ops)

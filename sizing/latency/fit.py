@@ -34,18 +34,19 @@ def prefill_coefficients(
 
     Args:
         cached: tokens before them, in the prefix cache.
-
-    Returns:
-        Coefficients; their `error_fraction` is how far they are from the modelled times.
     """
     longest = max(longest, BATCHED_TOKENS)
     n = np.unique(np.rint(np.geomspace(max(1, shortest / 2), longest, GRID)))
     seconds = step_s(machine, prefill_load(n, cached), slicing=slicing)
     attended = pairs(n, np.full_like(n, cached))
     line = fit_bent_line(n, (_touched(machine.model, n), attended), seconds)
-    most = (int(longest), int(max(1, longest // shortest)), int(longest + cached))
-    miss = miss_fraction(machine.model)
-    return line.prefill(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
+    return line.step(
+        (int(longest), int(max(1, longest // shortest)), int(longest + cached)),
+        per_prefill_token_s=line.slope,
+        per_pair_s=line.rates[1],
+        experts_s=line.rates[0],
+        expert_miss_fraction=miss_fraction(machine.model),
+    )
 
 
 def decode_coefficients(
@@ -56,9 +57,6 @@ def decode_coefficients(
 
     Args:
         contexts: shortest and longest mean context of a batch, tokens.
-
-    Returns:
-        Coefficients; their `error_fraction` is how far they are from the modelled times.
     """
     sizes = np.unique(np.rint(np.geomspace(1, max_batch, GRID)))
     batch, context = (
@@ -66,9 +64,13 @@ def decode_coefficients(
     )
     seconds = step_s(machine, decode_load(batch, context), slicing=slicing)
     line = fit_bent_line(batch, (_touched(machine.model, batch), batch * context), seconds)
-    most = (int(max_batch), int(max_batch), int(np.ceil(contexts[1])))
-    miss = miss_fraction(machine.model)
-    return line.decode(most=most, experts_s=line.rates[0], expert_miss_fraction=miss)
+    return line.step(
+        (int(max_batch), int(max_batch), int(np.ceil(contexts[1]))),
+        per_sequence_s=line.slope,
+        per_context_token_s=line.rates[1],
+        experts_s=line.rates[0],
+        expert_miss_fraction=miss_fraction(machine.model),
+    )
 
 
 def path_coefficients(

@@ -29,9 +29,6 @@ def nonnegative_least_squares(
         design: shape (rows, k), k at most 10.
         target: shape (rows,).
 
-    Returns:
-        Coefficients, shape (k,).
-
     Source:
         Lawson and Hanson, Solving Least Squares Problems, chapter 23: the optimum is the
         unconstrained solution on the columns where it is positive.
@@ -53,10 +50,6 @@ def nonnegative_least_squares(
     return best
 
 
-RATES = ("per_prefill_token_s", "per_sequence_s", "per_pair_s", "per_context_token_s")
-"""Rates of a step, of which a phase has two."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BentLine:
     """
@@ -73,23 +66,17 @@ class BentLine:
     rates: tuple[float, ...]
     error_fraction: float
 
-    def prefill(self, *, most: tuple[int, int, int], **experts: float) -> StepCoefficients:
+    def step(self, most: tuple[int, int, int], **rates: float) -> StepCoefficients:
         """
-        Return the line over a prompt's tokens, the last column its pairs, as eq. S2.
+        Return the line as the coefficients of a step (eq. S1).
 
         Args:
             most: tokens, batch and context up to which it was fitted.
-            experts: coefficients of a mixture of experts.
+            rates: coefficients of the step other than those that bend; one left out is 0.
         """
-        rates = {"per_prefill_token_s": self.slope, "per_pair_s": self.rates[-1]}
-        return self._step(most, {**rates, **experts})
-
-    def decode(self, *, most: tuple[int, int, int], **experts: float) -> StepCoefficients:
-        """Return the line over a batch, the last column its context, as eq. S3; see `prefill`."""
-        rates = {"per_sequence_s": self.slope, "per_context_token_s": self.rates[-1]}
-        return self._step(most, {**rates, **experts})
-
-    def _step(self, most: tuple[int, int, int], rates: dict[str, float]) -> StepCoefficients:
+        none = dict.fromkeys(
+            ("per_prefill_token_s", "per_sequence_s", "per_pair_s", "per_context_token_s"), 0.0
+        )
         return StepCoefficients(
             base_s=self.base,
             stream_s=self.slope * self.bend,
@@ -97,7 +84,7 @@ class BentLine:
             max_batch=most[1],
             max_context_tokens=most[2],
             error_fraction=self.error_fraction,
-            **dict.fromkeys(RATES, 0.0) | rates,
+            **{**none, **rates},
         )
 
 

@@ -42,8 +42,24 @@ class LeftOut:
 def with_gpu_points(
     measured: Sequence[MeasuredCollective], gpu: GpuSpec
 ) -> tuple[MeasuredCollective, ...]:
-    """Return tables with the points that stand in the GPU's own file filled in."""
-    return tuple(_filled(table, gpu) for table in measured)
+    """
+    Return tables with the points that stand in the GPU's own file filled in.
+
+    Raises:
+        InputError: the GPU's file has no such table.
+    """
+    found = []
+    for table in measured:
+        if table.from_gpu is None:
+            found.append(table)
+            continue
+        kind, _, group = table.from_gpu.partition(".")
+        tables = getattr(efficiency_of(gpu), kind, {})
+        if group not in tables:
+            where = f"configs/collectives: measured.{table.library}.from_gpu"
+            raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
+        found.append(table.with_points(tables[group]))
+    return tuple(found)
 
 
 def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.float64]:
@@ -53,12 +69,6 @@ def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.f
         t is linear in S between two measured sizes of one algorithm, and beyond the outermost of
         them; above the last dt/dS = 2 (n - 1)/n / busbw where it is known
         (docs/model.md, eq. H4)
-
-    Args:
-        size_bytes: S, any shape.
-
-    Returns:
-        Seconds, shape of *size_bytes*; zero bytes cost nothing.
 
     Source:
         Each algorithm is a latency and a bandwidth: MSCCL++ 6.4 us + S / 272 GB/s on one node.
@@ -100,18 +110,6 @@ def left_out(table: MeasuredCollective) -> Iterator[LeftOut]:
         )
 
 
-def _filled(table: MeasuredCollective, gpu: GpuSpec) -> MeasuredCollective:
-    """Take a table's points from the GPU's file where it says so."""
-    if table.from_gpu is None:
-        return table
-    kind, _, group = table.from_gpu.partition(".")
-    tables = getattr(efficiency_of(gpu), kind, {})
-    if group not in tables:
-        where = f"configs/collectives: measured.{table.library}.from_gpu"
-        raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
-    return table.with_points(tables[group])
-
-
 def _linear(
     size: NDArray[np.float64],
     known: NDArray[np.float64],
@@ -122,10 +120,10 @@ def _linear(
         return np.full_like(size, seconds[0])
     at = np.clip(np.searchsorted(known, size), 1, known.size - 1)
     slope = (seconds[at] - seconds[at - 1]) / (known[at] - known[at - 1])
+    line = np.asarray(seconds[at - 1] + slope * (size - known[at - 1]))
     last_of_all = not any(known[-1] < switch for switch in table.switches_bytes)
     if table.bus_bytes_per_s is not None and last_of_all:
         plateau = 2 * (table.gpus - 1) / table.gpus / table.bus_bytes_per_s
-        above = size > known[-1]
-        line = seconds[at - 1] + slope * (size - known[at - 1])
-        return np.where(above, seconds[-1] + plateau * (size - known[-1]), line)
-    return np.asarray(seconds[at - 1] + slope * (size - known[at - 1]))
+        above = seconds[-1] + plateau * (size - known[-1])
+        return np.where(size > known[-1], above, line)
+    return line

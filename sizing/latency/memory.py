@@ -38,9 +38,6 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     Args:
         slicing: of one replica; experts lie on all tp x dp GPUs of a stage.
 
-    Returns:
-        Bytes, first stage first.
-
     Source:
         vLLM slices every projection by columns or rows, keeps a whole KV head per rank, and deals
         out layers by `get_pp_indices`.

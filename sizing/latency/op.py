@@ -12,15 +12,6 @@ from minicluster.specs.model import DTYPE_BYTES
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
 """Activations are kept in 16 bits whatever the dtype of the weights."""
 
-KINDS = (
-    "gemm",
-    "grouped gemm",
-    "prefill attention",
-    "decode attention",
-    "linear attention",
-    "elementwise",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -41,7 +32,7 @@ class Op:
 
     Attributes:
         equation: of its work, in docs/model.md.
-        kind: one of `KINDS`; decides which efficiency applies.
+        kind: decides which efficiency applies, see `roofline`.
         dtype: of the weights it streams (GEMM), else of what it computes in.
         work: of one run, on one GPU.
         rows: m of a GEMM; of a grouped GEMM, rows of all its groups; query tokens of one prompt
@@ -93,12 +84,6 @@ def gemm(  # noqa: PLR0913  (a GEMM has three sizes, a dtype and a name)
     Multiply *rows* x *inner* activations with *inner* x *columns* weights.
 
         F = 2 m n k,  Q = n k w + m (n + k) a      (docs/model.md, eq. W1)
-
-    Args:
-        rows: m, tokens, any shape.
-        inner: k.
-        columns: n.
-        dtype: of the weights; w bytes each.
 
     Returns:
         The op; a GEMM without rows is not launched and reads nothing.

@@ -45,10 +45,6 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
 
     Args:
         machine: model, GPU, cluster, engine; no chunk exceeds what it takes of a prompt in a step.
-        tokens: n, of the prompt.
-
-    Returns:
-        Seconds, chunks, and what they are spent on.
 
     Source:
         Makespan of a proportionate flow shop: every stage takes as long for a chunk as the

@@ -59,22 +59,17 @@ class _Parts:
     launch: NDArray[np.float64] | float = 0.0
 
 
-def op_time(op: Op, gpu: GpuSpec, *, engine: str = "") -> OpTime:
+def op_time(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency | None = None) -> OpTime:
     """
     Time one op by its kind (docs/model.md, eq. R1 to R5); without work, it is not launched.
 
     Args:
-        engine: name of the engine; its own kernels are taken where the GPU lists some.
+        efficiency: of the kernels of one engine; `None`: those that all engines share.
 
     Raises:
         InputError: the GPU has no peaks, as a CPU has none.
     """
-    return timed(op, gpu, efficiency_of(gpu).of_engine(engine))
-
-
-def timed(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> OpTime:
-    """Time one op with the *efficiency* of one engine (as `op_time`)."""
-    parts = _BY_KIND[op.kind](op, gpu, efficiency)
+    parts = _BY_KIND[op.kind](op, gpu, efficiency or efficiency_of(gpu))
     runs = op.repeats * ((op.work.flops > 0) | (op.work.hbm_bytes > 0))
     joined = smooth_max(
         parts.compute, parts.memory, np.asarray(parts.latency), smoothness=parts.smoothness
@@ -96,9 +91,6 @@ def smooth_max(*bounds_s: NDArray[np.float64], smoothness: float | None) -> NDAr
     Args:
         bounds_s: seconds that each bound alone would take.
         smoothness: p; 1 adds them, `None` takes the largest.
-
-    Returns:
-        Seconds, at least the largest and at most the sum.
 
     Source:
         Fits of GEMM tables: near the ridge neither bound is reached (p from 1.5 to 3).

@@ -14,17 +14,17 @@ from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
-from sizing.latency.roofline import efficiency_of, multiply_dtype, timed
+from sizing.latency.roofline import efficiency_of, multiply_dtype, op_time
 from sizing.latency.work import step_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from minicluster.specs.efficiency import GpuEfficiency
     from minicluster.specs.slicing import Slicing
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
     from sizing.latency.op import Op
-    from sizing.latency.roofline import OpTime
 
 Numbers = NDArray[np.float64] | float
 """An array of the shape of a step's load, or 0.0 where a term has no such part."""
@@ -48,12 +48,8 @@ class Term:
     One term of a step.
 
     Attributes:
-        name: op, collective or engine constant.
-        equation: in docs/model.md.
         seconds: of all its runs in the step.
-        compute_s: if only compute bound it.
-        memory_s: if only HBM bound it.
-        network_s: if only links bound it.
+        compute_s: if only compute bound it; `memory_s` and `network_s` likewise.
         launch_s: fixed part, whatever the size.
         flops: on one GPU.
         hbm_bytes: on one GPU.
@@ -104,23 +100,19 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     """
     efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
     efficiency = efficiency.with_kernels(machine.engine.kernels)
-    terms = [
-        _op_term(op, timed(op, machine.gpu, efficiency), machine.gpu)
-        for op in _ops(machine, load, slicing)
-    ]
+    ops = [_op_term(op, machine.gpu, efficiency) for op in _ops(machine, load, slicing)]
     exchanges = step_exchanges(machine.model, load, slicing=slicing)
     runs = sum(exchange.repeats for exchange in exchanges)
     engine = _engine_terms(machine, load, exchanges=runs)
-    return *terms, *_network_terms(machine, exchanges), *engine
+    return *ops, *_network_terms(machine, exchanges), *engine
 
 
-def _op_term(op: Op, time: OpTime, gpu: GpuSpec) -> Term:
-    dtype = multiply_dtype(op.dtype, gpu) if "gemm" in op.kind else "bf16"
-    parts = {"compute_s": time.compute_s, "memory_s": time.memory_s, "launch_s": time.launch_s}
-    work = op.total
+def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
+    time, work = op_time(op, gpu, efficiency), op.total
     return Term(
-        op.name, op.equation, time.seconds, **parts,
-        flops=work.flops, hbm_bytes=work.hbm_bytes, dtype=dtype,
+        op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
+        launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,
+        dtype=multiply_dtype(op.dtype, gpu) if "gemm" in op.kind else "bf16",
     )  # fmt: skip
 
 
@@ -170,18 +162,15 @@ def beyond_hb_domain_s(
 
     Zero while a stage fits the domain.
     """
-    cluster = machine.cluster
-    joined = cluster.with_nodes(10**6, 10**6)
-    exchanges = [
-        exchange
-        for exchange in step_exchanges(machine.model, load, slicing=slicing)
-        if exchange.pattern != "point-to-point"
-    ]
-    across, inside = (
-        sum((term.seconds for term in _network_terms(one, exchanges)), np.zeros(()))
-        for one in (machine, replace(machine, cluster=joined))
-    )
-    return np.maximum(0.0, np.asarray(across - inside))
+    across = inside = np.zeros(())
+    joined = machine.cluster.with_nodes(10**6, 10**6)
+    gpu, engine = machine.gpu, machine.engine.name
+    for exchange in step_exchanges(machine.model, load, slicing=slicing):
+        if exchange.pattern != "point-to-point":
+            runs = exchange.repeats
+            across = across + runs * exchange_s(exchange, gpu, machine.cluster, engine=engine)
+            inside = inside + runs * exchange_s(exchange, gpu, joined, engine=engine)
+    return np.maximum(0.0, across - inside)
 
 
 def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
@@ -194,13 +183,11 @@ def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
     model = machine.model
     group = model.num_heads / model.num_kv_heads
     for op in step_ops(model, load, slicing=slicing):
+        unshared = op.kind == "decode attention" and op.name.startswith("window")
         if op.dtype == "fp8" and model.block_scaled:
             yield replace(op, block_scaled=True)
-            continue
-        unshared = op.kind == "decode attention" and op.name.startswith("window")
-        if unshared and machine.engine.window_per_query_head:
-            work = replace(op.work, hbm_bytes=op.work.hbm_bytes * group)
-            yield replace(op, work=work)
+        elif unshared and machine.engine.window_per_query_head:
+            yield replace(op, work=replace(op.work, hbm_bytes=op.work.hbm_bytes * group))
         else:
             yield op
 

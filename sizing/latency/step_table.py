@@ -34,9 +34,6 @@ def step_table(
     Tabulate the step model (docs/model.md, eq. S9).
 
     Args:
-        machine: model, GPU, cluster, engine.
-        slicing: of the replica.
-        max_sequences: largest batch asked for.
         contexts: shortest and longest mean context of a batch, tokens.
         prompt_tokens: computed of a typical prompt: more tokens in a step are several prompts.
 

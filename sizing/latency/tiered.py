@@ -36,13 +36,11 @@ class Network:
     The network between the HB domains of a group.
 
     Attributes:
-        domains: HB domains that the group spreads over.
         hop_s: of a hop between two of them, over the tiers that the group spans.
         bytes_per_s: of one GPU's ring through them: the slowest tier on its way.
         seconds_per_byte: of one GPU's all to all: the tier that takes longest.
     """
 
-    domains: int
     hop_s: float
     bytes_per_s: float
     seconds_per_byte: float
@@ -59,7 +57,7 @@ def network(topology: Topology, spans: Sequence[int]) -> Network:
         spans: `Topology.spans` of the group; more than one HB domain.
 
     Returns:
-        Domains, hop and bandwidths. A unit of m_(j-1) members is left by k_1 rings, one a rail;
+        Hop and bandwidths. A unit of m_(j-1) members is left by k_1 rings, one a rail;
         all GPUs of the unit are taken to be in such groups at the same time. All to all leaves a
         unit with all members at once, (n - m_(j-1))/n of their bytes.
 
@@ -83,27 +81,7 @@ def network(topology: Topology, spans: Sequence[int]) -> Network:
         members *= count
     if not weight:
         raise InputError("collective: group", total, "GPUs of more than one HB domain")
-    return Network(
-        domains=total // spans[0],
-        hop_s=hops / weight,
-        bytes_per_s=slowest,
-        seconds_per_byte=longest,
-    )
-
-
-def hops(pattern: str, domains: int) -> int:
-    """Return the hops one after the other: up and down a tree, or one way."""
-    return (2 if pattern == "all-reduce" else 1) * math.ceil(math.log2(domains))
-
-
-def sent_s(
-    size_bytes: NDArray[np.float64], pattern: str, inner: int, between: Network
-) -> NDArray[np.float64]:
-    """Return the seconds that each GPU's NIC sends, t_o (docs/model.md, eq. H2)."""
-    if pattern == "all-to-all":
-        return size_bytes * between.seconds_per_byte
-    per_gpu = TRAFFIC[pattern](between.domains) / inner
-    return np.asarray(size_bytes * per_gpu / between.bytes_per_s)
+    return Network(hop_s=hops / weight, bytes_per_s=slowest, seconds_per_byte=longest)
 
 
 def tiered_s(
@@ -125,9 +103,6 @@ def tiered_s(
         pattern: any but point-to-point.
         protocols: of a library whose fixed times are known; empty: the tiers' own.
 
-    Returns:
-        Seconds, shape of *size_bytes*; zero bytes cost nothing.
-
     Source:
         Hierarchical all-reduce: 2 nodes of H100 at 24 MB to 3.2 GB, 4 nodes of H200 and B200 at
         4 GiB, -12 to +9 %.
@@ -147,16 +122,19 @@ def tiered_s(
     domains = math.prod(spans) // inner
     if domains > 1:
         between = network(topology, spans)
-        outside = sent_s(size, pattern, inner, between)
-        latency += hops(pattern, domains) * between.hop_s
+        outside = size * between.seconds_per_byte
+        if pattern != "all-to-all":
+            outside = size * (TRAFFIC[pattern](domains) / inner) / between.bytes_per_s
+        ways = 2 if pattern == "all-reduce" else 1  # up and down a tree, or one way
+        latency += ways * math.ceil(math.log2(domains)) * between.hop_s
     both = np.maximum(within, outside) + OVERLAP_LEFT * np.minimum(within, outside)
-    ways = [
+    library = [
         protocol_s(protocol, pattern, (inner, domains), size, both)
         for protocol in protocols
         if pattern == "all-reduce"
         or (protocol.algorithm == "ring" and pattern in {"all-gather", "reduce-scatter"})
     ]
-    seconds = np.minimum.reduce(ways) if ways else latency + both
+    seconds = np.minimum.reduce(library) if library else latency + both
     return np.asarray(np.where(size > 0, seconds, 0.0))
 
 

@@ -31,11 +31,13 @@ def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op,
     Ignores:
         Multi-token prediction, LoRA.
     """
+    sequences, logits = load.prompts + load.sequences, model.vocab_size / slicing.tp
     return (
         *attention_ops(model, load, tp=slicing.tp),
         *feedforward_ops(model, load, slicing=slicing),
         *_elementwise_ops(model, load, slicing=slicing),
-        _lm_head(model, load, tp=slicing.tp),
+        # Logits of the last token of each prompt and of each sequence decoded (eq. W7).
+        gemm("lm_head", "W7", sequences, model.hidden_size, logits, dtype=model.dtype, repeats=1),
     )
 
 
@@ -68,9 +70,3 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
         for (name, repeats, values), work in zip(per_token, works, strict=True)
         if repeats and values
     )
-
-
-def _lm_head(model: ModelSpec, load: StepLoad, *, tp: int) -> Op:
-    """Logits of the last token of each prompt and of each sequence decoded (eq. W7)."""
-    rows, columns = load.prompts + load.sequences, model.vocab_size / tp
-    return gemm("lm_head", "W7", rows, model.hidden_size, columns, dtype=model.dtype, repeats=1)

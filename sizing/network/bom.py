@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
 from minicluster.specs.fabric import KINDS
 
 MAX_TIERS = 3
@@ -84,7 +85,7 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOrder:
+class NetworkOrder(Spec):
     """
     The network to be built.
 
@@ -98,28 +99,21 @@ class NetworkOrder:
         price_ratio: a switch port's price over a transceiver's.
     """
 
-    gpus: int
-    hb_size: int
-    radix: int
+    gpus: Count
+    hb_size: Count
+    radix: Count
     kind: str
-    dac_tiers: int = 0
-    spares: int = 0
-    price_ratio: float = 2.0
-    switch_port_power_w: float | None = None
-    transceiver_power_w: float | None = None
+    dac_tiers: Whole = 0
+    spares: Whole = 0
+    price_ratio: Positive = 2.0
+    switch_port_power_w: NotNegative | None = None
+    transceiver_power_w: NotNegative | None = None
 
-    def __post_init__(self) -> None:
+    def _place(self, key: str) -> str:
+        return "--" + key.replace("_", "-")
+
+    def _check(self) -> None:
         one_of(KINDS, **{"--kind": self.kind})
-        positive(**{"--gpus": self.gpus, "--hb-size": self.hb_size, "--radix": self.radix})
-        positive(**{"--price-ratio": self.price_ratio})
-        not_negative(
-            **{
-                "--dac-tiers": self.dac_tiers,
-                "--spares": self.spares,
-                "--switch-port-power-w": self.switch_port_power_w,
-                "--transceiver-power-w": self.transceiver_power_w,
-            }
-        )
         if self.gpus % self.hb_size:
             raise InputError(
                 "--gpus", self.gpus, f"whole HB domains: a multiple of --hb-size {self.hb_size}"
@@ -138,35 +132,25 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class Parts:
     """
     Parts of a network.
 
     Attributes:
         tiers: of switches that a GPU is under.
-        trees: separate networks: 1 of a Clos; of rail-only the rails, or what is left of them
-            after several share a switch.
-        switches: of all trees, spares included; per tier from leaf to core.
-        links: cables; per tier from the GPUs up.
+        switches_per_tier: from leaf to core.
+        links_per_tier: cables, from the GPUs up.
         transceivers: two on each optical link, none on copper.
         ports: of all switches, spares included.
         ports_used: with a link in them.
         relative_cost: in prices of a transceiver; copper counts nothing.
-        power_w: of switches and transceivers; `None` unless both powers were given.
-        saving_fraction: of relative_cost, against a Clos of the same order.
-        endpoints_per_leaf: GPUs that lose their link with one leaf switch.
-        alternatives: of mini-clusters.
     """
 
     kind: str
     gpus: int
-    hb_size: int
-    radix: int
     tiers: int
-    trees: int
     switches: int
     switches_per_tier: tuple[int, ...]
-    spare_switches: int
     links: int
     links_per_tier: tuple[int, ...]
     transceivers: int
@@ -174,6 +158,53 @@ class Bill:
     ports: int
     ports_used: int
     relative_cost: float
+
+
+def counted(
+    kind: str,
+    *,
+    switches: tuple[int, ...],
+    links: tuple[int, ...],
+    copper_links: int,
+    ports: int,
+    price_ratio: float,
+) -> dict[str, Any]:
+    """Return the fields of `Parts`, from switches and links of every tier."""
+    transceivers = 2 * (sum(links) - copper_links)
+    return {
+        "kind": kind,
+        "gpus": links[0],
+        "tiers": len(switches),
+        "switches": sum(switches),
+        "switches_per_tier": switches,
+        "links": sum(links),
+        "links_per_tier": links,
+        "transceivers": transceivers,
+        "copper_links": copper_links,
+        "ports": ports,
+        "ports_used": 2 * sum(links) - links[0],
+        "relative_cost": price_ratio * ports + transceivers,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill(Parts):
+    """
+    Parts of the smallest network, the spares among its switches.
+
+    Attributes:
+        trees: separate networks: 1 of a Clos; of rail-only the rails, or what is left of them
+            after several share a switch.
+        power_w: of switches and transceivers; `None` unless both powers were given.
+        saving_fraction: of relative_cost, against a Clos of the same order.
+        endpoints_per_leaf: GPUs that lose their link with one leaf switch.
+        alternatives: of mini-clusters.
+    """
+
+    hb_size: int
+    radix: int
+    trees: int
+    spare_switches: int
     power_w: float | None
     saving_fraction: float
     endpoints_per_leaf: int
@@ -233,38 +264,30 @@ def _rail_leaves(order: NetworkOrder, domains: int) -> int:
 
 
 def _billed(order: NetworkOrder, trees: int, one: Tree) -> Bill:
-    tiers, spares = len(one.switches), order.spares * trees
+    spares = order.spares * trees
     *below, top = (trees * count for count in one.switches)
-    per_tier = (*below, top + spares)
-    links = (order.gpus,) * tiers
-    copper = sum(links[: order.dac_tiers])
-    switches = sum(per_tier)
-    transceivers = 2 * (sum(links) - copper)
-    powers = (order.switch_port_power_w, order.transceiver_power_w)
-    power = None
-    if powers[0] is not None and powers[1] is not None:
-        power = powers[0] * switches * order.radix + powers[1] * transceivers
+    links = (order.gpus,) * len(one.switches)
+    parts = counted(
+        order.kind,
+        switches=(*below, top + spares),
+        links=links,
+        copper_links=sum(links[: order.dac_tiers]),
+        ports=(sum(below) + top + spares) * order.radix,
+        price_ratio=order.price_ratio,
+    )
+    power, transceiver_w = None, order.transceiver_power_w
+    if order.switch_port_power_w is not None and transceiver_w is not None:
+        power = order.switch_port_power_w * parts["ports"] + transceiver_w * parts["transceivers"]
     return Bill(
-        kind=order.kind,
-        gpus=order.gpus,
+        **parts,
         hb_size=order.hb_size,
         radix=order.radix,
-        tiers=tiers,
         trees=trees,
-        switches=switches,
-        switches_per_tier=per_tier,
         spare_switches=spares,
-        links=sum(links),
-        links_per_tier=links,
-        transceivers=transceivers,
-        copper_links=copper,
-        ports=switches * order.radix,
-        ports_used=2 * sum(links) - order.gpus,
-        relative_cost=order.price_ratio * switches * order.radix + transceivers,
         power_w=power,
         saving_fraction=0.0,
         # Full leaves: the last one of a tree may hold fewer.
-        endpoints_per_leaf=min(one.endpoints, order.radix if tiers == 1 else order.radix // 2),
+        endpoints_per_leaf=min(one.endpoints, order.radix // min(2, len(one.switches))),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from sizing.network.bom import Parts, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,32 +41,17 @@ class BuiltTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltBill:
+class BuiltBill(Parts):
     """
-    Parts of a network as built; fields as in `Bill`.
+    Parts of a network as built, the spares not among its switches.
 
     Attributes:
-        switches: all switches but the spares.
-        switches_per_tier: the same from leaf to core.
         switches_with_spares: of all tiers.
-        links_up: ports of all switches below the top that lead up, per tier.
     """
 
     name: str
-    kind: str
-    gpus: int
-    tiers: int
-    switches: int
-    switches_per_tier: tuple[int, ...]
     switches_with_spares: int
     spares_per_tier: tuple[int, ...]
-    links: int
-    links_per_tier: tuple[int, ...]
-    transceivers: int
-    copper_links: int
-    ports: int
-    ports_used: int
-    relative_cost: float
     details: tuple[BuiltTier, ...]
 
 
@@ -77,11 +63,6 @@ def built_bill(
 
         per unit ⌈links from below / down⌉ switches, each with `up` links      (docs/model.md,
         eq. B4)
-
-    Args:
-        cluster: tiers and switches.
-        switches: catalog by name.
-        price_ratio: a switch port's price over a transceiver's.
 
     Raises:
         InputError: the cluster says no switches, or a switch has fewer ports than are cabled.
@@ -99,31 +80,24 @@ def built_bill(
         )
     models = [_model(at, switches) for at in fabric.switches]
     links, details = _tiers(cluster, fabric.switches, models)
-    total = cluster.tiers[-1].gpus
     per_tier = tuple(tier.units * tier.switches_per_unit for tier in details)
     spares = tuple(tier.units * tier.spares_per_unit for tier in details)
-    copper = sum(count for count, at in zip(links, fabric.switches, strict=True) if at.copper_down)
-    transceivers = 2 * (sum(links) - copper)
-    ports = sum(
-        (count + spare) * model.ports
-        for count, spare, model in zip(per_tier, spares, models, strict=True)
+    bought = zip(per_tier, spares, models, strict=True)
+    parts = counted(
+        fabric.kind,
+        switches=per_tier,
+        links=tuple(links),
+        copper_links=sum(
+            count for count, at in zip(links, fabric.switches, strict=True) if at.copper_down
+        ),
+        ports=sum((count + spare) * model.ports for count, spare, model in bought),
+        price_ratio=price_ratio,
     )
     return BuiltBill(
+        **parts,
         name=cluster.name,
-        kind=fabric.kind,
-        gpus=total,
-        tiers=len(details),
-        switches=sum(per_tier),
-        switches_per_tier=per_tier,
         switches_with_spares=sum(per_tier) + sum(spares),
         spares_per_tier=spares,
-        links=sum(links),
-        links_per_tier=tuple(links),
-        transceivers=transceivers,
-        copper_links=copper,
-        ports=ports,
-        ports_used=2 * sum(links) - total,
-        relative_cost=price_ratio * ports + transceivers,
         details=tuple(details),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import fraction, not_negative, one_of, positive
+from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, one_of
 from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
@@ -21,7 +21,7 @@ TWICE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Spec):
     """
     A collective.
 
@@ -35,17 +35,17 @@ class Question:
     """
 
     pattern: str
-    group: int
-    stride: int = 1
-    size_bytes: float
-    sending_fraction: float = 1.0
+    group: Count
+    stride: Count = 1
+    size_bytes: NotNegative
+    sending_fraction: Fraction = 1.0
     rail_only: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         one_of(PATTERNS, **{"--pattern": self.pattern})
-        positive(**{"--group": self.group, "--stride": self.stride})
-        not_negative(**{"--bytes": self.size_bytes})
-        fraction(**{"--sending-fraction": self.sending_fraction})
+
+    def _place(self, key: str) -> str:
+        return "--bytes" if key == "size_bytes" else "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,6 @@ def answer(
     Time a collective on a topology (docs/model.md, eq. H2, H3 and H4).
 
     Args:
-        question: pattern, group, bytes.
-        topology: of the network.
         measured: tables of libraries on this GPU, points filled in.
         protocols: of the library, for the formula.
         library: whose table to read; `None`: the formula.
@@ -116,7 +114,7 @@ def answer(
     found = {
         table.library: float(measured_s(size, table))
         for table in measured
-        if _is_of(table, question, spans) and _reaches(table, size)
+        if _says(table, question, spans)
     }
     seconds, basis = by_formula, "formula"
     if library is not None and library in found and question.group > 1:
@@ -146,19 +144,21 @@ def answer(
     )
 
 
-def _is_of(table: MeasuredCollective, question: Question, spans: tuple[int, ...]) -> bool:
-    """Say whether a table was measured on such a group: neighbours, as many HB domains."""
+def _says(table: MeasuredCollective, question: Question, spans: tuple[int, ...]) -> bool:
+    """
+    Say whether a table was measured on such a group, neighbours in as many HB domains.
+
+    It says nothing of more bytes than twice its last size, unless it knows the plateau.
+    """
     return (
         table.pattern == question.pattern
         and table.gpus == question.group
         and table.domains == math.prod(spans[1:])
         and question.stride == 1
+        and (
+            table.bus_bytes_per_s is not None or question.size_bytes <= TWICE * table.size_bytes[-1]
+        )
     )
-
-
-def _reaches(table: MeasuredCollective, size_bytes: float) -> bool:
-    """Say whether a table says anything of so many bytes: at most twice its last, or a plateau."""
-    return table.bus_bytes_per_s is not None or size_bytes <= TWICE * table.size_bytes[-1]
 
 
 def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -> float:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minicluster.specs.checks import positive
+from minicluster.specs.checks import Count, Spec, positive
 
 LARGEST_DRAW = 2_000_000
 """Loads that are drawn at a time: 16 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hashing:
+class Hashing(Spec):
     """
     Flows, and the uplinks they are hashed onto.
 
@@ -24,12 +24,12 @@ class Hashing:
         flows: over which one pair spreads its bytes evenly, each hashed by itself.
     """
 
-    pairs: int
-    uplinks: int
-    flows: int
+    pairs: Count
+    uplinks: Count
+    flows: Count
 
-    def __post_init__(self) -> None:
-        positive(**{"--pairs": self.pairs, "--uplinks": self.uplinks, "--flows": self.flows})
+    def _place(self, key: str) -> str:
+        return "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.specs.checks import positive
+from minicluster.specs.checks import Count, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ Gpu = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRequest:
+class PoolRequest(Spec):
     """
     Replicas of one role.
 
@@ -34,12 +34,9 @@ class PoolRequest:
     """
 
     role: str
-    replicas: int
-    tp: int
-    pp: int = 1
-
-    def __post_init__(self) -> None:
-        positive(replicas=self.replicas, tp=self.tp, pp=self.pp)
+    replicas: Count
+    tp: Count
+    pp: Count = 1
 
     @property
     def gpus(self) -> int:
@@ -55,6 +52,26 @@ class GpuGroup:
     replica: int
     stage: int
     gpus: tuple[Gpu, ...]
+
+
+Replicas = dict[tuple[str, int], dict[str, list[int]]]
+"""GPUs of each replica by node; a replica is named by its role and number."""
+
+
+def replicas_of(groups: Sequence[GpuGroup]) -> Replicas:
+    """Gather the GPUs of each replica by node, in rank order."""
+    found: Replicas = {}
+    for group in groups:
+        nodes = found.setdefault((group.role, group.replica), {})
+        for node, gpu in group.gpus:
+            nodes.setdefault(node, []).append(gpu)
+    return found
+
+
+def first_stages(groups: Sequence[GpuGroup]) -> list[list[GpuGroup]]:
+    """Return the groups of every role's first pipeline stages, between which KV caches move."""
+    roles = dict.fromkeys(group.role for group in groups)
+    return [[g for g in groups if g.role == role and g.stage == 0] for role in roles]
 
 
 def packed(
@@ -150,27 +167,21 @@ def aligned(groups: tuple[GpuGroup, ...], root: TopologyUnit) -> tuple[GpuGroup,
     Ignores:
         Better choices that take several exchanges at once.
     """
-    roles = list(dict.fromkeys(group.role for group in groups))
-    if len(roles) != 2 or len(groups) > MOST_GROUPS:  # noqa: PLR2004  (prefill and decode)
+    if len(first_stages(groups)) == 1 or len(groups) > MOST_GROUPS:
         return groups
     domains = root.units_of_gpus(0)
     inside = {domain.first: domain.gpus for domain in root.domains()}
-    best, most = list(groups), _aligned(groups, roles, domains)
+    best, most = list(groups), rail_aligned_fraction(first_stages(groups), domains)
     for _ in range(PASSES):
         before = most
         for index in range(len(best)):
             for trial in _exchanged(best, index, inside[domains[best[index].gpus[0]]]):
-                found = _aligned(trial, roles, domains)
+                found = rail_aligned_fraction(first_stages(trial), domains)
                 if found > most:
                     best, most = trial, found
         if most == before:
             break
     return tuple(best)
-
-
-def _aligned(groups: Sequence[GpuGroup], roles: Sequence[str], domains: dict[Gpu, int]) -> float:
-    first = [[s for s in groups if s.role == role and s.stage == 0] for role in roles]
-    return rail_aligned_fraction(first, domains)
 
 
 def _exchanged(
@@ -195,7 +206,6 @@ def _exchanged(
 
 
 def _with(groups: list[GpuGroup], moved: dict[int, tuple[Gpu, ...]]) -> list[GpuGroup]:
-    """Return the groups, some of them on other GPUs."""
     return [
         replace(group, gpus=moved[n]) if n in moved else group for n, group in enumerate(groups)
     ]

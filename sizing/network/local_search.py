@@ -26,7 +26,6 @@ class LocalSearch:
     def __init__(
         self,
         root: TopologyUnit,
-        *,
         gain: Sequence[float],
         widths: Counts,
         fits: Callable[[TopologyUnit, int, int], bool],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import length_quantiles
+from sizing.latency.collectives import pools_meet
 from sizing.latency.fit import path_coefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
@@ -44,7 +45,6 @@ class Wide:
     A pool's step with TP over several HB domains: the plan's own, or twice the domain.
 
     Attributes:
-        tp: degree.
         step_s: of the mean prompt, or of a full decode batch.
         beyond_s: the part of it that one domain as wide as tp would not take.
         now_s: the same step at the plan's own degree.
@@ -95,8 +95,6 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
     """Time the pull of the mean prompt in each tier beyond the HB domain."""
     cluster = machine.cluster
     topology = topology_of(cluster, machine.gpu)
-    named = cluster.pools_meet_in
-    meets = topology.holding(cluster.max_gpus) if named is None else topology.index(named)
     for index, tier in enumerate(topology.tiers[1:], start=1):
         flat = tuple(replace(spec, oversubscription=1.0) for spec in cluster.tiers)
         meeting = replace(cluster, pools_meet_in=tier.name) if cluster.tiers else cluster
@@ -109,12 +107,11 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
             oversubscription=tier.oversubscription,
             seconds=seconds[0],
             without_oversubscription_s=seconds[1],
-            planned=index == meets,
+            planned=index == pools_meet(cluster, topology),
         )
 
 
 def _pull_s(machine: Machine, roles: dict[str, Pool], tokens: float) -> float:
-    """Return the seconds that a decode replica pulls the KV of a prompt."""
     path = path_coefficients(
         machine, prefill_tp=roles["prefill"].tp, decode_tp=roles["decode"].tp, tokens=tokens
     )
@@ -122,7 +119,6 @@ def _pull_s(machine: Machine, roles: dict[str, Pool], tokens: float) -> float:
 
 
 def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
-    """Time a step with TP over several domains."""
     domain = machine.cluster.gpus_per_hb_domain
     load: StepLoad = prefill_load(tokens)
     if pool.role != "prefill":

@@ -15,12 +15,14 @@ from sizing.network.gpu_groups import (
     GpuGroup,
     PoolRequest,
     aligned,
+    first_stages,
     packed,
     rail_aligned_fraction,
+    replicas_of,
 )
 from sizing.network.local_search import LocalSearch
 from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
-from sizing.network.topology_units import TopologyUnit, too_wide
+from sizing.network.topology_units import TopologyUnit, replica_tier, too_wide
 
 WORK_LIMIT = 400_000_000
 """Additions that the exact search may take; beyond, units are filled in order and
@@ -81,14 +83,10 @@ class PoolPlan:
 
     def placement(self, role: str) -> tuple[Placement, ...]:
         """Return one entry a node of each replica of *role*, as a plan's pool takes them."""
-        replicas: dict[int, dict[str, list[int]]] = {}
-        for group in self.groups:
-            if group.role == role:
-                for node, gpu in group.gpus:
-                    replicas.setdefault(group.replica, {}).setdefault(node, []).append(gpu)
         return tuple(
             Placement(node=node, gpus=tuple(gpus))
-            for nodes in replicas.values()
+            for (own, _), nodes in replicas_of(self.groups).items()
+            if own == role
             for node, gpus in nodes.items()
         )
 
@@ -107,12 +105,6 @@ def place_pools(
     of a unit follow from those of the units inside it (eq. D3). Among placements of least cost
     the one in the fewest leaves is taken, and of these the one whose roles are spread most evenly
     over the units of every tier.
-
-    Args:
-        requests: prefill and decode, or one role alone.
-        root: free GPUs.
-        tiers: names, the HB domain first.
-        rules: constraints and prices.
 
     Raises:
         InputError: TP wider than the HB domain without permission.
@@ -141,7 +133,7 @@ def place_pools(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PoolTask:
-    """What is placed, TP that straddles cut into groups, and where."""
+    """Replicas to place, TP that straddles already cut into groups, and the GPUs for them."""
 
     requests: Sequence[PoolRequest]
     root: TopologyUnit
@@ -167,7 +159,7 @@ class _PoolTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Taken:
-    """Counts by leaf, what no placement gains more than, and how they were found."""
+    """Counts by leaf, an upper bound on the gain of any placement, and the method used."""
 
     leaves: list[tuple[TopologyUnit, Counts]]
     most: float
@@ -197,18 +189,17 @@ def _cut(
 
 def _leaf_tier(task: _PoolTask) -> int:
     """Return the innermost tier of which a unit holds the widest replica."""
-    leaf, widest = 0, task.rules.replica_within
+    leaf = 0
     for request in task.requests:
-        tier = task.root.innermost(request.tp, request.pp)
+        tier = replica_tier(
+            task.root,
+            task.tiers,
+            (request.tp, request.pp),
+            within=task.rules.replica_within,
+            what=f"{request.role} replica",
+        )
         if tier is None:
             raise _no_room(task)
-        if widest is not None and tier > widest:
-            gpus, within = request.tp * request.pp, task.tiers[widest]
-            best = max(unit.atoms(request.tp) * request.tp for unit in task.root.at(widest))
-            raise NegativeAnswer(
-                f"a {request.role} replica of {gpus} GPUs does not fit one {within}:"
-                f" {gpus - best} GPUs too few (constraint: replica within {within})"
-            )
         leaf = max(leaf, tier)
     return leaf
 
@@ -271,9 +262,9 @@ def _greedy(task: _PoolTask, ends: Sequence[TopologyUnit]) -> _Taken | None:
             tiers = range(task.root.tier + 1)
             roomiest = [max(unit.free for unit in task.root.at(tier)) for tier in tiers]
             most = bound_gain(task.total, both, task.gain, roomiest)
-            climb = LocalSearch(end, gain=task.gain, widths=both, fits=task.fits)
-            better = leaves if len(widths) == 1 else climb.improved(leaves)
-            return _Taken(leaves=better, most=most, method="search")
+            if len(widths) > 1:
+                leaves = LocalSearch(end, task.gain, both, task.fits).improved(leaves)
+            return _Taken(leaves=leaves, most=most, method="search")
     return None
 
 
@@ -282,14 +273,15 @@ def _filled(task: _PoolTask, end: TopologyUnit) -> list[tuple[TopologyUnit, Coun
     left, leaves = list(task.total), []
     for unit in end.domains():
         own = [0, 0]
-        while any(left):
-            order = sorted((0, 1), key=lambda role: -left[role] / max(1, task.total[role]))
-            more = {role: [own[0] + (role == 0), own[1] + (role == 1)] for role in order}
-            role = next((r for r in order if left[r] and task.fits(unit, *more[r])), None)
-            if role is None:
+        while True:
+            for role in sorted((0, 1), key=lambda role: -left[role] / max(1, task.total[role])):
+                more = [own[0] + (role == 0), own[1] + (role == 1)]
+                if left[role] and task.fits(unit, *more):
+                    own = more
+                    left[role] -= 1
+                    break
+            else:
                 break
-            own = more[role]
-            left[role] -= 1
         if any(own):
             leaves.append((unit, (own[0], own[1])))
     return None if any(left) else leaves
@@ -342,10 +334,7 @@ def _priced(
     root, tiers = task.root, task.tiers
     rate, prices = task.rules.pair_bytes_per_s, task.rules.seconds_per_byte
     unit_of = [root.units_of_gpus(tier) for tier in range(root.tier + 1)]
-    roles = list(dict.fromkeys(group.role for group in groups))
-    first = [
-        [group for group in groups if group.role == role and group.stage == 0] for role in roles
-    ]
+    first = first_stages(groups)
     meets = [0] * (root.tier + 1)
     if len(first) > 1:
         inside = 0  # pairs that meet in one unit of the tier below
@@ -368,7 +357,7 @@ def _priced(
                 tiers[tier]: len({units[gpu] for s in groups if s.role == role for gpu in s.gpus})
                 for tier, units in enumerate(unit_of)
             }
-            for role in roles
+            for role in dict.fromkeys(group.role for group in groups)
         },
         rail_aligned_fraction=rail_aligned_fraction(first, unit_of[0]) if pairs else 1.0,
         warnings=warnings,

@@ -149,10 +149,6 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
     """
     Run the study.
 
-    Args:
-        conventions: models, sizes, constants.
-        price_ratio: a switch port's price over a transceiver's.
-
     Returns:
         HB sizes that do not divide a number of GPUs are left out of its sweep, bills likewise.
 

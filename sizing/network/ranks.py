@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.specs.checks import positive
-from sizing.network.topology_units import too_wide
+from minicluster.specs.checks import Count, Spec
+from sizing.network.topology_units import replica_tier, too_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class Degrees(Spec):
     """Rank r = tp + TP (cp + CP (pp + PP dp))."""
 
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    dp: int = 1
-
-    def __post_init__(self) -> None:
-        positive(tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp)
+    tp: Count = 1
+    cp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
 
     @property
     def atoms(self) -> int:
@@ -119,9 +116,6 @@ def place_ranks(
 
     Args:
         degrees: TP inside an HB domain (hard), a replica inside the innermost unit that holds it.
-        root: free GPUs.
-        tiers: names, the HB domain first.
-        rules: what is allowed.
 
     Raises:
         InputError: TP wider than the HB domain without permission.
@@ -140,16 +134,30 @@ def place_ranks(
     if degrees.tp > domain:
         warnings = (_straddling(degrees, domain, tiers, rules),)
     job = _RankedJob(degrees=degrees, atom=min(degrees.tp, domain))
-    tier = _replica_tier(job, root, tiers, rules)
-    replicas = list(_filled(_select(root, degrees.dp, tier, job), job))
+    tier = replica_tier(root, tiers, (job.atom, job.atoms), within=rules.replica_within)
+    if tier is None:
+        raise NegativeAnswer(
+            f"the job needs {degrees.gpus} GPUs, {root.free} are free:"
+            f" {max(0, degrees.gpus - root.free)} too few"
+            f" (constraint: TP{degrees.tp} inside one {tiers[0]})"
+        )
+    replicas = [
+        replica
+        for unit, count in _select(root, degrees.dp, tier, job)
+        for replica in job.filled(unit, count)
+    ]
     cuts = tuple(_cut(index, tiers, root, replicas, job, rules) for index in range(len(tiers) - 1))
     return RankPlan(
         degrees=degrees,
-        ranks=tuple(gpu for replica in replicas for gpu in replica.gpus),
+        ranks=tuple(gpu for replica in replicas for gpus, _ in replica for gpu in gpus),
         cuts=cuts,
         optimal=all(cut.ring_edges == cut.bound for cut in cuts),
         warnings=warnings,
     )
+
+
+Atom = tuple[tuple[tuple[str, int], ...], int]
+"""GPUs that are never cut, in rank order, and the first GPU of their HB domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +176,15 @@ class _RankedJob:
         """Count the replicas that fit a unit, none of them across units of *tier*."""
         return sum(inner.atoms(self.atom) // self.atoms for inner in unit.at(tier))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Replica:
-    """GPUs of one replica in rank order, and the HB domain of each group, by its first GPU."""
-
-    gpus: tuple[tuple[str, int], ...]
-    domains: tuple[int, ...]
+    def filled(self, unit: TopologyUnit, replicas: int) -> Iterator[list[Atom]]:
+        """Fill a unit replica by replica, in the order of the tree."""
+        atoms = [
+            (domain.gpus[start : start + self.atom], domain.first)
+            for domain in unit.domains()
+            for start in range(0, domain.free - self.atom + 1, self.atom)
+        ]
+        for index in range(replicas):
+            yield atoms[index * self.atoms : (index + 1) * self.atoms]
 
 
 def _straddling(degrees: Degrees, domain: int, tiers: Sequence[str], rules: RankRules) -> str:
@@ -184,28 +194,6 @@ def _straddling(degrees: Degrees, domain: int, tiers: Sequence[str], rules: Rank
     if degrees.tp % domain:
         raise InputError("tp", degrees.tp, f"a multiple of the {domain} GPUs of one {tiers[0]}")
     return f"TP{degrees.tp} straddles {degrees.tp // domain} {tiers[0]} units: not hidden"
-
-
-def _replica_tier(
-    job: _RankedJob, root: TopologyUnit, tiers: Sequence[str], rules: RankRules
-) -> int:
-    """Return the innermost tier of which a unit holds a whole replica."""
-    degrees, widest = job.degrees, rules.replica_within
-    tier = root.innermost(job.atom, job.atoms)
-    if tier is None:
-        raise NegativeAnswer(
-            f"the job needs {degrees.gpus} GPUs, {root.free} are free:"
-            f" {max(0, degrees.gpus - root.free)} too few"
-            f" (constraint: TP{degrees.tp} inside one {tiers[0]})"
-        )
-    if widest is not None and tier > widest:
-        best = max(unit.atoms(job.atom) * job.atom for unit in root.at(widest))
-        raise NegativeAnswer(
-            f"a replica of {degrees.replica} GPUs does not fit one {tiers[widest]}: the roomiest"
-            f" has {best} free in groups of TP{degrees.tp}, {degrees.replica - best} too few"
-            f" (constraint: replica within {tiers[widest]})"
-        )
-    return tier
 
 
 def _select(
@@ -223,55 +211,36 @@ def _select(
         )
     if root.tier == tier:
         return [(root, replicas)]
-    inner = {index: job.capacity(unit, tier) for index, unit in enumerate(root.inner)}
+    room = {index: job.capacity(unit, tier) for index, unit in enumerate(root.inner)}
     chosen: dict[int, int] = {}
     left = replicas
-    for index in sorted(inner, key=lambda each: -inner[each]):
-        if left and inner[index] >= left:  # the last one: the smallest that is large enough
-            rest = [i for i in inner if i not in chosen and inner[i] >= left]
-            chosen[min(rest, key=lambda each: inner[each])] = left
-            left = 0
-        elif left:
-            chosen[index] = inner[index]
-            left -= inner[index]
+    while left:
+        enough = [index for index in room if room[index] >= left]
+        # The last unit is the smallest that is large enough; before it, the roomiest are filled.
+        index = min(enough, key=room.__getitem__) if enough else max(room, key=room.__getitem__)
+        chosen[index] = min(left, room.pop(index))
+        left -= chosen[index]
     return [
         found
         for index in sorted(chosen)
-        if chosen[index]
         for found in _select(root.inner[index], chosen[index], tier, job)
     ]
-
-
-def _filled(taken: Sequence[tuple[TopologyUnit, int]], job: _RankedJob) -> Iterator[_Replica]:
-    """Fill the chosen units replica by replica, in the order of the tree."""
-    for unit, replicas in taken:
-        atoms = [
-            (domain.gpus[start : start + job.atom], domain.first)
-            for domain in unit.domains()
-            for start in range(0, domain.free - job.atom + 1, job.atom)
-        ]
-        for index in range(replicas):
-            own = atoms[index * job.atoms : (index + 1) * job.atoms]
-            yield _Replica(
-                gpus=tuple(gpu for gpus, _ in own for gpu in gpus),
-                domains=tuple(domain for _, domain in own),
-            )
 
 
 def _cut(
     tier: int,
     tiers: Sequence[str],
     root: TopologyUnit,
-    replicas: Sequence[_Replica],
+    replicas: Sequence[list[Atom]],
     job: _RankedJob,
     rules: RankRules,
 ) -> Cut:
     """Count what crosses the units of one tier (eq. D1)."""
     unit_of = {domain.first: unit.first for unit in root.at(tier) for domain in unit.domains()}
-    where = [[unit_of[domain] for domain in replica.domains] for replica in replicas]
+    where = [[unit_of[domain] for _, domain in replica] for replica in replicas]
     count = len(replicas)
     edges = max(
-        sum(where[i][position] != where[(i + 1) % count][position] for i in range(count))
+        sum(where[i][position] != where[i - 1][position] for i in range(count))
         for position in range(job.atoms)
     )
     firsts = Counter(own[0] for own in where)
@@ -293,15 +262,10 @@ def _cut(
 def _bound(tier: int, root: TopologyUnit, job: _RankedJob) -> int:
     """Count the fewest units of a tier that hold the replicas; 0 if one does (eq. D1)."""
     replicas = job.degrees.dp
+    room = sorted((job.capacity(unit, tier) for unit in root.at(tier)), reverse=True)
     if replicas == 1:
         return 0
-    holds = sorted((unit.atoms(job.atom) for unit in root.at(tier)), reverse=True)
-    if holds[0] < job.atoms:  # a replica is wider than a unit, and kept together: none next to it
+    if room[0] == 0:  # a replica is wider than a unit: none is next to another
         return replicas
-    left, units = replicas, 0
-    for atoms in holds:
-        if left <= 0:
-            break
-        left -= atoms // job.atoms
-        units += 1
-    return units if units > 1 else 0
+    short = sum(held < replicas for held in itertools.accumulate(room))
+    return min(short + 1, len(room)) if short else 0

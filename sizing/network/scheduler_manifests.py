@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL
+from sizing.network.gpu_groups import replicas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from minicluster.specs.topology import Inventory, Node
-    from sizing.network.gpu_groups import GpuGroup
+    from sizing.network.gpu_groups import GpuGroup, Replicas
     from sizing.network.ranks import RankPlan
 
 PREFIX = "minicluster-"
@@ -20,20 +20,6 @@ PREFIX = "minicluster-"
 
 LABEL = "minicluster.dev"
 """Prefix of the Kubernetes labels that say which unit of a tier a node is in."""
-
-
-Replicas = dict[tuple[str, int], dict[str, list[int]]]
-"""GPUs of each replica by node; a replica is named by its role and number."""
-
-
-def replicas_of(groups: Sequence[GpuGroup]) -> Replicas:
-    """Gather the GPUs of each replica by node, in rank order."""
-    found: Replicas = {}
-    for group in groups:
-        nodes = found.setdefault((group.role, group.replica), {})
-        for node, gpu in group.gpus:
-            nodes.setdefault(node, []).append(gpu)
-    return found
 
 
 def ray(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
@@ -220,11 +206,6 @@ def ranged(names: Sequence[str]) -> str:
     return ",".join(plain)
 
 
-def as_text(data: Mapping[str, Any]) -> str:
-    """Write JSON, which YAML readers take, too."""
-    return json.dumps(data, indent=2) + "\n"
-
-
 def _pods(replicas: Replicas) -> dict[str, tuple[int, int]]:
     """Return replicas of each role, and pods of one: a pod takes a replica's GPUs of one node."""
     found: dict[str, tuple[int, int]] = {}
@@ -245,6 +226,5 @@ def _within(inventory: Inventory, replicas: Replicas, role: str) -> int:
 
 
 def _used(inventory: Inventory, replicas: Replicas) -> list[Node]:
-    """Return the nodes that hold a replica, in the inventory's order."""
     used = {node for nodes in replicas.values() for node in nodes}
     return [node for node in inventory.nodes if node.name in used]

@@ -168,8 +168,5 @@ def replica_spares(
     """
     positive(gpus_per_replica=gpus_per_replica, gpu_mtbf_s=gpu_mtbf_s)
     return spares(
-        replicas,
-        mtbf_s=gpu_mtbf_s / gpus_per_replica,
-        repair_s=repair_s,
-        availability=availability,
+        replicas, mtbf_s=gpu_mtbf_s / gpus_per_replica, repair_s=repair_s, availability=availability
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, NegativeAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +26,6 @@ class TopologyUnit:
         first: number of its first GPU in the inventory's order.
     """
 
-    name: str
     tier: int
     inner: tuple[TopologyUnit, ...] = ()
     gpus: tuple[tuple[str, int], ...] = ()
@@ -60,13 +60,6 @@ class TopologyUnit:
         """Free GPUs of the roomiest HB domain."""
         return max(unit.free for unit in self.domains())
 
-    def innermost(self, gpus: int, groups: int) -> int | None:
-        """Return the innermost tier of which a unit holds *groups* of *gpus*; `None`: none."""
-        tiers = range(self.tier + 1)
-        return next(
-            (t for t in tiers if any(unit.atoms(gpus) >= groups for unit in self.at(t))), None
-        )
-
     def units_of_gpus(self, tier: int) -> dict[tuple[str, int], int]:
         """Return the unit of a tier, by its `first`, of every free GPU."""
         return {
@@ -75,6 +68,39 @@ class TopologyUnit:
             for domain in unit.domains()
             for gpu in domain.gpus
         }
+
+
+def replica_tier(
+    root: TopologyUnit,
+    tiers: Sequence[str],
+    shape: tuple[int, int],
+    *,
+    within: int | None,
+    what: str = "replica",
+) -> int | None:
+    """
+    Return the innermost tier of which a unit holds a whole replica; `None`: none does.
+
+    Args:
+        shape: GPUs of a group that is never cut, and groups of a replica.
+        within: the widest tier that is allowed; `None`: any.
+        what: what the message calls the replica.
+
+    Raises:
+        NegativeAnswer: the replica is wider than *within* allows; says by how many GPUs.
+    """
+    group, groups = shape
+    tier = next(
+        (t for t in range(root.tier + 1) if any(u.atoms(group) >= groups for u in root.at(t))), None
+    )
+    if tier is not None and within is not None and tier > within:
+        best, gpus = max(unit.atoms(group) * group for unit in root.at(within)), group * groups
+        raise NegativeAnswer(
+            f"a {what} of {gpus} GPUs does not fit one {tiers[within]}: the roomiest has"
+            f" {best} free in groups of TP{group}, {gpus - best} too few"
+            f" (constraint: replica within {tiers[within]})"
+        )
+    return tier
 
 
 def too_wide(place: str, tp: int, domain: int, tier: str) -> InputError:
@@ -105,13 +131,9 @@ def unit_tree(
         InputError: a tier that there is not, or more spares than nodes.
     """
     kept = _kept(inventory, spare_nodes, spare_tier)
-    placed: list[tuple[Node, int]] = []
-    first = 0
-    for node in inventory.nodes:
-        placed.append((node, first))
-        first += node.gpus
+    firsts = itertools.accumulate((node.gpus for node in inventory.nodes), initial=0)
     tiers = inventory.tiers or ("hb",)
-    whole = _unit("all", len(tiers) - 1, placed, tiers, kept)
+    whole = _unit(len(tiers) - 1, list(zip(inventory.nodes, firsts, strict=False)), tiers, kept)
     widest = max(node.gpus for node in inventory.nodes)
     if gpus_per_hb_domain is None or gpus_per_hb_domain >= widest:
         return whole
@@ -122,17 +144,12 @@ def _cut_domains(unit: TopologyUnit, size: int) -> TopologyUnit:
     """Cut nodes, an HB domain each so far, into domains of *size*."""
     if unit.tier > 1:
         return replace(unit, inner=tuple(_cut_domains(each, size) for each in unit.inner))
-    parts = [
-        TopologyUnit(
-            name=f"{domain.name}.{start // size}",
-            tier=0,
-            gpus=domain.gpus[start : start + size],
-            first=domain.first + start,
-        )
-        for domain in unit.domains()
+    parts = (
+        TopologyUnit(tier=0, gpus=domain.gpus[start : start + size], first=domain.first + start)
+        for domain in unit.inner
         for start in range(0, len(domain.gpus), size)
-    ]
-    return replace(unit, inner=tuple(parts)) if unit.tier else unit
+    )
+    return replace(unit, inner=tuple(parts))
 
 
 def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set[str]:
@@ -156,25 +173,18 @@ def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set
 
 
 def _unit(
-    name: str,
-    tier: int,
-    placed: Sequence[tuple[Node, int]],
-    tiers: Sequence[str],
-    kept: set[str],
+    tier: int, placed: Sequence[tuple[Node, int]], tiers: Sequence[str], kept: set[str]
 ) -> TopologyUnit:
     """Make one unit from its nodes, each with the number of its first GPU."""
+    first = placed[0][1]
     if tier == 0:
-        free = tuple(
-            (node.name, gpu)
-            for node, _ in placed
-            if node.name not in kept
-            for gpu in range(node.gpus)
-        )
-        return TopologyUnit(name=name, tier=0, gpus=free, first=placed[0][1])
+        free = (node for node, _ in placed if node.name not in kept)
+        gpus = tuple((node.name, gpu) for node in free for gpu in range(node.gpus))
+        return TopologyUnit(tier=0, gpus=gpus, first=first)
     inner: dict[str, list[tuple[Node, int]]] = {}
-    for node, first in placed:
-        # A node that names no HB domain is one.
-        unit = node.units.get(tiers[tier - 1]) or (node.name if tier == 1 else f"{name}'s")
-        inner.setdefault(unit, []).append((node, first))
-    below = tuple(_unit(unit, tier - 1, found, tiers, kept) for unit, found in inner.items())
-    return TopologyUnit(name=name, tier=tier, inner=below, first=placed[0][1])
+    for node, at in placed:
+        # A node that names no HB domain is one; those that name no wider unit are in one together.
+        unit = node.units.get(tiers[tier - 1]) or (node.name if tier == 1 else "")
+        inner.setdefault(unit, []).append((node, at))
+    below = tuple(_unit(tier - 1, found, tiers, kept) for found in inner.values())
+    return TopologyUnit(tier=tier, inner=below, first=first)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from minicluster.specs.step import StepCoefficients
     from sizing.planner.tandem import TandemLoad
 
+FIXED_POINT_STEPS = 50
+"""Iterations of the decode batch: a step of twice the batch takes less than twice as long."""
+
 
 def prefill_s(tandem: TandemLoad) -> NDArray[np.float64]:
     """
@@ -73,6 +76,30 @@ def decode_load(tandem: TandemLoad) -> float:
     tokens_per_s = rate * float(tandem.output_tokens.mean())
     local = rate * float(_local_s(tandem).sum()) / QUANTILES
     return tokens_per_s * decode_step_s(tandem, b) / b + local
+
+
+def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
+    """
+    Return the seconds per token and the sequences of a decode replica in the steady state.
+
+        t = t_d(b) / (1 - rho_p), b = (lambda / D) E[o] t,   rho_p = 0 where pools are split
+        (docs/model.md, eq. T6)
+
+    Returns:
+        Infinite both, where the load exceeds the largest batch.
+
+    Ignores:
+        That batches vary, and the other pool's interference.
+    """
+    rate = tandem.workload.requests_per_s / tandem.decode.replicas
+    left = 1.0 if split else 1 - rate * float(prefill_s(tandem).mean())
+    pace_s, batch = np.inf, 1.0
+    for _ in range(FIXED_POINT_STEPS):
+        pace_s = decode_step_s(tandem, max(1.0, batch)) / left if left > 0 else np.inf
+        batch = rate * float(tandem.output_tokens.mean()) * pace_s
+        if batch > tandem.decode.max_batch_size:
+            return np.inf, np.inf
+    return float(pace_s), float(batch)
 
 
 def mixed_load(tandem: TandemLoad) -> float:

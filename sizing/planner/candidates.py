@@ -252,14 +252,17 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
     Yield the decode batch limits that are worth sizing.
 
     The first is the largest whose full batches keep TPOT and fit memory; each next one is half of
-    it, which interference between the pools may ask for.
+    it, which interference between the pools may ask for. On a calibrated machine the largest batch
+    that was measured comes before them: with it a plan can keep the engines that were measured.
     """
     limit = largest_batch(slow, inputs.scenario.slo)
-    while limit >= 1:
+    limits = [limit >> halvings for halvings in range(limit.bit_length())]
+    if inputs.calibration is not None and 0 < limit < slow.max_batch:
+        limits.insert(0, slow.max_batch)
+    for limit in limits:
         one = slow.limited(limit)
         lowest = fewest_by_utilisation(one, inputs)
         yield BoundedCandidate(slow=one, lowest=lowest, bound=cost(inputs, one.sized(*lowest)))
-        limit //= 2
 
 
 def largest_batch(candidate: Candidate, slo: SloSpec) -> int:

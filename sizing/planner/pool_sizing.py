@@ -31,7 +31,10 @@ MAX_SWAPS = 4
 QUICK_STEP = 0.03
 """Search step of quick mode, as a share of a pool and of a limit."""
 
-TEST_MAXIMUM_BELOW = 1.5
+PRECISE_STEP = 1 / 64
+"""Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
+
+TEST_MAXIMUM_BELOW = 2.0
 """Multiple of the guess below which the affordable maximum is tested first: one failure ends it."""
 
 ROLES = ("prefill", "decode")
@@ -66,12 +69,12 @@ class PoolSizing:
         return cost(self.inputs, chosen) < self.below and chosen.gpus <= self.max_gpus
 
     def step(self, count: int) -> int:
-        """Return the search step in replicas: 1, or 3 % of the pool in quick mode."""
-        return 1 if self.simulator.precise else max(1, int(count * QUICK_STEP))
+        """Return the search step in replicas: 1, or a share of a large pool."""
+        return max(1, int(count * (PRECISE_STEP if self.simulator.precise else QUICK_STEP)))
 
     def tight(self, sizes: Sizes) -> bool:
         """Return whether quick mode is done: sizes 3 % smaller would not hold."""
-        if self.step(max(sizes)) == 1:
+        if self.simulator.precise or self.step(max(sizes)) == 1:
             return False
         check = self.simulator.verdict(self.candidate.sized(*sizes)).check
         return check is not None and 1 - QUICK_STEP < check.ratio <= 1
@@ -94,22 +97,17 @@ def size_split_pools(sizing: PoolSizing, guess: Sizes) -> Candidate | None:
     if sizing.tight((prefill_count, decode_count)):
         return sizing.candidate.sized(prefill_count, decode_count)
     prefill_count = _shrunk(
-        lambda many: sizing.holds((many, decode_count)), floor[0], prefill_count, sizing, 0
+        lambda many: sizing.holds((many, decode_count)), floor[0], prefill_count, sizing
     )
     decode_count = _shrunk(
-        lambda many: sizing.holds((prefill_count, many)), floor[1], decode_count, sizing, 1
+        lambda many: sizing.holds((prefill_count, many)), floor[1], decode_count, sizing
     )
     return sizing.candidate.sized(*_swapped(sizing, (prefill_count, decode_count)))
 
 
-def _shrunk(
-    holds: Callable[[int], bool], floor: int, count: int, sizing: PoolSizing, which: int
-) -> int:
+def _shrunk(holds: Callable[[int], bool], floor: int, count: int, sizing: PoolSizing) -> int:
     """Return the fewest replicas of one pool; fewer than *floor* are known to fail."""
-    step = sizing.step(count)
-    if floor > sizing.lowest[which]:
-        return between(holds, floor - 1, count, step=step)
-    return least_near(holds, count, floor, count, step=step) or count
+    return least_near(holds, count, floor, count, step=sizing.step(count)) or count
 
 
 def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
@@ -170,7 +168,7 @@ def _largest_affordable(sizing: PoolSizing, sizes: dict[str, int]) -> Sizes | No
 def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
     """Try fewer replicas of one pool with a few more of the other, where that is cheaper."""
     best = sizes
-    if sizing.step(max(sizes)) > 1:
+    if sizing.step(max(sizes)) > 1:  # one replica of so many is less than the search resolves
         return best
     for more, fewer in ((0, 1), (1, 0)):
         for extra in range(1, MAX_SWAPS + 1):
@@ -295,24 +293,14 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
     """
     Estimate the aggregated replicas that hold TPOT, where each prompt delays all other tokens.
 
-        t_d(B) / (1 - rho_p) <= TPOT, B = (lambda / D) E[o] t_d(B) / (1 - rho_p)
-        (docs/model.md, eq. L6)
+        (docs/model.md, eq. T6)
     """
     limit_s = inputs.scenario.slo.per_token_s or np.inf
     count = lowest
     while count < MAX_REPLICAS:
-        tandem = slow.sized(0, count).tandem
-        per_lane = tandem.workload.requests_per_s / tandem.decode.replicas
-        left = 1 - per_lane * float(bounds.prefill_s(tandem).mean())
-        pace, batch = 0.0, 1.0
-        if left > 0:
-            for _ in range(50):
-                pace = bounds.decode_step_s(tandem, max(1.0, batch)) / left
-                batch = per_lane * float(tandem.output_tokens.mean()) * pace
-                if batch > tandem.decode.max_batch_size:
-                    break
-            if pace <= limit_s and batch <= tandem.decode.max_batch_size:
-                return count
+        pace_s, batch = bounds.steady_decode(slow.sized(0, count).tandem, split=False)
+        if pace_s <= limit_s and batch < np.inf:
+            break
         count = max(count + 1, int(count * 1.05))
     return count
 

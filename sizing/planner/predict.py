@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sizing.planner.result import PlanVerdict
     from sizing.simulation.outcome import Outcome
 
-HEADROOM_STEPS = 5
-"""Halvings of the load factor: a 32nd of the range between the plan and saturation."""
+HEADROOM_STEP = 0.03
+"""Load factor to which the headroom is resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) 
     used = utilisations(chosen)
     full = f"{max(used, key=lambda role: used[role])} saturates"
     binds = full
-    for _ in range(HEADROOM_STEPS):
+    while high - low > HEADROOM_STEP * low:
         middle = (low + high) / 2
         verdict = _quick_verdict(inputs, chosen, middle * rate)
         if verdict.holds:

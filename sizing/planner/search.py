@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sizing.planner.candidates import (
@@ -15,6 +15,7 @@ from sizing.planner.candidates import (
 from sizing.planner.deployment import spare_replicas
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
+from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Infeasible", "search"]
 
 FINALISTS = 4
-"""Layouts and batch limits that are simulated, those with the cheapest estimate first."""
+"""Layouts and batch limits that are simulated: those with the cheapest estimates."""
 
 MAX_BUDGETS = 16
 """Multiple of `cluster.max_gpus` up to which the sizes of pools are estimated."""
@@ -81,6 +82,22 @@ def search(inputs: Inputs) -> Found | Infeasible:
         InputError: the scenario cannot be planned at all.
     """
     return LayoutSearch(inputs).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickLook:
+    """
+    A layout and batch limit after quick runs.
+
+    Attributes:
+        denied: the quick runs found no sizes that hold at an acceptable cost.
+        cost: cost of `sizes`: of those that hold, else of the estimated ones.
+    """
+
+    denied: bool
+    cost: float
+    bounded: BoundedCandidate
+    sizes: Sizes
 
 
 class LayoutSearch:
@@ -167,31 +184,45 @@ class LayoutSearch:
 
     def _split(self) -> Found | None:
         """
-        Estimate the size of every layout, simulate the cheapest.
+        Find the cheapest split pools: precise runs start where quick ones end.
 
-        Quick runs size them all; precise ones start there, with the cheapest.
+        No layout grows where another one holds at the sizes of its quick run. What a quick run
+        denied by chance is tried only where the others turn out dearer than it said.
         """
-        quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
-        looks: list[tuple[bool, float, BoundedCandidate, Sizes]] = []
-        below = NO_LIMIT
-        for bounded, guess in self._sized()[:FINALISTS]:
-            looked = self._size(bounded, guess, quick, below)
-            sizes = guess if looked is None else looked.sizes
-            taken = cost(self.inputs, bounded.slow.sized(*sizes))
-            if looked is not None:
-                below = min(below, taken * (1 + QUICK_STEP))
-            looks.append((looked is None, taken, bounded, sizes))
+        looks = sorted(self._looks(), key=lambda each: (each.denied, each.cost))
+        cheapest = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
         best: Found | None = None
-        # What a quick run denied by chance is tried where all before it turn out dearer.
-        for _, taken, bounded, sizes in sorted(looks, key=lambda each: each[:2]):
-            below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
-            if taken * ESTIMATE_TOLERANCE >= below:
-                continue
-            candidate = self._size(bounded, sizes, self.simulator, below)
-            found = None if candidate is None else self._verified(candidate, below)
-            if found is not None:
-                best = self.best = found
+        for growth in (1 + QUICK_STEP, NO_LIMIT):
+            for look in tuple(looks):
+                below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
+                if look.cost * ESTIMATE_TOLERANCE >= below or (look.denied and below <= cheapest):
+                    continue
+                below = min(below, look.cost * growth)
+                candidate = self._size(look.bounded, look.sizes, self.simulator, below)
+                found = None if candidate is None else self._verified(candidate, below)
+                if found is not None:
+                    best = self.best = found
+                    looks.remove(look)
         return None if best is None else choose_local_threshold(self.inputs, best, self.budget)
+
+    def _looks(self) -> list[QuickLook]:
+        """Estimate the size of every layout and batch limit, and size the cheapest quickly."""
+        quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
+        looks: list[QuickLook] = []
+        cheapest, held = NO_LIMIT, dict[Layout, float]()
+        for bounded, guess in self._sized():
+            layout = bounded.slow.layout
+            if cost(self.inputs, bounded.slow.sized(*guess)) >= held.get(layout, NO_LIMIT):
+                continue  # a larger batch limit holds at that cost
+            if len(looks) == FINALISTS:
+                break
+            found = self._size(bounded, guess, quick, cheapest * (1 + QUICK_STEP))
+            sizes = guess if found is None else found.sizes
+            taken = cost(self.inputs, bounded.slow.sized(*sizes))
+            if found is not None:
+                cheapest, held[layout] = min(cheapest, taken), taken
+            looks.append(QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=sizes))
+        return looks
 
     def _size(
         self, bounded: BoundedCandidate, guess: Sizes, simulator: SloSimulator, below: float

@@ -20,6 +20,7 @@ from sizing.planner.result import PlanVerdict
 from sizing.planner.slo import Check
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
+from sizing.simulation.system import steady_decoding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,19 +47,19 @@ VERIFY_REQUESTS = 12_000
 PREDICTION_SEED = 2
 """Seed of the run that a prediction is read from."""
 
-LONGER = 3
-"""Length of the run after one that left a limit open, over that one's."""
-
 SEEDS = (0, VERIFY_SEED)
 """Seeds under which a configuration must hold: the search's own and the verifying one."""
 
-RUN_STAYS = 3
-"""Length of a precise run in mean stays of a request, so that pools fill and settle."""
+RUN_STAYS = 2
+"""
+Length of a precise run in stays of a request in full batches, so that pools fill and settle; at
+the loads of a plan batches are not full, and a request stays for about two thirds of that.
+"""
 
-QUICK_STAYS = 1.3
-"""Length of a quick run in mean stays of a request."""
+QUICK_STAYS = 0.7
+"""Length of a quick run in stays of a request in full batches."""
 
-RUN_RELAXATIONS = 10
+RUN_RELAXATIONS = 5
 """
 Length of a precise run in relaxation times of the prefill queue. The state of a nearly saturated
 queue lasts for thousands of requests: a run without a burst in it proves nothing.
@@ -124,11 +125,10 @@ class SloSimulator:
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
         """
-        Simulate until every limit surely holds, or one does not.
+        Simulate whether every limit surely holds, or one does not.
 
-        What a first run leaves open is simulated three times as long, then decided by the
-        verifying run, which has another seed and is longer still; what is open then counts as
-        missed (docs/model.md, eq. L4).
+        What a short run leaves open is decided by the verifying run, which is longer and has
+        another seed; what is open then counts as missed (docs/model.md, eq. L4).
         """
         key = (*_key(candidate), seed)
         if key not in self._verdicts:
@@ -144,24 +144,20 @@ class SloSimulator:
         count = self.length(slow)
         if seed and self.precise:
             count = max(count, VERIFY_REQUESTS)
-        for length in (count, LONGER * count):
-            if not self._budget.take(length, sum(candidate.replicas.values())):
-                self.exhausted = True
-                return replace(missed, exhausted=True)
-            try:
-                outcome = self.outcome(slow, requests=length, seed=seed)
-            except NegativeAnswer:  # requests that preempt one another without end
-                return replace(missed, requests=length)
-            sure, check = judge(outcome, self._inputs)
-            final = seed or not self.precise or LONGER * count >= VERIFY_REQUESTS
-            if sure is not None or final:
-                break
-        if sure is None and self.precise and not seed and length < VERIFY_REQUESTS:
+        if not self._budget.take(count, sum(candidate.replicas.values())):
+            self.exhausted = True
+            return replace(missed, exhausted=True)
+        try:
+            outcome = self.outcome(slow, requests=count, seed=seed)
+        except NegativeAnswer:  # requests that preempt one another without end
+            return replace(missed, requests=count)
+        sure, check = judge(outcome, self._inputs)
+        if sure is None and self.precise and not seed and count < VERIFY_REQUESTS:
             return self.verdict(candidate, seed=VERIFY_SEED)
         holds = sure if self.precise else check.ratio <= 1
         role = "" if holds else _bottleneck_role(candidate, outcome, check)
         verdict = PlanVerdict(
-            holds=holds is True, bottleneck_role=role, requests=length, check=check
+            holds=holds is True, bottleneck_role=role, requests=count, check=check
         )
         return self._with_latency_errors(verdict, outcome, candidate, seed) if holds else verdict
 
@@ -200,8 +196,12 @@ class SloSimulator:
         if (requests, seed) not in self._arrivals:
             load = self._inputs.scenario.workload
             self._arrivals[requests, seed] = drawn(load, RequestSource(), count=requests, seed=seed)
+        arrivals = self._arrivals[requests, seed]
         system = deployed_system(deployment(self._inputs, slow), slow.tandem.step_model)
-        return simulate(system, self._arrivals[requests, seed], seed=seed)
+        _, batch = bounds.steady_decode(slow.tandem, split=slow.layout.prefill is not None)
+        limit, replicas = slow.tandem.decode.max_batch_size, slow.tandem.decode.replicas
+        decoding = steady_decoding(arrivals, int(min(batch, limit) * replicas), seed=seed)
+        return simulate(system, arrivals, seed=seed, decoding=decoding)
 
     def length(self, slow: Candidate) -> int:
         """

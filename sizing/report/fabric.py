@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
 from sizing.network.rail_only_study import savings_range
-from sizing.report.tables import facts_table, table
+from sizing.report.tables import columns_table, facts_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,20 +30,17 @@ SHOWN = 1e9
 
 def topology_table(found: Topology) -> Table:
     """Return one row per tier, the innermost first."""
-    rows = (
-        (
-            tier.name,
-            f"{tier.gpus:,}",
-            f"{found.units(index):,}",
-            f"{tier.bytes_per_s / SHOWN:.4g}",
-            f"{tier.efficiency_fraction:.0%}",
-            f"{tier.oversubscription:g}:1",
-            seconds(tier.latency_s),
-        )
-        for index, tier in enumerate(found.tiers)
-    )
-    heads = ("tier", "GPUs", "units", "GB/s one way", "achieved", "oversubscribed", "hop")
-    return table(f"{found.name}: {found.gpus:,} GPUs", heads, rows)
+    tiers = found.tiers
+    columns = {
+        "tier": [tier.name for tier in tiers],
+        "GPUs": [f"{tier.gpus:,}" for tier in tiers],
+        "units": [f"{found.units(index):,}" for index in range(len(tiers))],
+        "GB/s one way": [f"{tier.bytes_per_s / SHOWN:.4g}" for tier in tiers],
+        "achieved": [f"{tier.efficiency_fraction:.0%}" for tier in tiers],
+        "oversubscribed": [f"{tier.oversubscription:g}:1" for tier in tiers],
+        "hop": [seconds(tier.latency_s) for tier in tiers],
+    }
+    return columns_table(f"{found.name}: {found.gpus:,} GPUs", columns)
 
 
 def answer_table(found: CollectiveResult) -> Table:
@@ -63,19 +60,16 @@ def answer_table(found: CollectiveResult) -> Table:
 
 def left_out_table(found: Sequence[LeftOut]) -> Table:
     """Return each measured point beside its interpolation from the other points."""
-    rows = (
-        (
-            row.library,
-            str(row.gpus),
-            f"{row.size_bytes:,.0f}",
-            seconds(row.seconds),
-            seconds(row.predicted_s),
-            f"{row.error_fraction:+.1%}" + (" (known outlier)" if row.outlier else ""),
-        )
-        for row in found
-    )
-    heads = ("library", "GPUs", "bytes", "measured", "predicted", "error")
-    return table("Each point from the others of its table", heads, rows)
+    known = {True: " (known outlier)", False: ""}
+    columns = {
+        "library": [row.library for row in found],
+        "GPUs": [str(row.gpus) for row in found],
+        "bytes": [f"{row.size_bytes:,.0f}" for row in found],
+        "measured": [seconds(row.seconds) for row in found],
+        "predicted": [seconds(row.predicted_s) for row in found],
+        "error": [f"{row.error_fraction:+.1%}{known[row.outlier]}" for row in found],
+    }
+    return columns_table("Each point from the others of its table", columns)
 
 
 def bill_table(found: Bill) -> Table:
@@ -103,110 +97,92 @@ def bill_table(found: Bill) -> Table:
 
 def built_table(found: BuiltBill) -> Table:
     """Return the bill of materials of a network as it was built."""
-    counts = zip(found.details, found.switches_per_tier, found.spares_per_tier, strict=True)
-    rows = (
-        (
-            tier.tier,
-            tier.model,
-            f"{count:,}",
-            f"{spare:,}",
-            str(tier.ports_used),
-            str(tier.ports_with_spares),
-            "" if tier.oversubscription is None else f"{tier.oversubscription:g}:1",
-        )
-        for tier, count, spare in counts
-    )
+    tiers = found.details
+    ratios = [tier.oversubscription for tier in tiers]
+    columns = {
+        "tier": [tier.tier for tier in tiers],
+        "model": [tier.model for tier in tiers],
+        "switches": [f"{count:,}" for count in found.switches_per_tier],
+        "spares": [f"{count:,}" for count in found.spares_per_tier],
+        "ports": [str(tier.ports_used) for tier in tiers],
+        "with spares": [str(tier.ports_with_spares) for tier in tiers],
+        "oversubscribed": ["" if ratio is None else f"{ratio:g}:1" for ratio in ratios],
+    }
     title = (
         f"{found.name}: {found.gpus:,} GPUs, {found.switches:,} switches,"
         f" {found.transceivers:,} transceivers, {found.copper_links:,} copper links"
     )
-    heads = ("tier", "model", "switches", "spares", "ports", "with spares", "oversubscribed")
-    return table(title, heads, rows)
+    return columns_table(title, columns)
 
 
 def collisions_table(found: Sequence[Collisions]) -> Table:
     """Return the collisions of hashed flows, one row per number of flows."""
+    columns = {
+        "flows": [str(one.hashing.flows) for one in found],
+        "fullest / average": [
+            f"{one.imbalance_mean:.2f} ± {one.imbalance_standard_error:.3f}" for one in found
+        ],
+        "p99": [f"{one.imbalance_p99:.2f}" for one in found],
+        "collective gets": [f"{one.slowest_fraction:.0%}" for one in found],
+        "throughput": [f"{one.throughput_fraction:.0%}" for one in found],
+        "idle uplinks": [f"{one.idle_fraction:.1%}" for one in found],
+    }
     first = found[0].hashing
-    rows = (
-        (
-            str(one.hashing.flows),
-            f"{one.imbalance_mean:.2f} ± {one.imbalance_standard_error:.3f}",
-            f"{one.imbalance_p99:.2f}",
-            f"{one.slowest_fraction:.0%}",
-            f"{one.throughput_fraction:.0%}",
-            f"{one.idle_fraction:.1%}",
-        )
-        for one in found
-    )
     title = f"{first.pairs} pairs onto {first.uplinks} uplinks, {found[0].trials:,} random hashes"
-    heads = ("flows", "fullest / average", "p99", "collective gets", "throughput", "idle uplinks")
-    return table(title, heads, rows)
+    return columns_table(title, columns)
 
 
 def study_tables(found: Study) -> Iterator[Table]:
     """Yield the rail-only study: HB sizes, traffic, savings."""
     for sweep in found.hb_sweeps:
-        steps = (
-            (
-                f"{point.step.hb_size:,}",
-                str(point.step.model_parallel),
-                seconds(point.total_s),
-                f"{point.relative_performance:.1%}",
-                "" if gain is None else f"{gain:.2%}",
-            )
-            for point, gain in zip(sweep.points, (None, *sweep.gains), strict=True)
-        )
-        heads = ("HB size", "model parallel", "step", "of ideal", "gain")
-        yield table(f"{sweep.model}, {sweep.gpus:,} GPUs", heads, steps)
-    shares = (
-        (
-            share.model,
-            f"{share.gpus:,}",
-            str(share.hb_size),
-            f"{share.optimal_model_parallel:.2f}",
-            f"{share.traffic.silent_pairs_fraction:.2%}",
-            f"{share.traffic.hb_pairs_fraction:.3%}",
-            f"{share.traffic.hb_bytes_fraction:.1%}",
-        )
-        for share in found.shares
-    )
-    traffic = ("model", "GPUs", "HB size", "N_M*", "silent pairs", "HB pairs", "HB bytes")
-    yield table("Traffic of a step", traffic, shares)
-    low, high = savings_range(found.savings)
-    savings = (
-        (
-            f"{saving.gpus:,}",
-            str(saving.radix),
-            f"{saving.clos.switches:,}",
-            f"{saving.rail_only.switches:,}",
-            f"{saving.saving_fraction:.1%}",
-            f"{saving.links_saved_fraction:.1%}",
-        )
-        for saving in found.savings
-    )
-    saved = ("GPUs", "radix", "Clos switches", "rail-only switches", "saving", "links saved")
+        points = sweep.points
+        columns = {
+            "HB size": [f"{point.step.hb_size:,}" for point in points],
+            "model parallel": [str(point.step.model_parallel) for point in points],
+            "step": [seconds(point.total_s) for point in points],
+            "of ideal": [f"{point.relative_performance:.1%}" for point in points],
+            "gain": ["", *(f"{gain:.2%}" for gain in sweep.gains)],
+        }
+        yield columns_table(f"{sweep.model}, {sweep.gpus:,} GPUs", columns)
+    shares = found.shares
+    columns = {
+        "model": [share.model for share in shares],
+        "GPUs": [f"{share.gpus:,}" for share in shares],
+        "HB size": [str(share.hb_size) for share in shares],
+        "N_M*": [f"{share.optimal_model_parallel:.2f}" for share in shares],
+        "silent pairs": [f"{share.traffic.silent_pairs_fraction:.2%}" for share in shares],
+        "HB pairs": [f"{share.traffic.hb_pairs_fraction:.3%}" for share in shares],
+        "HB bytes": [f"{share.traffic.hb_bytes_fraction:.1%}" for share in shares],
+    }
+    yield columns_table("Traffic of a step", columns)
+    savings = found.savings
+    columns = {
+        "GPUs": [f"{saving.gpus:,}" for saving in savings],
+        "radix": [str(saving.radix) for saving in savings],
+        "Clos switches": [f"{saving.clos.switches:,}" for saving in savings],
+        "rail-only switches": [f"{saving.rail_only.switches:,}" for saving in savings],
+        "saving": [f"{saving.saving_fraction:.1%}" for saving in savings],
+        "links saved": [f"{saving.links_saved_fraction:.1%}" for saving in savings],
+    }
+    low, high = savings_range(savings)
     title = f"Rail-only saves {low:.1%} to {high:.1%}"
-    yield table(title, saved, savings, caption="; ".join(found.warnings) or None)
+    yield columns_table(title, columns, caption="; ".join(found.warnings) or None)
 
 
 def cuts_table(found: RankPlan) -> Table:
     """Return one row per tier: the ring and pipeline edges that cross it."""
+    cuts = found.cuts
+    columns = {
+        "tier": [cut.tier for cut in cuts],
+        "units": [f"{cut.units:,}" for cut in cuts],
+        "ring edges cut": [f"{cut.ring_edges} of {cut.ring}" for cut in cuts],
+        "bound": [str(cut.bound) for cut in cuts],
+        "random order": [f"{cut.random_fraction:.1%}" for cut in cuts],
+        "stage edges": [f"{cut.stage_edges:,}" for cut in cuts],
+        "uplinks used": [f"{cut.uplink_fraction:.0%}" for cut in cuts],
+    }
     verdict = "fewest possible" if found.optimal else "more than the bound"
-    rows = (
-        (
-            cut.tier,
-            f"{cut.units:,}",
-            f"{cut.ring_edges} of {cut.ring}",
-            str(cut.bound),
-            f"{cut.random_fraction:.1%}",
-            f"{cut.stage_edges:,}",
-            f"{cut.uplink_fraction:.0%}",
-        )
-        for cut in found.cuts
-    )
-    heads = ("tier", "units", "ring edges cut", "bound", "random order", "stage edges")
-    title = f"{len(found.ranks):,} ranks; ring edges cut: {verdict}"
-    return table(title, (*heads, "uplinks used"), rows)
+    return columns_table(f"{len(found.ranks):,} ranks; ring edges cut: {verdict}", columns)
 
 
 def gpu_groups_table(found: PoolPlan) -> Table:

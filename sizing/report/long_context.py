@@ -13,6 +13,7 @@ from sizing.report.tables import table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import RenderableType
     from rich.table import Table
 
     from minicluster.plan import Inputs
@@ -26,6 +27,17 @@ SPENT = {
     "collectives": "collectives",
 }
 """Headings of the groups of terms of a token that are shown."""
+
+
+def long_context_parts(
+    inputs: Inputs, found: Sequence[LongPrompt], rule: ComputeRule
+) -> Iterator[RenderableType]:
+    """Yield the whole answer: the system, the three tables, and the lines below them."""
+    yield f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}"
+    yield long_context_table(found, inputs.scenario.slo.ttft_s)
+    yield token_table(found[0])
+    yield answers_table(found, rule, inputs.cluster.max_gpus)
+    yield from long_context_lines(inputs, found, rule)
 
 
 def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from sizing.simulation.outcome import Outcome
 
 CROWD = 3.0
-"""Axes of fronts first end at so many times what the front reaches: no plan lies far beyond it."""
+"""The axes of a front end at this multiple of its largest value, unless the plan lies beyond."""
 BINS = 160
-"""Moments over which queues are averaged: more than a chart of 500 pixels can show apart."""
+"""Number of averages per line over time: a chart of 500 pixels cannot show more apart."""
 MOST_NODES = 128
-"""Nodes drawn at most: more of them repeat what is there."""
+"""Maximum number of nodes drawn; further ones are only counted."""
 
 
 def latency_figures(plan: Plan, outcome: Outcome, slowed: Outcome | None) -> Iterator[Figure]:
@@ -47,9 +47,9 @@ def latency_figures(plan: Plan, outcome: Outcome, slowed: Outcome | None) -> Ite
     Draw which TTFT and TPOT a share of the simulated requests stays within.
 
     Args:
-        plan: its prediction and limits.
-        outcome: with the step times predicted.
-        slowed: with those that the plan's confidence allows for; `None`: it says nothing.
+        outcome: the simulation with the predicted step times.
+        slowed: the simulation with the step times that the plan's confidence allows for; `None`
+            where the plan has no confidence.
     """
     for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
         values = outcome.series(name)[0]
@@ -104,7 +104,7 @@ def over_time_figures(plan: Plan, outcome: Outcome) -> Iterator[Figure]:
 
 
 def front_figures(points: Sequence[DesignPoint], plan: Plan) -> Iterator[Figure]:
-    """Draw what else there was: every configuration, those that no other beats, and the plan."""
+    """Draw the alternatives: every configuration, those that no other dominates, and the plan."""
     if not points:
         return
     priced = plan.cost.price_usd_per_hour is not None
@@ -121,9 +121,9 @@ def front_figure(
     Draw configurations in two respects.
 
     Args:
-        found: the two respects of each, and which no other beats.
+        found: both figures of each configuration, and which ones no other dominates.
         points: the configurations, in the same order.
-        chosen: where the plan lies; `None`: there is none.
+        chosen: both figures of the plan; `None` where there is no plan.
     """
     kept = np.flatnonzero(found.kept)
     kept = kept[np.argsort(found.xs[kept], kind="stable")]
@@ -193,7 +193,7 @@ def _said(point: DesignPoint) -> str:
 
 
 def _reading(name: str, value: str) -> str:
-    """Put a value into the name of an axis: `TTFT 0.2 s`, `12 GPUs`."""
+    """Write a value with the name of its axis: `TTFT 0.2 s`, `12 GPUs`."""
     what, comma, unit = name.partition(", ")
     return f"{what} {value} {unit}" if comma else f"{value} {what}"
 

@@ -1,4 +1,4 @@
-"""The page of a plan: the answer, its latencies, layout, alternatives, and what it stands on."""
+"""The page of a plan: answer, latencies, layout, alternatives, assumptions and sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sizing.simulation.outcome import Outcome
 
 REQUESTS = 20_000
-"""Requests simulated for the page: enough for a p99 and its interval, in seconds of work."""
+"""Number of requests simulated for the page: enough for a p99 with its interval."""
 SEED = 0
 UNPROVEN = "the search was interrupted before it simulated; sizes are estimates"
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -37,7 +37,7 @@ NEXT = (
 
 def plan_page(plan: Plan) -> Page:
     """
-    Simulate a plan, evaluate its alternatives, and return the page that shows it all.
+    Simulate a plan, evaluate its alternatives, and return the page that shows both.
 
     Raises:
         InputError: a plan that cannot be simulated.
@@ -98,12 +98,12 @@ def _hardware(plan: Plan) -> str:
 
 
 def _lengths(mean: int | None) -> str:
-    """Say that a length is the longest one, where lengths differ."""
+    """Return `up to ` where lengths differ, since the longest one is shown."""
     return "" if mean is not None else "up to "
 
 
 def _tiles(plan: Plan) -> Iterator[Tile]:
-    """Yield the figures that are looked for first."""
+    """Yield the most important figures: latencies, confidence, headroom, energy and price."""
     found, slo = figures(plan), plan.slo
     for name, value_s, limit_s in (
         ("TTFT", found.ttft_s, slo.ttft_s),
@@ -151,7 +151,7 @@ def _latency_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 
 def _assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yield what the answer stands on, and how far off it may be."""
+    """Yield the assumptions behind the answer, and its errors."""
     scenario, cost = plan.inputs.scenario, running(plan)
     yield "arrivals", "Poisson, independent of one another"
     local = plan.routing.local_threshold_tokens
@@ -193,7 +193,7 @@ def _assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield where the numbers of GPU, cluster and engine come from."""
+    """Yield the sources of the numbers of GPUs, cluster and engine."""
     inputs = plan.inputs
     engine = f"engine {inputs.engine.name} {inputs.engine.version}"
     kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.other_gpus)}

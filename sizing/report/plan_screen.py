@@ -16,6 +16,7 @@ from sizing.report.tables import (
     kinds_of,
     latency_table,
     layout_table,
+    parts_table,
     pool_name,
     sliced,
     verdict,
@@ -40,8 +41,8 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
     Return the default screen of a plan.
 
     Args:
-        written: the file that holds it; `None` if it was not written.
-        verbose: whether `plan_details` follows, so that `--verbose` is no news.
+        written: the file that holds the plan; `None` if it was not written.
+        verbose: whether `plan_details` follow; the screen does not advertise `--verbose` then.
     """
     blank = Text("")
     return Group(
@@ -80,7 +81,7 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     predicted, scenario, unit = found.prediction, inputs.scenario, _unit(inputs)
     size = _count(sum(pool.gpus for pool in found.pools), unit)
     load = f"{size} at {scenario.workload.requests_per_s:g} requests/s"
-    verdict = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
+    verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
     facts = [
         ("Capacity", f"a pool saturates at {predicted.capacity_requests_per_s:.3g} requests/s")
     ]
@@ -90,7 +91,7 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     ]
     blank = Text("")
     return Group(
-        *(verdict or [Text(f"SLO met: {load}", style="bold")]),
+        *(verdicts or [Text(f"SLO met: {load}", style="bold")]),
         blank,
         pool_rows(found.pools, predicted, unit=unit),
         blank,
@@ -100,6 +101,16 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
         _facts([("Measured", measured(found.validated_on))]),
         blank,
         _facts([("Next", "--verbose shows TTFT by phase, batch limits and all percentiles")]),
+    )
+
+
+def prediction_details(found: PoolPrediction, slo: SloSpec) -> tuple[Table, ...]:
+    """Return what `--verbose` adds to predicted pools: limits, percentiles, phases of TTFT."""
+    predicted = found.prediction
+    return (
+        layout_table(found.pools, predicted),
+        latency_table(predicted, slo),
+        parts_table(predicted),
     )
 
 
@@ -152,15 +163,12 @@ def latency_rows(prediction: Prediction, slo: SloSpec) -> Table:
 
 
 def _headline(plan: Plan) -> str:
-    cost, unit = plan.cost, _unit(plan.inputs)
-    if unit == "core":
-        size = _count(cost.gpus, unit)
-    else:
-        size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds_of(plan).items())
-    return (
-        f"{plan.model.id} at {plan.workload.requests_per_s:g} requests/s: {size} on"
-        f" {_count(cost.nodes, 'node')}{free_gpus(plan)}"
-    )
+    kinds = kinds_of(plan).items()
+    size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
+    if _unit(plan.inputs) == "core":
+        size = _count(plan.cost.gpus, "core")
+    load = f"{plan.model.id} at {plan.workload.requests_per_s:g} requests/s"
+    return f"{load}: {size} on {_count(plan.cost.nodes, 'node')}{free_gpus(plan)}"
 
 
 def _unit(inputs: Inputs) -> str:
@@ -215,10 +223,8 @@ def _confidence(found: Confidence | None) -> str:
         return "simulated with steps as calibrated; a load test says how far off they are"
     if not found.requests:
         return "not simulated: the search was interrupted before it verified these sizes"
-    return (
-        f"{found.fraction:.0%} that the SLO holds: {found.requests:,} simulated requests,"
-        f" {found.seeds} seeds"
-    )
+    simulated = f"{found.requests:,} simulated requests, {found.seeds} seeds"
+    return f"{found.fraction:.0%} that the SLO holds: {simulated}"
 
 
 def fit_error(plan: Plan) -> str:

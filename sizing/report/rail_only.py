@@ -13,33 +13,27 @@ from sizing.network.rail_only_study import BATCHES, savings_range
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sizing.network.rail_only_study import Saving, Study, Sweep
+    from sizing.network.rail_only_study import Saving, Shares, Study, Sweep
 
     Points = tuple[Sequence[float], Sequence[float]]
 
 
 def study_page(study: Study) -> Page:
-    """Return the page of all charts of a study, and of what to know of its conventions."""
+    """Return the page of a study: its charts and the warnings about its conventions."""
+    lines: tuple[str, ...] = ()
+    if study.savings:
+        low, high = savings_range(study.savings)
+        saving = f"Rail-only networks cost {low:.0%} to {high:.0%} less than a Clos network"
+        ratio = f"{study.savings[0].price_ratio:g} times as much as a transceiver"
+        lines = (f"{saving}, if a switch port costs {ratio}.",)
     return Page(
         title=study.conventions.name,
         headline=f"Study {study.conventions.name}",
-        lines=_answer(study),
+        lines=lines,
         notes=study.warnings,
         parts=(ChartRow(tuple(study_figures(study))),),
         footer="sizing fabric rail-only",
     )
-
-
-def _answer(study: Study) -> tuple[str, ...]:
-    if not study.savings:
-        return ()
-    low, high = savings_range(study.savings)
-    ratio = study.savings[0].price_ratio
-    said = (
-        f"Rail-only networks cost {low:.0%} to {high:.0%} less than a Clos network, if a switch"
-        f" port costs {ratio:g} times as much as a transceiver."
-    )
-    return (said,)
 
 
 def study_figures(study: Study) -> Iterator[Figure]:
@@ -48,14 +42,13 @@ def study_figures(study: Study) -> Iterator[Figure]:
     for gpus in sizes:
         sweeps = [sweep for sweep in study.hb_sweeps if sweep.gpus == gpus and sweep.points]
         if sweeps:
-            yield _iteration_times(gpus, sweeps)
-            yield _distance(gpus, sweeps)
+            yield from _hb_sweeps(gpus, sweeps)
     for gpus in sizes:
         sweeps = [sweep for sweep in study.batch_sweeps if sweep.gpus == gpus]
         if sweeps:
             yield _batches(gpus, sweeps)
     if study.shares:
-        yield _traffic(study)
+        yield _traffic([share for share in study.shares if share.gpus == study.shares[0].gpus])
     for gpus in sizes:
         savings = [saving for saving in study.savings if saving.gpus == gpus]
         if savings:
@@ -63,7 +56,7 @@ def study_figures(study: Study) -> Iterator[Figure]:
 
 
 def short(value: float) -> str:
-    """Write a number the way axes do: 2K, 16K, 4M."""
+    """Write a number in short for an axis: 2K, 16K, 4M."""
     for unit, name in ((1e9, "G"), (1e6, "M")):
         if value >= unit:
             return f"{value / unit:.3g}{name}"
@@ -72,59 +65,46 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _iteration_times(gpus: int, sweeps: list[Sweep]) -> Figure:
-    return _lines(
-        f"Iteration time, {short(gpus)} GPUs",
-        {
-            sweep.model: (_hb_sizes(sweep), [point.total_s for point in sweep.points])
-            for sweep in sweeps
-        },
-        x_name="GPUs of an HB domain",
-        y_name="s",
-    )
-
-
-def _distance(gpus: int, sweeps: list[Sweep]) -> Figure:
-    return _lines(
-        f"Of an ideal any-to-any network, {short(gpus)} GPUs",
-        {sweep.model: (_hb_sizes(sweep), _relative(sweep)) for sweep in sweeps},
-        x_name="GPUs of an HB domain",
-        y_name="%",
-    )
+def _hb_sweeps(gpus: int, sweeps: list[Sweep]) -> Iterator[Figure]:
+    """Draw the time of an iteration, and the distance to an ideal network, by HB size."""
+    sizes: dict[str, list[float]] = {
+        sweep.model: [point.step.hb_size for point in sweep.points] for sweep in sweeps
+    }
+    times = {sweep.model: [point.total_s for point in sweep.points] for sweep in sweeps}
+    shares = {sweep.model: _relative(sweep) for sweep in sweeps}
+    for title, ys, y_name in (
+        ("Iteration time", times, "s"),
+        ("Of an ideal any-to-any network", shares, "%"),
+    ):
+        series = {model: (sizes[model], ys[model]) for model in sizes}
+        named = f"{title}, {short(gpus)} GPUs"
+        yield _lines(named, series, x_name="GPUs of an HB domain", y_name=y_name)
 
 
 def _batches(gpus: int, sweeps: list[Sweep]) -> Figure:
-    def factors(sweep: Sweep) -> list[float]:
-        first = sweep.points[0].tokens_per_batch
-        return [BATCHES[0] * point.tokens_per_batch / first for point in sweep.points]
-
-    return _lines(
-        f"Larger batches need less network, {short(gpus)} GPUs",
-        {
-            f"{sweep.model}, HB {sweep.points[0].step.hb_size}": (factors(sweep), _relative(sweep))
-            for sweep in sweeps
-        },
-        x_name="batch, times the model's own",
-        y_name="% of ideal",
-    )
-
-
-def _hb_sizes(sweep: Sweep) -> list[float]:
-    return [point.step.hb_size for point in sweep.points]
+    series: dict[str, Points] = {}
+    for sweep in sweeps:
+        first = sweep.points[0]
+        name = f"{sweep.model}, HB {first.step.hb_size}"
+        own = first.tokens_per_batch
+        factors = [BATCHES[0] * point.tokens_per_batch / own for point in sweep.points]
+        series[name] = factors, _relative(sweep)
+    title = f"Larger batches need less network, {short(gpus)} GPUs"
+    return _lines(title, series, x_name="batch, times the model's own", y_name="% of ideal")
 
 
 def _relative(sweep: Sweep) -> list[float]:
     return [100 * point.relative_performance for point in sweep.points]
 
 
-def _traffic(study: Study) -> Figure:
-    shown = [share for share in study.shares if share.gpus == study.shares[0].gpus]
+def _traffic(shares: list[Shares]) -> Figure:
+    first = shares[0]
     return _bars(
-        f"Which pairs exchange bytes, {short(shown[0].gpus)} GPUs, HB {shown[0].hb_size}",
-        [share.model for share in shown],
+        f"Which pairs exchange bytes, {short(first.gpus)} GPUs, HB {first.hb_size}",
+        [share.model for share in shares],
         {
-            "pairs that are silent": [100 * s.traffic.silent_pairs_fraction for s in shown],
-            "bytes inside HB domains": [100 * s.traffic.hb_bytes_fraction for s in shown],
+            "pairs that are silent": [100 * s.traffic.silent_pairs_fraction for s in shares],
+            "bytes inside HB domains": [100 * s.traffic.hb_bytes_fraction for s in shares],
         },
         y_name="%",
     )

@@ -44,9 +44,10 @@ def simulation_json(outcome: Outcome) -> dict[str, Any]:
         "kv_capacity_blocks": outcome.kv_capacity_blocks,
         "over_time": {
             "time_s": occupancy.time_s.tolist(),
-            "waiting": {role: each.tolist() for role, each in occupancy.waiting.items()},
-            "running": {role: each.tolist() for role, each in occupancy.running.items()},
-            "kv_blocks": {role: each.tolist() for role, each in occupancy.kv_blocks.items()},
+            **{
+                name: {role: each.tolist() for role, each in getattr(occupancy, name).items()}
+                for name in ("waiting", "running", "kv_blocks")
+            },
         },
     }
 
@@ -98,18 +99,10 @@ def pools_table(outcome: Outcome) -> Table:
     for role, capacity in outcome.kv_capacity_blocks.items():
         waiting, running = seen.waiting[role], seen.running[role]
         used = seen.kv_blocks[role] / capacity
-        rows.append(
-            (
-                role,
-                f"{outcome.busy_fraction[role]:.0%}",
-                f"{waiting.mean():.1f}",
-                f"{waiting.max():.0f}",
-                f"{running.mean():.1f}",
-                f"{running.max():.0f}",
-                f"{used.mean():.0%}",
-                f"{used.max():.0%}",
-            )
-        )
+        queue, batch = (f"{waiting.mean():.1f}", f"{waiting.max():.0f}"), f"{running.mean():.1f}"
+        cache = (f"{used.mean():.0%}", f"{used.max():.0%}")
+        busy = f"{outcome.busy_fraction[role]:.0%}"
+        rows.append((role, busy, *queue, batch, f"{running.max():.0f}", *cache))
     heads = ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most")
     return table("Pools over time", heads, rows)
 
@@ -117,12 +110,8 @@ def pools_table(outcome: Outcome) -> Table:
 def simulation_summary(outcome: Outcome) -> Text:
     """Return what was simulated, what counts, and doubts about the run."""
     total, counted = len(outcome.due_s), int(outcome.counts.sum())
-    lines = [
-        (
-            f"{total:,} requests at {_rate(outcome):.3g}/s, {counted:,} of them counted"
-            " (after the warm-up by MSER-5, before the last arrivals)"
-        )
-    ]
+    counts = f"{total:,} requests at {_rate(outcome):.3g}/s, {counted:,} of them counted"
+    lines = [f"{counts} (after the warm-up by MSER-5, before the last arrivals)"]
     if not outcome.settled:
         lines.append(
             "No steady state: latencies still change at the end, or the run is too short; its"

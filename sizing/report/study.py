@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from minicluster.units import seconds
 from sizing.planner.studies.result import figures
-from sizing.report.tables import table, verdict
+from sizing.report.tables import columns_table, table, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import Front
-    from sizing.planner.studies.result import StudyResult
+    from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sensitivity import Changed
     from sizing.planner.studies.sweep import Swept
 
@@ -34,23 +34,29 @@ def comparison_table(answers: Sequence[StudyResult], statistic: str) -> Table:
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
     heads += ["$/h", "$/Mtok"] if priced else []
     heads += [f"TTFT {statistic}", f"TPOT {statistic}", "headroom", "then binds", "confidence"]
-    rows: list[list[str | Text]] = []
+    made = table("Compared", heads, (), left=LEFT)
     for answer in answers:
         if answer.plan is None:
-            none = Text("infeasible", style="red")
-            rows.append([answer.label, "", "", none, *[""] * (len(heads) - 4)])
+            made.add_row(answer.label, "", "", Text("infeasible", style="red"))
             continue
         found = figures(answer.plan)
         cost = found.running
-        row: list[str | Text] = [answer.label, str(found.gpus), str(found.nodes), found.layout]
-        row += [_number(cost.power_w, ",.0f"), _number(cost.joules_per_output_token, ".2f")]
+        costs = [_number(cost.power_w, ",.0f"), _number(cost.joules_per_output_token, ".2f")]
         if priced:
-            row += [_number(cost.usd_per_hour, ",.2f")]
-            row += [_number(cost.usd_per_million_output_tokens, ",.2f")]
-        row += [seconds(found.ttft_s), seconds(found.tpot_s), f"{found.headroom_factor:.2f}"]
-        row += [found.binds, _number(found.confidence_fraction, ".0%")]
-        rows.append(row)
-    return table("Compared", heads, rows, left=LEFT)
+            costs.append(_number(cost.usd_per_hour, ",.2f"))
+            costs.append(_number(cost.usd_per_million_output_tokens, ",.2f"))
+        confidence = _number(found.confidence_fraction, ".0%")
+        made.add_row(answer.label, *_size(found), *costs, *_limits(found), confidence)
+    return made
+
+
+def _size(found: Figures) -> tuple[str, str, str]:
+    return str(found.gpus), str(found.nodes), found.layout
+
+
+def _limits(found: Figures) -> tuple[str, str, str, str]:
+    latencies = seconds(found.ttft_s), seconds(found.tpot_s)
+    return *latencies, f"{found.headroom_factor:.2f}", found.binds
 
 
 def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
@@ -72,21 +78,18 @@ def sweep_table(
     keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
 ) -> Table:
     """Return one row per point; infeasible ones with their reason."""
-    rows: list[tuple[str | Text, ...]] = []
-    for combination, answer in zip(combinations, answers, strict=True):
-        values = [each.partition("=")[2] for each in combination]
-        if answer.plan is None:
-            rows.append((*values, *[""] * 6, Text(answer.reason, style="red")))
-            continue
-        found = figures(answer.plan)
-        size = (str(found.gpus), str(found.nodes), found.layout)
-        latencies = (seconds(found.ttft_s), seconds(found.tpot_s))
-        rest = (f"{found.headroom_factor:.2f}", found.binds)
-        rows.append((*values, *size, *latencies, *rest))
     names = [key.key for key in keys]
     heads = (*names, "GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds")
     title = "Swept; latencies at the percentile of the SLO"
-    return table(title, heads, rows, left=(*LEFT, *names))
+    made = table(title, heads, (), left=(*LEFT, *names))
+    for combination, answer in zip(combinations, answers, strict=True):
+        values = [each.partition("=")[2] for each in combination]
+        if answer.plan is None:
+            made.add_row(*values, *[""] * 6, Text(answer.reason, style="red"))
+        else:
+            found = figures(answer.plan)
+            made.add_row(*values, *_size(found), *_limits(found))
+    return made
 
 
 def sensitivity_table(base: StudyResult, found: Sequence[Changed]) -> Table:
@@ -102,20 +105,18 @@ def sensitivity_table(base: StudyResult, found: Sequence[Changed]) -> Table:
     return made
 
 
-def losses_table(found: Iterable[Loss], statistic: str) -> Table:
+def losses_table(found: Sequence[Loss], statistic: str) -> Table:
     """Return one row per pool that loses a replica."""
-    heads = ("lost", "replicas left", f"TTFT {statistic}", f"TPOT {statistic}", "SLO", "missed")
-    rows = (
-        (
-            each.lost or "nothing",
-            ", ".join(f"{count} {role}" for role, count in each.replicas.items()),
-            *("" if value is None else seconds(value) for value in (each.ttft_s, each.tpot_s)),
-            verdict(holds=each.holds),
-            "; ".join(each.misses),
-        )
-        for each in found
-    )
-    return table("One replica lost, simulated", heads, rows, left=LEFT)
+    left = [", ".join(f"{count} {role}" for role, count in each.replicas.items()) for each in found]
+    columns: dict[str, list[Any]] = {
+        "lost": [each.lost or "nothing" for each in found],
+        "replicas left": left,
+        f"TTFT {statistic}": ["" if x.ttft_s is None else seconds(x.ttft_s) for x in found],
+        f"TPOT {statistic}": ["" if x.tpot_s is None else seconds(x.tpot_s) for x in found],
+        "SLO": [verdict(holds=each.holds) for each in found],
+        "missed": ["; ".join(each.misses) for each in found],
+    }
+    return columns_table("One replica lost, simulated", columns, left=LEFT)
 
 
 def losses_note(found: Confidence) -> str:

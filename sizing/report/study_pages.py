@@ -26,7 +26,7 @@ MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
     ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
     ("Headroom", "times the load", lambda found: found.headroom_factor),
 )
-"""What the charts of a sweep show of every plan: title, unit, value."""
+"""Title, unit and value of each chart of a sweep."""
 
 
 def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Front]) -> Page:

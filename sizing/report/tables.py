@@ -13,7 +13,7 @@ from minicluster.specs.slo import PERCENTILES
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
     from minicluster.specs.slo import SloSpec
@@ -36,11 +36,9 @@ def table(
     Return a table with its title to the left.
 
     Args:
-        title: above it.
-        heads: the first column is to the left, the others to the right, as numbers are.
-        rows: as many cells as heads.
-        left: heads of other columns that are to the left, as words are.
-        options: further ones of `rich.table.Table`.
+        heads: the first column is aligned to the left, the others to the right.
+        left: heads of further columns that are aligned to the left.
+        options: further options of `rich.table.Table`.
     """
     columns = [
         head
@@ -54,8 +52,29 @@ def table(
     return made
 
 
+def columns_table(
+    title: str,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    left: Container[str] = (),
+    whole: Container[str] = (),
+    **options: Any,  # noqa: ANN401  (any of Rich's)
+) -> Table:
+    """
+    Return the table of *columns*, cells by head; see `table`.
+
+    Args:
+        whole: heads of columns whose cells are not wrapped.
+    """
+    heads = [
+        Column(head, no_wrap=head in whole, justify="right" if at and head not in left else "left")
+        for at, head in enumerate(columns)
+    ]
+    return table(title, heads, zip(*columns.values(), strict=True), **options)
+
+
 def facts_table(title: str, rows: Iterable[tuple[str, str]], **options: Any) -> Table:  # noqa: ANN401
-    """Return a table of names and what is said of each, without headings."""
+    """Return a table of two columns, names and texts, without headings."""
     return table(title, ("", ""), rows, left=("",), show_header=False, **options)
 
 

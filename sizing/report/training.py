@@ -70,7 +70,7 @@ def training_table(found: TrainingEstimate) -> Table:
 
 
 def _shares(found: TrainingEstimate) -> str:
-    """Write what a step is made of, largest first."""
+    """Write the share of each part of a step, the largest first."""
     shown = {
         key.removesuffix("_s"): value / found.step_s
         for key, value in asdict(found.step).items()

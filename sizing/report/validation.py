@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
 from minicluster.units import seconds
-from sizing.report.tables import table
+from sizing.evidence.validate import refusals, slices
+from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
-    from sizing.evidence.coverage import Claim, Coverage
-    from sizing.evidence.residual import ErrorSummary
-    from sizing.evidence.scalar import Scalars
-    from sizing.evidence.validate import RowVerdict, SliceErrors
+    from sizing.evidence.evidence import Claim, Coverage, Tried
+    from sizing.evidence.scalar import Calibrated
+    from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
 
-def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
+def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[Table]:
+    """Yield errors by group, coverage of intervals, and the rows without a prediction."""
+    errors = slices(verdicts)
+    for by, group in groupby(errors, key=lambda each: each.by):
+        yield errors_table(by, list(group))
+    if errors[0].ttft_p99 is not None:
+        yield tails_table([each for each in errors if each.ttft_p99 is not None])
+    yield coverage_table(found.coverages)
+    yield claims_table(found.claims)
+    refused = refusals(verdicts)
+    if refused:
+        rows = ((str(count), reason) for reason, count in refused)
+        yield table("Rows without a prediction", _folded(("rows",), "reason"), rows)
+    impossible = [verdict for verdict in verdicts if verdict.found.status == "infeasible"]
+    if impossible:
+        yield infeasible_table(impossible)
+
+
+def errors_table(by: str, errors: Sequence[SliceErrors]) -> Table:
     """Return mean, median and bias of the relative errors of predicted rows."""
-    heads = ("rows", "answered", "infea-\nsible", "TTFT", "TPOT")
-    rows = (
-        (
-            each.name,
-            str(each.rows),
-            f"{each.answered / each.rows:.0%}",
-            str(each.infeasible),
-            figures(each.ttft),
-            figures(each.tpot),
-        )
-        for each in slices
-    )
-    columns = [Column(head, justify="right", no_wrap=True) for head in heads]
+    columns = {
+        "rows": [str(each.rows) for each in errors],
+        "answered": [f"{each.answered / each.rows:.0%}" for each in errors],
+        "infea-\nsible": [str(each.infeasible) for each in errors],
+        "TTFT": [figures(each.ttft) for each in errors],
+        "TPOT": [figures(each.tpot) for each in errors],
+    }
+    heads = [Column(head, justify="right", no_wrap=True) for head in columns]
     return table(
         f"Errors by {by}: mean/median/bias",
-        [Column(by, overflow="fold", min_width=16), *columns],
-        rows,
+        [Column(by, overflow="fold", min_width=16), *heads],
+        zip([each.name for each in errors], *columns.values(), strict=True),
         box=SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -47,16 +61,15 @@ def errors_table(by: str, slices: Iterable[SliceErrors]) -> Table:
     )
 
 
-def tails_table(slices: Iterable[SliceErrors]) -> Table:
-    """Return the errors of the p99 of TTFT, for groups in which it was measured."""
+def tails_table(errors: Sequence[SliceErrors]) -> Table:
+    """Return the errors of the p99 of TTFT, of groups in which it was measured."""
     rows = (
         (each.by, each.name, str(each.ttft_p99.rows), figures(each.ttft_p99))
-        for each in slices
+        for each in errors
         if each.ttft_p99 is not None
     )
-    return table(
-        "Errors of TTFT p99: mean/median/bias", _folded("", "group", "rows", "TTFT p99"), rows
-    )
+    heads = _folded((), "", "group", "rows", "TTFT p99")
+    return table("Errors of TTFT p99: mean/median/bias", heads, rows)
 
 
 def figures(summary: ErrorSummary | None) -> str:
@@ -74,39 +87,35 @@ def _percent(share: float, *, sign: str = "") -> str:
     return f"{100 * share:{sign}.{digits}f}"
 
 
-def _folded(*heads: str) -> list[Column]:
-    """Return columns of words, long ones on several lines."""
-    return [Column(head, overflow="fold") for head in heads]
+def _folded(numbers: tuple[str, ...], *words: str) -> list[Column]:
+    """Return columns of numbers, then columns of words that are folded onto several lines."""
+    return [
+        *(Column(head, justify="right") for head in numbers),
+        *(Column(head, overflow="fold") for head in words),
+    ]
 
 
-def coverage_table(coverages: Iterable[Coverage]) -> Table:
+def coverage_table(found: Sequence[Coverage]) -> Table:
     """Return the share of left-out rows inside their 80 % interval, by source."""
-    rows = (
-        (
-            found.source,
-            found.quantity.upper(),
-            str(found.rows),
-            f"{found.covered_fraction:.0%}",
-            f"{found.median_width:.0%}",
-        )
-        for found in coverages
-    )
-    heads = ("source", "", "rows", "inside", "median width")
-    return table("80 % intervals on rows left out of them", heads, rows, left=("",))
+    columns = {
+        "source": [each.source for each in found],
+        "": [each.quantity.upper() for each in found],
+        "rows": [str(each.rows) for each in found],
+        "inside": [f"{each.covered_fraction:.0%}" for each in found],
+        "median width": [f"{each.median_width:.0%}" for each in found],
+    }
+    return columns_table("80 % intervals on rows left out of them", columns, left=("",))
 
 
-def claims_table(claims: Iterable[Claim]) -> Table:
+def claims_table(found: Sequence[Claim]) -> Table:
     """Return the share of claims that are right at their bound."""
-    found = list(claims)
     levels = sorted({each.confidence for each in found})
     groups: dict[tuple[str, str], list[Claim]] = {}
     for each in found:
         groups.setdefault((each.source, each.quantity), []).append(each)
     rows = (
         (
-            source,
-            quantity.upper(),
-            str(group[0].rows),
+            *(source, quantity.upper(), str(group[0].rows)),
             *(f"{each.bound_fraction:.0%}" for each in group),
         )
         for (source, quantity), group in groups.items()
@@ -115,14 +124,7 @@ def claims_table(claims: Iterable[Claim]) -> Table:
     return table("Claims right at their bound, on rows left out", heads, rows, left=("",))
 
 
-def refusals_table(refusals: Iterable[tuple[str, int]]) -> Table:
-    """Return the reasons why rows are not predicted."""
-    heads = [Column("rows", justify="right"), *_folded("reason")]
-    rows = ((str(count), reason) for reason, count in refusals)
-    return table("Rows without a prediction", heads, rows)
-
-
-def infeasible_table(verdicts: Iterable[RowVerdict]) -> Table:
+def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:
     """Return the rows that are predicted infeasible, with their measured TTFT."""
     words = {True: "yes", False: "no", None: "not measured"}
     rows = []
@@ -130,25 +132,23 @@ def infeasible_table(verdicts: Iterable[RowVerdict]) -> Table:
         ttft_s = verdict.row.ttft_s if verdict.row else None
         measured = "" if ttft_s is None else f"{ttft_s:.1f} s"
         rows.append((verdict.id, verdict.found.reason, measured, words[verdict.answered]))
-    heads = _folded("row", "reason", "measured TTFT", "right")
+    heads = _folded((), "row", "reason", "measured TTFT", "right")
     return table("Rows called infeasible", heads, rows)
 
 
-def scalars_table(scalars: Iterable[Scalars]) -> Table:
-    """Return the scalars of the finest groups."""
-    found = list(scalars)
-    parents = {each.group[:-1] for each in found}
-    rows = (
-        (
-            " / ".join(each.group),
-            str(each.rows),
-            f"x {each.prefill:.2f}",
-            seconds(each.request_s),
-            f"x {each.decode:.2f}",
-            seconds(each.per_layer_s),
-        )
-        for each in found
-        if each.group and each.group not in parents
-    )
-    heads = ("group", "rows", "prefill", "per request", "decode", "per layer")
-    return table("Scalars", heads, rows)
+def calibration_tables(fit: Calibrated) -> Iterator[Table]:
+    """Yield the scalars of the finest groups, and the errors without and with them."""
+    scalars = list(fit.scalars.values())
+    parents = {each.group[:-1] for each in scalars}
+    finest = [each for each in scalars if each.group and each.group not in parents]
+    columns = {
+        "group": [" / ".join(each.group) for each in finest],
+        "rows": [str(each.rows) for each in finest],
+        "prefill": [f"x {each.prefill:.2f}" for each in finest],
+        "per request": [seconds(each.request_s) for each in finest],
+        "decode": [f"x {each.decode:.2f}" for each in finest],
+        "per layer": [seconds(each.per_layer_s) for each in finest],
+    }
+    yield columns_table("Scalars", columns)
+    for title, errors in fit.errors.items():
+        yield errors_table(f"source and load: {title}", list(errors))

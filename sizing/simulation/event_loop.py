@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from minicluster.engine_model.prefix_cache import PrefixCache
     from minicluster.workload.arrivals import Arrivals
-    from sizing.simulation.system import SimulatedPool, System
+    from sizing.simulation.system import Decoding, SimulatedPool, System
 
 ARRIVAL, PULL, PULLED, STRETCH = range(4)
 """Kinds of events, in the order in which those of one moment happen."""
@@ -40,25 +40,31 @@ class EventLoop:
     One run of a system under given requests (docs/model.md, eq. Q5).
 
     Attributes:
-        requests: the requests and their times so far.
+        requests: the requests and their times so far, those that decode at the begin last.
         due_s: arrival of each; of chained requests, known when their predecessor is finished.
         decode_of, prefill_of: replicas of each; -1: no prefill replica.
         prefilled_s, pull_s, pulled_s: end of the prompt's computation, begin and end of the pull.
         samples: time, and per pool waiting and running requests and KV blocks in use.
     """
 
-    def __init__(self, system: System, arrivals: Arrivals, *, seed: int) -> None:
+    def __init__(
+        self, system: System, arrivals: Arrivals, *, seed: int, decoding: Decoding | None = None
+    ) -> None:
         """Build the replicas, and queue the requests that wait for no other."""
-        count = len(arrivals)
         self._system = system
-        self.requests = RequestTable(
-            arrivals.input_tokens.tolist(),
-            arrivals.output_tokens.tolist(),
-            None if arrivals.prefix_tokens is None else arrivals.prefix_tokens.tolist(),
-        )
+        prompts, outputs = arrivals.input_tokens.tolist(), arrivals.output_tokens.tolist()
+        prefixes = [0] * len(arrivals)
+        if arrivals.prefix_tokens is not None:
+            prefixes = arrivals.prefix_tokens.tolist()
+        if decoding is not None:
+            prompts += decoding.context_tokens.tolist()
+            outputs += decoding.remaining_tokens.tolist()
+            prefixes += [0] * len(decoding.context_tokens)
+        self.requests = RequestTable(prompts, outputs, prefixes)
+        self.num_arrivals, count = len(arrivals), len(prompts)
         self._session = None if arrivals.session is None else arrivals.session.tolist()
         self._content = arrivals.content
-        self.due_s: list[float] = arrivals.due_s.tolist()
+        self.due_s: list[float] = arrivals.due_s.tolist() + [0.0] * (count - len(arrivals))
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count
         self.samples: list[tuple[float, list[tuple[int, int, int]]]] = []
@@ -67,6 +73,8 @@ class EventLoop:
         self._serial = self._turn = 0
         self._link_conversations(arrivals)
         self._build()
+        if decoding is not None:
+            self._resume()
         longest = min(p.limits.max_num_batched_tokens for p in self._pools) or 1
         self._events_left = EVENTS_PER_REQUEST * (count + 10) + sum(
             tokens // longest for tokens in self.requests.num_prompt_tokens
@@ -136,6 +144,18 @@ class EventLoop:
             return ContentCache(self._content, size)
         return None if self._session is None else ConversationCache(self._session, size)
 
+    def _resume(self) -> None:
+        """Give the sequences that decode when the run begins to the decode replicas in turn."""
+        for request in range(self.num_arrivals, len(self.requests)):
+            at = request % len(self.decode)
+            if self.decode[at].resume(request):
+                self.decode_of[request] = at
+                self._decode_loads[at] += self._load(request, by_tokens=self._decode_by_tokens)
+        for replica in self.decode:
+            epoch = replica.epoch
+            replica.start_stretch(0.0)
+            self._queue_end(replica, epoch)
+
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """
         Run until every request is finished.
@@ -152,7 +172,7 @@ class EventLoop:
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
         take = (self._arrive, self._pull, self._pulled)
         replicas = len(self.decode) + len(self.prefill)
-        every = max(1, len(self.requests) // max(1, min(SAMPLES, SAMPLED_REPLICAS // replicas)))
+        every = max(1, self.num_arrivals // max(1, min(SAMPLES, SAMPLED_REPLICAS // replicas)))
         for _ in range(self._events_left):
             if heap and heap[0][0] < coming_s:
                 time_s, kind, _, what, epoch = heappop(heap)

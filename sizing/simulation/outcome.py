@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from minicluster.workload.arrivals import Arrivals
-    from sizing.simulation.system import System
+    from sizing.simulation.system import Decoding, System
 
 Column = NDArray[np.float64]
 
@@ -134,6 +135,7 @@ def simulate(
     arrivals: Arrivals,
     *,
     seed: int,
+    decoding: Decoding | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """
@@ -143,6 +145,7 @@ def simulate(
         system: pools, path, routing.
         arrivals: requests.
         seed: seed of the routing; equal arguments give equal outcomes.
+        decoding: sequences that decode at the begin; `None`: the system is empty.
         progress: called at each sample with the number of requests that have arrived.
 
     Raises:
@@ -150,8 +153,14 @@ def simulate(
         NegativeAnswer: requests preempt one another without end.
     """
     _check(system, arrivals)
-    run = EventLoop(system, arrivals, seed=seed)
-    run.run(progress)
+    run = EventLoop(system, arrivals, seed=seed, decoding=decoding)
+    collecting = gc.isenabled()
+    gc.disable()  # a run makes millions of tuples and no cycle: the collector takes 14 % of it
+    try:
+        run.run(progress)
+    finally:
+        if collecting:
+            gc.enable()
     return _outcome(system, run)
 
 
@@ -178,9 +187,9 @@ def _check(system: System, arrivals: Arrivals) -> None:
 
 
 def _outcome(system: System, run: EventLoop) -> Outcome:
-    requests = run.requests
-    due, first = np.array(run.due_s), np.array(requests.first_token_s)
-    finish, outputs = np.array(requests.finished_s), np.array(requests.max_tokens)
+    requests, own = run.requests, slice(run.num_arrivals)
+    due, first = np.array(run.due_s[own]), np.array(requests.first_token_s[own])
+    finish, outputs = np.array(requests.finished_s[own]), np.array(requests.max_tokens[own])
     gaps = np.array([gap for replica in run.decode for gap in replica.gaps]).reshape(-1, 3)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(outputs > 1, (finish - first) / (outputs - 1), np.nan)
@@ -195,14 +204,14 @@ def _outcome(system: System, run: EventLoop) -> Outcome:
         ttft_s=first - due,
         tpot_s=tpot,
         e2e_s=finish - due,
-        stall_s=np.array(requests.stall_s),
+        stall_s=np.array(requests.stall_s[own]),
         parts_s=_parts(system, run, due, first),
-        input_tokens=np.array(requests.num_prompt_tokens),
+        input_tokens=np.array(requests.num_prompt_tokens[own]),
         output_tokens=outputs,
-        cached_tokens=np.array(requests.num_cached_tokens),
-        preemptions=np.array(requests.num_preemptions),
-        prefill_of=np.array(run.prefill_of),
-        decode_of=np.array(run.decode_of),
+        cached_tokens=np.array(requests.num_cached_tokens[own]),
+        preemptions=np.array(requests.num_preemptions[own]),
+        prefill_of=np.array(run.prefill_of[own]),
+        decode_of=np.array(run.decode_of[own]),
         gaps=gaps[np.argsort(gaps[:, 2], kind="stable")],
         counts=counts,
         settled=settled,
@@ -221,10 +230,11 @@ def _outcome(system: System, run: EventLoop) -> Outcome:
 
 def _parts(system: System, run: EventLoop, due: Column, first: Column) -> dict[str, Column]:
     """TTFT by phase; phases that a request skips take nothing."""
-    admitted = np.array(run.requests.scheduled_s)
-    split = np.array(run.prefill_of) >= 0
-    prefilled, pull = np.array(run.prefilled_s), np.array(run.pull_s)
-    pulled = np.array(run.pulled_s)
+    own = slice(run.num_arrivals)
+    admitted = np.array(run.requests.scheduled_s[own])
+    split = np.array(run.prefill_of[own]) >= 0
+    prefilled, pull = np.array(run.prefilled_s[own]), np.array(run.pull_s[own])
+    pulled = np.array(run.pulled_s[own])
     ends = [
         due + system.path.request_s,
         admitted,

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import StepTime
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
+
+if TYPE_CHECKING:
+    from minicluster.workload.arrivals import Arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,35 @@ class SimulatedPool:
         positive(replicas=self.replicas)
         if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
             raise InputError("step_model", 0.0, "steps that take more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """
+    Sequences that decode when a run begins, so that it begins near its steady state.
+
+    Attributes:
+        context_tokens: tokens that each has cached, shape (k,).
+        remaining_tokens: tokens that each still generates, shape (k,).
+    """
+
+    context_tokens: NDArray[np.int64]
+    remaining_tokens: NDArray[np.int64]
+
+
+def steady_decoding(arrivals: Arrivals, count: int, *, seed: int) -> Decoding:
+    """
+    Draw sequences as a look at a steady state finds them (docs/model.md, eq. Q7).
+
+    A long answer is met more often than it is drawn, at any of its tokens alike.
+    """
+    rng = np.random.default_rng((seed, count))
+    outputs = arrivals.output_tokens
+    met = rng.choice(len(outputs), size=count, p=outputs / outputs.sum())
+    done = (rng.random(count) * outputs[met]).astype(np.int64)
+    return Decoding(
+        context_tokens=arrivals.input_tokens[met] + done, remaining_tokens=outputs[met] - done
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Training by rules of thumb: what can be said before there is a layout."""
+"""A training run by rules of thumb: what can be said before there is a layout."""
 
 from __future__ import annotations
 
@@ -10,72 +10,6 @@ FP32_BYTES = 4.0
 SECONDS_PER_DAY = 86_400.0
 MEMORY_MULTIPLE = 8.0
 """Weights, gradients, two moments and activations over 32-bit weights: 7 to 8."""
-
-
-def training_flops(parameters: float, tokens: float, *, recompute: bool = False) -> float:
-    """
-    FLOPs of a whole training run by the rule of thumb.
-
-        C = 6 P T,  with full recompute 8 P T      (docs/model.md, eq. J1)
-
-    P are the parameters that a token is multiplied with; full recompute runs every forward pass
-    twice.
-
-    Source:
-        Kaplan et al. (arXiv 2001.08361); Megatron (arXiv 2104.04473), section 5.1, for 8.
-
-    Ignores:
-        Scores of attention; `step_flops` counts them.
-    """
-    return (8 if recompute else 6) * parameters * tokens
-
-
-def training_s(flops: float, gpus: float, flops_per_gpu_per_s: float) -> float:
-    """
-    Seconds that a run takes.
-
-        t = C / (n X)      (docs/model.md, eq. J12)
-
-    C is that of the whole run (`training_flops`), X what each of n GPUs achieves: its peak times
-    utilisation.
-
-    Source:
-        Narayanan et al. (arXiv 2104.04473), section 5.1: 8 T P / (n X).
-
-    Ignores:
-        Restarts; `effective_fraction`.
-    """
-    return flops / (gpus * flops_per_gpu_per_s)
-
-
-def scale_factor(throughput: float, gpus: float, throughput_of_one: float) -> float:
-    """
-    Share of linear scaling that n devices reach; 1 where nothing is lost.
-
-        T_n / (n T)      (docs/model.md, eq. J13)
-
-    Source:
-        The definition; the seed talk's slide leaves out the parentheses.
-    """
-    return throughput / (gpus * throughput_of_one)
-
-
-def weight_set_bytes(parameters: float, *, multiple: float = 1.0) -> float:
-    """
-    Bytes of 32-bit weights, or of a training job by the rule of 7 to 8 times these.
-
-        M = c w P      (docs/model.md, eq. J14)
-
-    c = 1: the weights alone, 7 to 8: with gradients, optimiser and activations; over all GPUs
-    together.
-
-    Source:
-        Rule of thumb of the seed talks.
-
-    Ignores:
-        The layout and the batch, which `training_memory` counts.
-    """
-    return multiple * FP32_BYTES * parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +44,29 @@ def rule_of_thumb(
     recompute: bool = False,
 ) -> RuleOfThumb:
     """
-    Return what can be said without a layout (docs/model.md, eq. J1, J12 and J14).
+    Return what can be said without a layout.
+
+        C = 6 P T, with full recompute 8 P T;  t = C / (n X);  M = c w P
+        (docs/model.md, eq. J1, J12 and J14)
+
+    P are the parameters that a token is multiplied with, X is what each of n GPUs achieves, w the
+    bytes of a 32-bit number, c = 1 for the weights and 8 for the whole job.
 
     Raises:
         InputError: a number that is not positive.
+
+    Source:
+        Kaplan et al. (arXiv 2001.08361); Megatron (arXiv 2104.04473), section 5.1, for 8 and t;
+        the seed talks for M.
+
+    Ignores:
+        Scores of attention, restarts, the layout and the batch.
     """
     positive(parameters=parameters, tokens=tokens, gpus=gpus,
              flops_per_gpu_per_s=flops_per_gpu_per_s)  # fmt: skip
-    flops = training_flops(parameters, tokens, recompute=recompute)
-    seconds = training_s(flops, gpus, flops_per_gpu_per_s)
+    flops = (8 if recompute else 6) * parameters * tokens
+    seconds = flops / (gpus * flops_per_gpu_per_s)
+    weight_bytes = FP32_BYTES * parameters
     return RuleOfThumb(
         parameters=parameters,
         tokens=tokens,
@@ -127,6 +75,6 @@ def rule_of_thumb(
         flops=flops,
         days=seconds / SECONDS_PER_DAY,
         gpu_hours=seconds * gpus / 3600,
-        weight_bytes=weight_set_bytes(parameters),
-        memory_bytes=weight_set_bytes(parameters, multiple=MEMORY_MULTIPLE),
+        weight_bytes=weight_bytes,
+        memory_bytes=MEMORY_MULTIPLE * weight_bytes,
     )

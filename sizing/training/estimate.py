@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import not_negative, positive
+from minicluster.specs.checks import NotNegative, Positive, Spec, positive
 from sizing.latency.roofline import multiply_dtype
 from sizing.network.spares import checkpoint_interval_s, effective_fraction
-from sizing.training.closed_forms import SECONDS_PER_DAY, scale_factor
+from sizing.training.closed_forms import SECONDS_PER_DAY
 from sizing.training.job import TrainingLayout
 from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
 from sizing.training.passes import StepFlops, step_flops
@@ -24,7 +24,7 @@ NEVER_RESTARTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interruptions:
+class Interruptions(Spec):
     """
     Interruptions of a run by failures.
 
@@ -34,13 +34,9 @@ class Interruptions:
         restart_s: from a failure until the last checkpoint runs again.
     """
 
-    gpu_mtbf_s: float
-    checkpoint_s: float
-    restart_s: float
-
-    def __post_init__(self) -> None:
-        positive(gpu_mtbf_s=self.gpu_mtbf_s, checkpoint_s=self.checkpoint_s)
-        not_negative(restart_s=self.restart_s)
+    gpu_mtbf_s: Positive
+    checkpoint_s: Positive
+    restart_s: NotNegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +112,6 @@ def estimate(
     Estimate a training run; a layout that does not fit memory is estimated, too, and says so.
 
     Args:
-        job: what is trained.
-        layout: how.
-        machine: GPU and cluster.
         tokens: of the whole run; `None`: only the step.
         interruptions: MTBF and checkpoint; `None`: no failures.
 
@@ -163,15 +156,18 @@ def estimate(
 def _scale_factor(
     job: TrainingJob, layout: TrainingLayout, machine: TrainingMachine, step: TrainingStep
 ) -> float:
-    """Compare with the fewest replicas that share out the experts, and their batch (eq. J13)."""
+    """
+    Compare with the fewest replicas that share out the experts, and their batch.
+
+        T_n / (n T)      (docs/model.md, eq. J13)
+    """
     least = max(1, layout.ep // layout.cp)
     if layout.dp == least:
         return 1.0
     alone = replace(job, batch_sequences=job.batch_sequences * least // layout.dp)
     one = training_step(alone, replace(layout, dp=least), machine)
-    return scale_factor(
-        job.tokens_per_step / step.step_s, layout.dp / least, alone.tokens_per_step / one.step_s
-    )
+    throughput, of_one = job.tokens_per_step / step.step_s, alone.tokens_per_step / one.step_s
+    return throughput / (layout.dp / least * of_one)
 
 
 def _failures(gpus: int, interruptions: Interruptions, seconds: float | None) -> FailureEstimate:
@@ -193,10 +189,7 @@ def _failures(gpus: int, interruptions: Interruptions, seconds: float | None) ->
         )
     interval = checkpoint_interval_s(checkpoint_s, mtbf)
     fraction = effective_fraction(
-        mtbf,
-        interval_s=interval,
-        checkpoint_s=checkpoint_s,
-        restart_s=interruptions.restart_s,
+        mtbf, interval_s=interval, checkpoint_s=checkpoint_s, restart_s=interruptions.restart_s
     )
     wall = None if seconds is None else seconds / fraction
     return FailureEstimate(

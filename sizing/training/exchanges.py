@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sizing.latency.communication import Exchange
 from sizing.latency.op import ACTIVATION_BYTES
 from sizing.training.memory import GRADIENT_BYTES, WEIGHT_BYTES, stage_parameters
@@ -18,14 +16,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
     """
-    Exchanges of one GPU.
+    Exchanges of one GPU: three kinds of one micro-batch, over all layers, and two of a step.
 
     Attributes:
-        slices: of one micro-batch, over all layers: tensor slices, slices of sequences.
-        experts: of one micro-batch, over all layers.
-        stages: of one micro-batch, those of one stage.
-        weights: of a step, over replicas.
-        gradients: of a step, over replicas.
+        slices: among tensor slices and slices of sequences.
+        stages: those of one pipeline stage.
+        weights: over replicas, as gradients are.
     """
 
     slices: tuple[Exchange, ...]
@@ -65,7 +61,7 @@ def _tensor(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     times = job.model.num_layers * (6 if job.recompute == "full" else 4)
     patterns = ("all-gather", "reduce-scatter") if job.sequence_parallel else ("all-reduce",)
     return tuple(
-        _exchange(f"tensor {pattern}", "J10", pattern, (layout.tp, 1, times), size)
+        Exchange(f"tensor {pattern}", "J10", pattern, layout.tp, times, size)
         for pattern in patterns
     )
 
@@ -83,12 +79,10 @@ def _sequence(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     keys = 2 * max(model.num_kv_heads, layout.tp) * model.head_dim / layout.tp
     size = layout.micro_batch * job.sequence_tokens * keys * ACTIVATION_BYTES
     gathers = 2 if job.recompute == "none" else 3
-    group = (layout.cp, layout.tp)
-    return (
-        _exchange("sequence all-gather", "J10", "all-gather",
-                  (*group, gathers * model.num_layers), size),
-        _exchange("sequence reduce-scatter", "J10", "reduce-scatter",
-                  (*group, model.num_layers), size),
+    return tuple(
+        Exchange(f"sequence {pattern}", "J10", pattern, layout.cp, times * model.num_layers, size,
+                 stride=layout.tp)
+        for pattern, times in (("all-gather", gathers), ("reduce-scatter", 1))
     )  # fmt: skip
 
 
@@ -106,17 +100,17 @@ def _experts(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     size = _hidden_bytes(job, layout) * moe.experts_per_token / layout.tp * (1 - 1 / layout.ep)
     times = layers * (6 if job.recompute == "full" else 4)
     stride = layout.tp if layout.cp >= layout.ep else layout.tp * layout.cp * layout.pp
-    return (_exchange("expert all-to-all", "J10", "all-to-all", (layout.ep, stride, times), size),)
+    found = Exchange("expert all-to-all", "J10", "all-to-all", layout.ep, times, size, stride)
+    return (found,)
 
 
 def _stages(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     """Send the hidden state on and its gradient back: S = m h a / tp, 2 v times (eq. J10)."""
     if layout.pp == 1:
         return ()
-    size = _hidden_bytes(job, layout) / layout.tp
-    stride = layout.tp * layout.cp
+    size, stride = _hidden_bytes(job, layout) / layout.tp, layout.tp * layout.cp
     times = 2 * layout.interleave
-    return (_exchange("stage send", "J10", "point-to-point", (2, stride, times), size),)
+    return (Exchange("stage send", "J10", "point-to-point", 2, times, size, stride),)
 
 
 def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchange, ...]]:
@@ -136,22 +130,11 @@ def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchang
     parameters = stage_parameters(job, layout)
     pattern = "reduce-scatter" if job.zero else "all-reduce"
     times = 2 * layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
-    gather = _exchange("weight all-gather", "J11", "all-gather",
-                       (layout.copies, stride, times), WEIGHT_BYTES * parameters)  # fmt: skip
-    reduce = _exchange(f"gradient {pattern}", "J11", pattern,
-                       (layout.copies, stride, 1), GRADIENT_BYTES * parameters)  # fmt: skip
-    return {"weights": (gather,) if job.zero else (), "gradients": (reduce,)}
-
-
-def _exchange(
-    name: str, equation: str, pattern: str, group: tuple[int, int, int], size: float
-) -> Exchange:
-    return Exchange(
-        name=name,
-        equation=equation,
-        pattern=pattern,
-        group=group[0],
-        stride=group[1],
-        repeats=group[2],
-        size_bytes=np.asarray(size),
+    weights, gradients = (
+        Exchange(f"{what} {how}", "J11", how, layout.copies, runs, each * parameters, stride)
+        for what, how, runs, each in (
+            ("weight", "all-gather", times, WEIGHT_BYTES),
+            ("gradient", pattern, 1, GRADIENT_BYTES),
+        )
     )
+    return {"weights": (weights,) if job.zero else (), "gradients": (gradients,)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, one_of, positive
+from minicluster.specs.checks import Count, Spec, one_of
 from minicluster.specs.model import ModelSpec
 
 RECOMPUTES = ("none", "selective", "full")
@@ -18,7 +18,7 @@ ENDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
+class TrainingJob(Spec):
     """
     One training run, its layout apart.
 
@@ -39,11 +39,9 @@ class TrainingJob:
             DualPipe; else everything waits for it.
     """
 
-    __pydantic_config__ = STRICT
-
     model: ModelSpec
-    sequence_tokens: int
-    batch_sequences: int
+    sequence_tokens: Count
+    batch_sequences: Count
     family: str = "llama"
     recompute: str = "none"
     attention: str = "flash"
@@ -51,8 +49,7 @@ class TrainingJob:
     zero: int = 0
     overlap_experts: bool = False
 
-    def __post_init__(self) -> None:
-        positive(sequence_tokens=self.sequence_tokens, batch_sequences=self.batch_sequences)
+    def _check(self) -> None:
         one_of(FAMILIES, family=self.family)
         one_of(RECOMPUTES, recompute=self.recompute)
         one_of(ATTENTIONS, attention=self.attention)
@@ -76,15 +73,13 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLayout:
+class TrainingLayout(Spec):
     """
     Parallel degrees of a training job.
 
     GPU r = tp + TP (cp + CP (pp + PP dp)): tensor slices are neighbours, replicas far apart.
 
     Attributes:
-        tp: tensor slices of every layer.
-        pp: pipeline stages.
         cp: slices of every sequence.
         dp: replicas, each with its own sequences.
         ep: replicas that share out the experts; each expert is sliced tp ways.
@@ -92,21 +87,13 @@ class TrainingLayout:
         interleave: chunks of layers that each stage holds.
     """
 
-    __pydantic_config__ = STRICT
-
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    dp: int = 1
-    ep: int = 1
-    micro_batch: int = 1
-    interleave: int = 1
-
-    def __post_init__(self) -> None:
-        positive(
-            tp=self.tp, pp=self.pp, cp=self.cp, dp=self.dp, ep=self.ep,
-            micro_batch=self.micro_batch, interleave=self.interleave,
-        )  # fmt: skip
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    dp: Count = 1
+    ep: Count = 1
+    micro_batch: Count = 1
+    interleave: Count = 1
 
     @property
     def gpus(self) -> int:

@@ -247,7 +247,6 @@ def _head(job: TrainingJob, layout: TrainingLayout, tokens: NDArray[np.float64])
 
 
 def _bytes(job: TrainingJob, name: str, hbm_bytes: float) -> Op:
-    """Make an op that only moves bytes, once a layer."""
     return Op(
         name=name,
         equation="J7",

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import STRICT, positive
+from minicluster.specs.checks import Count, Positive, Spec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
 from sizing.training.estimate import Interruptions
 from sizing.training.job import TrainingJob, TrainingLayout
-from sizing.training.search import settled
+from sizing.training.search import best_choice
 from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(Spec):
     """
     A training scenario; every key is also an option of `sizing train`.
 
@@ -45,28 +45,26 @@ class TrainingRequest:
         restart_s: from a failure until the job runs again.
     """
 
-    __pydantic_config__ = STRICT
-
     model: str | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    ffn: int | None = None
-    vocab: int | None = None
-    seq: int
-    batch: int
+    layers: Count | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    ffn: Count | None = None
+    vocab: Count | None = None
+    seq: Count
+    batch: Count
     gpu: str | None = None
     cluster: str | None = None
-    gpus: int | None = None
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    dp: int | None = None
-    ep: int = 1
-    micro_batch: int | None = None
-    interleave: int | None = None
+    gpus: Count | None = None
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    dp: Count | None = None
+    ep: Count = 1
+    micro_batch: Count | None = None
+    interleave: Count | None = None
     recompute: str = "none"
     dtype: str = "bf16"
     family: str | None = None
@@ -74,15 +72,10 @@ class TrainingRequest:
     sequence_parallel: bool | None = None
     zero: int | None = None
     overlap_experts: bool | None = None
-    tokens: float | None = None
+    tokens: Positive | None = None
     gpu_mtbf_s: float | None = None
     checkpoint_s: float | None = None
     restart_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        counts = (*SHAPE, "kv_heads", "head_dim", "seq", "batch", "gpus", "tp", "pp", "cp", "dp",
-                  "ep", "micro_batch", "interleave", "tokens")  # fmt: skip
-        positive(**{name: getattr(self, name) for name in counts})
 
     def layout(self) -> TrainingLayout:
         """
@@ -126,13 +119,17 @@ class TrainingRequest:
         )
 
     def settled(self, machine: TrainingMachine) -> tuple[TrainingJob, TrainingLayout]:
-        """Return job and layout; micro-batch and chunks are chosen where they are not given."""
+        """
+        Return job and layout; micro-batch and chunks are chosen where they are not given.
+
+        If no choice fits, one sequence at a time and one chunk.
+        """
         layout = self.layout()
         job = self.job(layout)
-        chosen = settled(
+        found = best_choice(
             job, layout, machine, micro_batch=self.micro_batch, interleave=self.interleave
         )
-        return job, chosen
+        return job, layout if found is None else found.layout
 
     def machine(self) -> TrainingMachine:
         """

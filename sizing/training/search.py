@@ -11,7 +11,7 @@ from sizing.training.memory import training_memory
 from sizing.training.step import training_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from sizing.training.job import TrainingJob
     from sizing.training.step import TrainingMachine
@@ -37,50 +37,31 @@ class Trial:
     memory_bytes: float
 
 
-def settled(
+def best_choice(
     job: TrainingJob,
     layout: TrainingLayout,
     machine: TrainingMachine,
     *,
-    micro_batch: int | None,
-    interleave: int | None,
-) -> TrainingLayout:
-    """
-    Choose micro-batch and chunks of a layout where they are not given.
-
-    If no choice fits, one sequence at a time and one chunk.
-    """
-    micros = MICRO_BATCHES if micro_batch is None else (micro_batch,)
-    found = _best(job, layout, machine, micros, interleave)
-    if found is None:
-        return replace(layout, micro_batch=micros[0], interleave=interleave or 1)
-    return found.layout
-
-
-def _best(
-    job: TrainingJob,
-    layout: TrainingLayout,
-    machine: TrainingMachine,
-    micro_batches: Sequence[int] = MICRO_BATCHES,
+    micro_batch: int | None = None,
     interleave: int | None = None,
 ) -> Trial | None:
     """
     Return the choice of micro-batch and chunks that takes least memory of the fastest ones.
 
-    Of all that the job allows and that fit memory, those at most `SLACK` slower than the fastest
-    are compared; `None`: none fits.
+    What is given is not chosen. Of all that the job allows and that fit memory, those at most
+    `SLACK` slower than the fastest are compared; `None`: none fits.
     """
     chunks = range(1, job.model.num_layers // layout.pp + 2) if layout.pp > 1 else range(1, 2)
     room = FILL * machine.gpu.require("hbm_bytes")
     tried: list[Trial] = []
-    for micro_batch in micro_batches:
+    for sequences in MICRO_BATCHES if micro_batch is None else (micro_batch,):
         seen: set[int] = set()
-        for interleave_now in chunks if interleave is None else (interleave,):
-            choice = replace(layout, micro_batch=micro_batch, interleave=interleave_now)
+        for count in chunks if interleave is None else (interleave,):
+            choice = replace(layout, micro_batch=sequences, interleave=count)
             if choice.refusal(job) is not None:
                 continue
             # More chunks that make no stage shorter only fill the pipeline with empty ones.
-            chunk_layers = -(-job.model.num_layers // (layout.pp * interleave_now))
+            chunk_layers = -(-job.model.num_layers // (layout.pp * count))
             memory = training_memory(job, choice).total
             if chunk_layers in seen or memory > room:
                 continue
@@ -104,15 +85,13 @@ def search_layouts(
 
     Args:
         job_of: what is trained in a layout: sharding may follow from it.
-        gpus: all of them are used.
-        machine: GPU and cluster.
         top: how many to return, the fastest first; of equal ones the one with less memory.
 
     Raises:
         NegativeAnswer: no layout fits the job and the memory.
     """
     layouts = _degrees(job_of(TrainingLayout(dp=gpus)), gpus, machine)
-    tried = [_best(job_of(layout), layout, machine) for layout in layouts]
+    tried = [best_choice(job_of(layout), layout, machine) for layout in layouts]
     found = [trial for trial in tried if trial is not None]
     if not found:
         room = machine.gpu.require("hbm_bytes") * FILL / 1e9

@@ -8,17 +8,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from loadtest.cli.app import main
 from minicluster.workload.samples import Sample, read_samples
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ServerStarter = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from loadtest.cli.app import main; main()"]
 """For tests of the process itself: its signals and its end."""
 PATIENT = "ttft=30,tpot=5,percentile=p50"
@@ -69,7 +69,6 @@ def answered(folder: Path) -> list[Sample]:
 
 
 def verdict_in(folder: Path) -> dict[str, Any]:
-    """Read the verdict that a run left."""
     verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
     return verdict
 

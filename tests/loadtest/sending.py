@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import gevent
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.request import connections
 from loadtest.run.client_health import write_client
-from loadtest.run.folder import prepare, read_run
+from loadtest.run.folder import Run, prepare, read_run
+from loadtest.run.job import ChatForm, Job
 from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.run.schedule import ArrivalShape
 from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.verdict import conclude
+from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.samples import to_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from loadtest.run.folder import Run
-    from loadtest.run.job import ChatForm, Job
-    from loadtest.run.schedule import ArrivalShape
-    from loadtest.verdict.verdict import Verdict
-    from minicluster.workload.samples import Sample
-    from minicluster.workload.schedule import ScheduledRequest
+from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.schedule import ScheduledRequest
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=60.0,
@@ -48,10 +41,8 @@ def order(  # noqa: PLR0913  (each test names what it is about)
     workers: int = 1,
     chat: ChatForm | None = None,
 ) -> Job:
-    """Order a load of *host*."""
     load = free_load(workload, SloSpec(), model="fake", vocab_size=vocab_size)
-    load = replace(load, chat=chat)
-    return make_job(load, extent, host=host, model="fake", shape=shape, workers=workers)
+    return replace(make_job(load, extent, host=host, shape=shape, workers=workers), chat=chat)
 
 
 def send(
@@ -96,5 +87,4 @@ def send(
 
 
 def judged(run: Run) -> Verdict:
-    """Judge *run*."""
     return conclude(run, TOLERANCE, require_prediction=False)

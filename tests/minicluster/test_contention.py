@@ -10,7 +10,6 @@ from minicluster.contention import CpuTimes, cpu_times, others_fraction
 
 
 def at(at_s: float, busy_s: float, ours_s: float) -> CpuTimes:
-    """Return the clocks of two cores."""
     return CpuTimes(at_s=at_s, busy_s=busy_s, ours_s=ours_s, cores=2)
 
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +84,6 @@ class Checker(HTMLParser):
     VOID = frozenset({"meta", "br"})
 
     def __init__(self) -> None:
-        """Start with nothing open."""
         super().__init__()
         self.loads: list[str] = []
         self.open: list[str] = []
@@ -92,24 +91,19 @@ class Checker(HTMLParser):
         self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the element."""
         self.tags.add(tag)
         self.loads += [value or "" for name, value in attrs if name in {"src", "href", "data"}]
         self.words += [value or "" for _, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
+        self.open += [] if tag in self.VOID else [tag]
 
     def handle_endtag(self, tag: str) -> None:
-        """Check that it closes the last one open."""
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Note the words."""
         self.words.append(data)
 
 
 def checked(html: str) -> Checker:
-    """Parse *html* to its end."""
     checker = Checker()
     checker.feed(html)
     checker.close()
@@ -117,8 +111,7 @@ def checked(html: str) -> Checker:
     return checker
 
 
-def figures_in(html: str) -> list[dict[str, object]]:
-    """Return the charts as a browser reads them."""
+def figures_in(html: str) -> list[dict[str, Any]]:
     found = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
     return [json.loads(each) for each in found]
 
@@ -130,24 +123,19 @@ def test_page_loads_nothing_but_the_script_beside_it() -> None:
     assert not re.search(r"url\(|@import|<link|https?://", html)
 
 
-@pytest.mark.parametrize("text", [EVIL, "<i>", "a & b", "'\"", "{{ 7 * 7 }}", "</style>"])
+@pytest.mark.parametrize("text", [EVIL, "<i> & b", "'\"{{ 7 * 7 }}</style>"])
 def test_no_word_becomes_markup(text: str) -> None:
     """Whatever a scenario, a host or an error says is shown as it was said, and does nothing."""
-    seen, plain = checked(render(page(text))), checked(render(page()))
+    html = render(page(text))
+    seen, plain = checked(html), checked(render(page()))
     assert seen.tags == plain.tags
     assert seen.words.count(text) >= plain.words.count("what") - 1  # less the title, which is raw
-    assert f"<title>{text}" in unescape(render(page(text)))
-
-
-@pytest.mark.parametrize("text", [EVIL, "<i>", "a & b"])
-def test_no_word_becomes_markup_of_a_chart(text: str) -> None:
-    for drawn in figures_in(render(page(text))):
-        words = json.dumps(drawn)
-        assert "<b" not in words
-        assert "<i" not in words
-        assert unescape(drawn["data"][0]["name"]) == text  # type: ignore[index]
-        templates = [trace["hovertemplate"] for trace in drawn["data"]]  # type: ignore[attr-defined]
-        assert all(text not in template for template in templates)
+    assert f"<title>{text}" in unescape(html)
+    for drawn in figures_in(html):
+        assert not re.search("<[bi]", json.dumps(drawn))
+        for trace in drawn["data"]:
+            assert unescape(trace["name"]) == text
+            assert text not in trace["hovertemplate"]
 
 
 def test_charts_reach_the_browser_as_they_are() -> None:
@@ -294,8 +282,6 @@ def test_groups_of_rows_are_set_apart() -> None:
 
 def test_a_chart_without_such_a_trace_says_so() -> None:
     assert page().figure("what").trace("what")["type"] == "scatter"
-    with pytest.raises(KeyError):
-        page().figure("other")
-    with pytest.raises(KeyError):
-        chart().trace("other")
-    assert len(list(chain(page().figures))) == 2
+    for found in (page().figure, chart().trace):
+        with pytest.raises(KeyError):
+            found("other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from minicluster.routing import POLICIES, chooser, counts_tokens
 
 
 def shares(policy: str, loads: list[float], *, rng: object) -> list[float]:
-    """Return how often each replica is chosen."""
     choose = chooser(policy)
     seen = Counter(choose(loads, rng, turn) for turn in range(30_000))  # type: ignore[arg-type]
     return [seen[at] / 30_000 for at in range(len(loads))]
@@ -34,24 +34,13 @@ def test_policies_choose_as_they_say(rng: object) -> None:
     assert shares("power-of-two", loads, rng=rng) == pytest.approx([0, 2 / 3, 1 / 3], abs=0.02)
 
 
-class Scripted:
-    """A source of randomness that says what it is told to."""
-
-    def __init__(self, *numbers: float) -> None:
-        """Take the numbers to come."""
-        self.numbers = list(numbers)
-
-    def random(self) -> float:
-        """Return the next one."""
-        return self.numbers.pop(0)
-
-
-@pytest.mark.parametrize(("drawn", "taken"), [((0.9, 0.0), 2), ((0.0, 0.9), 0), ((0.5, 0.9), 1)])
+@pytest.mark.parametrize(("draws", "taken"), [((0.9, 0.0), 2), ((0.0, 0.9), 0), ((0.5, 0.9), 1)])
 def test_of_two_alike_the_first_drawn_takes_the_request(
-    drawn: tuple[float, float], taken: int
+    draws: tuple[float, float], taken: int
 ) -> None:
     """Power of two choices breaks a tie by the order of its draws, here and in every router."""
-    assert chooser("power-of-two")([4.0, 4.0, 4.0], Scripted(*drawn), 0) == taken
+    scripted = SimpleNamespace(random=iter(draws).__next__)
+    assert chooser("power-of-two")([4.0, 4.0, 4.0], scripted, 0) == taken
 
 
 def test_one_replica_takes_all() -> None:

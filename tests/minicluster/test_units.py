@@ -12,7 +12,6 @@ UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def read(text: str) -> float:
-    """Return the seconds that a text says."""
     number, unit = text.split()
     return float(number) * UNITS[unit]
 
@@ -40,12 +39,6 @@ def read(text: str) -> float:
 def test_latencies_are_written_for_people(value: float, text: str) -> None:
     """Microseconds below a millisecond, milliseconds below a second; three digits at least."""
     assert seconds(value) == text
-
-
-@given(st.floats(1e-3, 1e4))
-def test_three_digits_are_kept(value: float) -> None:
-    """What is written is within half a unit of the third digit."""
-    assert read(seconds(value)) == pytest.approx(value, rel=5.1e-3)
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4))

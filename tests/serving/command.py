@@ -6,12 +6,15 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+import pytest
+
+from serving.cli import main
 
 SERVING = (sys.executable, "-m", "serving.cli")
 LIMIT_S = 600
@@ -30,6 +33,25 @@ def serving(
         check=False,
         timeout=LIMIT_S,
     )
+
+
+def serving_here(
+    place: Path, *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run in this process a command that starts nothing, as `serving` does in one of its own."""
+    words, said, errors = ["serving", *map(str, arguments)], StringIO(), StringIO()
+    environment = dict(os.environ if env is None else env)
+    with (
+        chdir(place),
+        patch.dict(os.environ, environment, clear=True),
+        patch.object(sys, "argv", words),
+        redirect_stdout(said),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(words, ended.value.code, said.getvalue(), errors.getvalue())
 
 
 @contextmanager

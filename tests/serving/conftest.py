@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from serving.measurement.demo_model import DemoShape, make_demo_model
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 
 from . import plans
-from .deployed import Shared, Split, driven, up
+from .deployed import Shared, Split, driven
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
 from .forks import Forks
 
@@ -138,15 +137,8 @@ def shared(
         names = {name for item in request.session.items for name in item.fixturenames}  # type: ignore[attr-defined]
         if "reference" in names:  # first, so that the two do not share cores
             request.getfixturevalue("reference")
-        place = tmp_path_factory.mktemp("shared")
-        deadlines = ("--prefill-deadline", str(DEADLINE_S), "--kv-deadline", str(DEADLINE_S))
-        spoiled = (sys.executable, str(Path(__file__).parent / "faults/spoiled.py"))
         plan: Plan = request.getfixturevalue("exact_plan")
-        replicas = {pool.role: pool.replicas for pool in plan.pools}
-        with (
-            up(place, plan, *deadlines, command=spoiled) as base_url,
-            driven(place, base_url, replicas=replicas, deadline_s=DEADLINE_S) as found,
-        ):
+        with driven(tmp_path_factory.mktemp("shared"), plan, DEADLINE_S) as found:
             yield found
 
     deployment = Shared(start)

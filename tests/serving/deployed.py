@@ -7,27 +7,22 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from minicluster.command import run_child
-from minicluster.plan import to_json
+from minicluster.plan import Deployment, Plan, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 
 from .command import SERVING, serving
 from .faults.processes import Process, processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from minicluster.plan import Deployment, Plan
 
 HERE = Path(__file__).parent
 
@@ -106,26 +101,20 @@ class Split:
 
     def wait_until_whole(self) -> None:
         """Wait until all replicas run again, and decode has been answered by each of prefill's."""
-        deadline = time.monotonic() + REPAIR_LIMIT_S
         whole = {f"{role.capitalize()}:demo": number for role, number in self.replicas.items()}
-        running: object = None
-        reached: set[str] = set()
-        while time.monotonic() < deadline:
-            with suppress(RuntimeError):
-                running = self("running")
-                num_found = len(self.find(*self.replicas))
-                if running == {**whole, "Ingress": 1} and num_found == sum(self.replicas.values()):
-                    reached |= self._reached()
-                    if len(reached) == self.replicas["prefill"]:
-                        return
-            time.sleep(0.2)
-        pytest.fail(f"not whole again: {running}, {reached}")
+        reached: set[str | None] = set()
 
-    def _reached(self) -> set[str]:
-        """Return the prefill replica that one more request goes to, if one does."""
-        body = {"prompt": [2500], "max_tokens": 1}
-        phases, *_ = self("answer", "completions", body, 9.0, {})
-        return {phases["prefill_replica"]} if phases.get("prefill_replica") else set()
+        def holds() -> bool:
+            with suppress(RuntimeError):
+                num_found = len(self.find(*self.replicas))
+                running = self("running") == {**whole, "Ingress": 1}
+                if running and num_found == sum(self.replicas.values()):
+                    body = {"prompt": [2500], "max_tokens": 1}
+                    phases, *_ = self("answer", "completions", body, 9.0, {})
+                    reached.add(phases.get("prefill_replica"))
+            return len(reached - {None, ""}) == self.replicas["prefill"]
+
+        until(holds, f"whole again: {whole}", REPAIR_LIMIT_S)
 
     def wait_until_inside(self, number: int) -> None:
         """Wait until the endpoint has so many requests under way."""
@@ -151,19 +140,30 @@ class Split:
 
 @contextmanager
 def driven(
-    place: Path, base_url: str, *, replicas: dict[str, int], deadline_s: float
+    place: Path, plan: Plan | Deployment, deadline_s: float, **environment: str
 ) -> Iterator[Split]:
-    """Have a driver beside the deployment of *place*."""
-    command = [sys.executable, str(HERE / "faults/driver.py")]
+    """Have a plan deployed whose KV transfers tests can spoil, and a driver beside it."""
+    deadlines = ("--prefill-deadline", str(deadline_s), "--kv-deadline", str(deadline_s))
+    spoiled = (sys.executable, str(HERE / "faults/spoiled.py"))
     pipe = subprocess.PIPE
     with (
+        up(place, plan, *deadlines, command=spoiled, **environment) as base_url,
         (place / "driver.txt").open("w") as said,
         subprocess.Popen(
-            command, cwd=place, stdin=pipe, stdout=pipe, stderr=said, text=True
+            [sys.executable, str(HERE / "faults/driver.py")],
+            cwd=place,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=said,
+            text=True,
         ) as driver,
     ):
         yield Split(
-            base_url=base_url, place=place, replicas=replicas, deadline_s=deadline_s, driver=driver
+            base_url=base_url,
+            place=place,
+            replicas={pool.role: pool.replicas for pool in plan.pools},
+            deadline_s=deadline_s,
+            driver=driver,
         )
 
 

@@ -16,10 +16,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from typing import Self
+from typing import Any, NoReturn, Self
 
 
 class Forks:

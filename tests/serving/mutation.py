@@ -15,34 +15,20 @@ if TYPE_CHECKING:
 VALID_SHARE = 0.2
 MAX_TOKENS = 2
 
+SHORT = {"max_tokens": MAX_TOKENS, "temperature": 0}
+PARTS = [{"type": "text", "text": "hello"}]
+HI = [{"role": "user", "content": "hi"}]
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PARTS}]
 VALID: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("completions", {"prompt": "Hello there", "max_tokens": MAX_TOKENS, "temperature": 0}),
-    ("completions", {"prompt": [2500, 2600, 2700], "max_tokens": MAX_TOKENS, "temperature": 0}),
-    ("completions", {"prompt": ["a b c"], "max_tokens": MAX_TOKENS, "temperature": 0, "seed": 3}),
-    (
-        "completions",
-        {"prompt": "x y", "max_tokens": MAX_TOKENS, "min_tokens": 2, "temperature": 0, "n": 1},
-    ),
+    ("completions", {"prompt": "Hello there", **SHORT}),
+    ("completions", {"prompt": [2500, 2600, 2700], **SHORT}),
+    ("completions", {"prompt": ["a b c"], **SHORT, "seed": 3}),
+    ("completions", {"prompt": "x y", **SHORT, "min_tokens": 2, "n": 1}),
     ("completions", {"prompt": "abc", "max_tokens": 1, "temperature": 0, "logprobs": 1}),
+    ("chat/completions", {"messages": HI, **SHORT}),
     (
         "chat/completions",
-        {
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-        },
-    ),
-    (
-        "chat/completions",
-        {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": "hello"}]},
-            ],
-            "max_completion_tokens": MAX_TOKENS,
-            "temperature": 0,
-            "stop": ["\n"],
-        },
+        {"messages": TALK, "max_completion_tokens": MAX_TOKENS, "temperature": 0, "stop": ["\n"]},
     ),
 )
 
@@ -61,21 +47,8 @@ FIELDS = (
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.5, -0.1, 1e308, 3.7, "", "x"),
-    *(
-        "\ud800",
-        "\x00",
-        "1",
-        "auto",
-        "null",
-        "x" * 5000,
-        [],
-        [None],
-        [[]],
-        [0],
-        [-1],
-        [2**40],
-        ["a", 1],
-    ),
+    *("\ud800", "\x00", "1", "auto", "null", "x" * 5000),
+    *([], [None], [[]], [0], [-1], [2**40], ["a", 1]),
     *({}, {"a": 1}, {"type": "json_schema"}, {"type": "json_object"}, {"5": 200}, {"x": None}),
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}},
     {"regex": "(((("},
@@ -159,17 +132,10 @@ MUTATIONS: tuple[Callable[[dict[str, Any], random.Random], None], ...] = (
 def _damaged(raw: bytes, rng: random.Random) -> bytes:
     """Cut, repeat or overwrite bytes."""
     at = rng.randrange(len(raw))
-    return rng.choice(
-        (
-            raw[:at],
-            raw[at:],
-            raw + raw,
-            raw[:at] + bytes((rng.randrange(256),)) + raw[at + 1 :],
-            b"[" * 3000 + raw,
-            b"",
-            b"\xef\xbb\xbf" + raw,
-        )
-    )
+    other = bytes((rng.randrange(256),))
+    cut_or_twice = (raw[:at], raw[at:], raw + raw, b"")
+    other_bytes = (raw[:at] + other + raw[at + 1 :], b"[" * 3000 + raw, b"\xef\xbb\xbf" + raw)
+    return rng.choice(cut_or_twice + other_bytes)
 
 
 def complaint(sent: Sent, status: int, answer: bytes, right: dict[int, str]) -> str | None:

@@ -4,68 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from minicluster.plan import (
-    Deployable,
     Deployment,
     EngineSettings,
-    Headroom,
-    Inputs,
-    Latency,
     Placement,
     Plan,
     Pool,
-    Prediction,
-    Provenance,
     Routing,
-    StepModel,
-    Validation,
 )
-from minicluster.specs.cluster import ClusterSpec
-from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec, architecture_hash
-from minicluster.specs.scenario import ClusterChoice, EngineChoice, ModelChoice, ScenarioSpec
+from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slo import SloSpec
-from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from serving.cluster.state import State
 from sizing import catalog
+from tests.plans import plan_of, prediction_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-LATENCY = Latency(mean_s=0.1, p50_s=0.1, p90_s=0.1, p95_s=0.1, p99_s=0.1)
-STEP = StepCoefficients(
-    base_s=0.01,
-    stream_s=0.0,
-    per_prefill_token_s=1e-4,
-    per_sequence_s=0.0,
-    per_pair_s=0.0,
-    per_context_token_s=0.0,
-    max_tokens=1000,
-    max_batch=8,
-    max_context_tokens=1000,
-    error_fraction=0.1,
-)
-PATH = PathCoefficients(
-    request_s=0.0, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.1
-)
 LOAD = WorkloadSpec(
     requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
 )
 PROFILE = catalog.find_engine(EngineChoice())
-PREDICTION = Prediction(
-    ttft=LATENCY,
-    tpot=LATENCY,
-    itl=LATENCY,
-    e2e=LATENCY,
-    output_tokens_per_s=10.0,
-    capacity_requests_per_s=2.0,
-    utilisation_fraction={"prefill": 0.5, "decode": 0.5},
-    bottleneck={"prefill": "compute", "decode": "queue"},
-    ttft_parts_s={"prefill": 0.1},
-)
 
 
 def places(*placed: tuple[str, tuple[int, ...]]) -> tuple[Placement, ...]:
@@ -135,34 +95,14 @@ def make_deployment(
 
 def make_plan(deployment: Deployment) -> Plan:
     """Make the plan around a deployment; its predictions are of no interest here."""
-    return Plan(
-        engine=deployment.engine,
-        step_model=StepModel(prefill=STEP, decode=STEP, path=PATH, interference=Interference()),
-        inputs=Inputs(
-            scenario=ScenarioSpec(
-                model=ModelChoice(id="demo"),
-                cluster=ClusterChoice(gpu="cpu"),
-                workload=LOAD,
-                # Loose: what is tested is not how fast this machine is.
-                slo=SloSpec(ttft_s=30.0, tpot_s=2.0),
-            ),
-            model=deployment.model,
-            gpu=GpuSpec(name="cpu", vendor="any", kind="cpu"),
-            cluster=ClusterSpec(
-                name="laptop", gpu="cpu", gpus_per_node=2, gpus_per_hb_domain=2, max_gpus=2
-            ),
-            engine=replace(
-                PROFILE, gpu_memory_utilization=deployment.engine.gpu_memory_utilization
-            ),
-            calibration=None,
-        ),
-        pools=deployment.pools,
-        routing=deployment.routing,
-        prediction=PREDICTION,
-        headroom=Headroom(load_factor=1.5, binds="prefill queue"),
-        validated_on=Validation(num_rows=0, note="no measurement like this"),
-        deployable=Deployable(profile="vllm-0.29-nixl"),
-        provenance=Provenance(version="0", inputs_hash="0" * 16),
+    memory_share = deployment.engine.gpu_memory_utilization
+    return plan_of(
+        deployment,
+        profile=replace(PROFILE, gpu_memory_utilization=memory_share),
+        workload=LOAD,
+        # Loose: what is tested is not how fast this machine is.
+        slo=SloSpec(ttft_s=30.0, tpot_s=2.0),
+        prediction=prediction_of(0.1, 0.1, rate=1.0, num_output=10),
     )
 
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COLUMNS = "200"
-"""Of the terminal that tables are printed for."""
+"""Width of the terminal that tables are printed for."""
+
+QUICK = (
+    *("llama-3.1-8b-h100", "--set", "search.pools=split", "--set", "search.tp=[1]"),
+    *("--set", "search.confidence_fraction=0.5"),
+)
+"""Arguments of a plan that takes 3 s: two prefill replicas and one for decode."""
 
 
 class Done(NamedTuple):

@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 
 def blocks(tokens: int, size: int) -> int:
-    """Blocks that hold *tokens*."""
     return (tokens + size - 1) // size
 
 
 @dataclass(eq=False)
 class Job:
-    """One request."""
-
     number: int
     prompt: int
     outputs: int
@@ -48,7 +45,6 @@ class StepReplica:
     """One engine; every step is scheduled from lists of requests, as vLLM does it."""
 
     def __init__(self, step: StepTime, limits: EngineLimits, *, prefill_only: bool) -> None:
-        """Start idle."""
         self.step, self.limits, self.prefill_only = step, limits, prefill_only
         self.waiting: list[Job] = []
         self.pulling: list[Job] = []
@@ -87,11 +83,6 @@ class StepReplica:
         self.waited = self.waited + 1 if held else 0
         return held
 
-    def reserved(self, job: Job, taken: int) -> int:
-        """Blocks that a request will take beyond *taken*, as far as the engine reserves them."""
-        last = blocks(job.prompt + job.outputs - 1, self.limits.block_size)
-        return last - taken
-
     def schedule(self, now: float) -> list[Job]:
         """Begin a step; return the requests whose pull begins with it."""
         seen = self.began_s if self.running else now
@@ -115,8 +106,9 @@ class StepReplica:
         budget = limits.max_num_batched_tokens
         for job in self.running:
             if not self.decoding(job) and budget > 0:
-                new = min(job.tokens - job.computed, budget)
-                new = min(new, limits.long_prefill_token_threshold or new)
+                new = min(
+                    job.tokens - job.computed, budget, limits.long_prefill_token_threshold or budget
+                )
                 self.take(job, blocks(job.computed + new, limits.block_size) - job.held)
                 self.scheduled.append((job, new))
                 budget -= new
@@ -135,10 +127,7 @@ class StepReplica:
         self.scheduled, victims, at = [], [], 0
         while at < len(self.running) and budget > 0:
             job = self.running[at]
-            new = job.tokens - job.computed
-            if threshold:
-                new = min(new, threshold)
-            new = min(new, budget)
+            new = min(job.tokens - job.computed, budget, threshold or budget)
             need = blocks(job.computed + new, size) - job.held
             while need > self.free:
                 victims.append(self.running.pop())
@@ -171,17 +160,14 @@ class StepReplica:
         return begun
 
     def decoding(self, job: Job) -> bool:
-        """Say whether a request gets its tokens one by one now."""
         return "join" in job.times
 
     def admit(self, budget: int, now: float, *, held: bool) -> list[Job]:
-        """Admit arrived pulls, then waiting requests."""
         joined = self.join_arrived(budget, now)
         self.scheduled += [(job, 1) for job in joined]
         return [] if held else self.admit_waiting(budget - len(joined), 0)
 
     def join_arrived(self, budget: int, now: float) -> list[Job]:
-        """Let pulled requests decode."""
         joined: list[Job] = []
         for job in [each for each in self.pulling if each in self.arrived]:
             if len(joined) >= budget or len(self.running) >= self.limits.max_num_seqs:
@@ -235,9 +221,9 @@ class StepReplica:
         size, fraction = self.limits.block_size, self.limits.kv_reserved_fraction
         spare, need = self.free - coming, blocks(job.tokens, size)
         if fraction and not self.prefill_only:
-            holding = [*self.running, *self.pulling]
-            ahead = sum(self.reserved(each, each.held) for each in holding) - coming
-            spare -= math.ceil(fraction * (ahead + self.reserved(job, need)))
+            held = [(each, each.held) for each in (*self.running, *self.pulling)] + [(job, need)]
+            ahead = sum(blocks(j.prompt + j.outputs - 1, size) - taken for j, taken in held)
+            spare -= math.ceil(fraction * (ahead - coming))
         if job.must_pull:
             spare -= sum(
                 blocks(each.tokens, size) - each.held
@@ -247,18 +233,12 @@ class StepReplica:
         return need <= spare
 
     def take(self, job: Job, need: int) -> None:
-        """Give blocks to a request."""
         self.free -= need
         job.held += need
 
-    def give_back(self, job: Job) -> None:
-        """Take all blocks of a request."""
-        self.free += job.held
-        job.held = 0
-
     def evict(self, job: Job) -> None:
         """Preempt a request: it starts over, first in the queue."""
-        self.give_back(job)
+        self.take(job, -job.held)
         job.computed = 0
         job.times.pop("join", None)
         job.preemptions += 1
@@ -278,7 +258,7 @@ class StepReplica:
             job.times.setdefault("join", now)
             if len(job.tokens_at) == job.outputs:
                 done.append(job)
-                self.give_back(job)
+                self.take(job, -job.held)
         self.running = [job for job in self.running if job not in done]
         return done
 
@@ -287,7 +267,6 @@ class StepTandem:
     """All replicas, and one event after the other."""
 
     def __init__(self, system: System, arrivals: Arrivals, *, seed: int) -> None:
-        """Queue the requests that wait for no other."""
         self.system = system
         self.rng = random.Random(seed)  # noqa: S311
         prefix = arrivals.prefix_tokens
@@ -320,7 +299,6 @@ class StepTandem:
                 self.put(job.times["due"] + system.path.request_s, 0, job)
 
     def put(self, time_s: float, kind: int, what: object) -> None:
-        """Note an event."""
         self.serial += 1
         self.events.append((time_s, kind, self.serial, what))
 
@@ -333,14 +311,12 @@ class StepTandem:
             (self.land, self.pull, self.pulled, self.step_end)[kind](what, now)
 
     def begin(self, replica: StepReplica, now: float) -> None:
-        """Schedule a step now."""
         for job in replica.schedule(now):
             self.put(now, 1, job)
         if replica.end_s is not None:
             self.put(replica.end_s, 3, replica)
 
     def land(self, job: Job, now: float) -> None:
-        """Choose the replicas."""
         by_tokens = counts_tokens(self.system.decode_policy)
         held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
                 for d in range(len(self.decode))]  # fmt: skip
@@ -384,7 +360,6 @@ class StepTandem:
                 self.finished(job, now)
 
     def finished(self, job: Job, now: float) -> None:
-        """Let followers come."""
         job.times["finish"] = now
         previous = self.arrivals.previous
         if previous is not None:
@@ -396,7 +371,6 @@ class StepTandem:
                     self.put(now + wait + self.system.path.request_s, 0, follower)
 
     def pull(self, job: Job, now: float) -> None:
-        """Move the KV cache."""
         path = self.system.path
         job.times["pull"] = now
         pair = (job.prefill, job.decode)

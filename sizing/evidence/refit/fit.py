@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from minicluster.phases import phase_s
 from minicluster.stats.quantiles import LEVELS, quantile
 from sizing.evidence.refit.observed import PHASES
-from sizing.evidence.refit.scales import PRIOR, Scales, scaled, scaled_interference, scaled_path
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
@@ -35,11 +34,51 @@ STATISTICS = {
 }
 """Statistics compared, with the standard deviation of their logarithms between runs of one load."""
 
+Scaled = TypeVar("Scaled", "StepModel", "CalibrationSpec")
+
 PHASE_SD = 0.08
 BOUND = 2.0
 STEP = 0.05
 ROUNDS = 5
 SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """
+    Factors on constants, one for each group that a run can distinguish; 1 leaves them.
+
+    Attributes:
+        prefill: on prefill steps alone.
+        decode: on decode steps alone.
+        prefill_beside: on what decode adds to prefill steps (f_p, g_p, h_p of eq. Q9).
+        decode_beside: on what prefill adds to decode steps (f_d, h_d).
+        path: on the request's overhead and the KV pull.
+    """
+
+    prefill: float = 1.0
+    decode: float = 1.0
+    prefill_beside: float = 1.0
+    decode_beside: float = 1.0
+    path: float = 1.0
+
+
+PRIOR = np.array([0.15, 0.15, 0.6, 0.6, 0.4])
+"""Standard deviation of the logarithm of each of `Scales` before anything is measured: steps timed
+alone are well known, how pools disturb one another under load is not."""
+
+
+def scaled(constants: Scaled, scales: Scales) -> Scaled:
+    """Return a step model or a calibration with its constants times *scales*."""
+    return replace(
+        constants,
+        prefill=constants.prefill.scaled(scales.prefill),
+        decode=constants.decode.scaled(scales.decode),
+        path=constants.path.scaled(scales.path),
+        interference=constants.interference.scaled(
+            prefill=scales.prefill_beside, decode=scales.decode_beside
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +108,19 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
         `BOUND` standard deviations a gap counts linearly (Huber, 1964): what the model has no
         constant for must not bend the others.
     """
-    found = np.zeros(len(PRIOR.logs))
-    sds, priors = _deviations(runs), np.exp(PRIOR.logs)
-    best = _cost(gaps := _gaps(model, runs, found), found, sds, priors)
+    found = np.zeros(len(PRIOR))
+    sds = np.array([STATISTICS.get(key, PHASE_SD) for run in runs for key in _measured(run)])
+    best = _cost(gaps := _gaps(model, runs, found), found, sds)
     for _ in range(ROUNDS):
         slopes = _slopes(model, runs, found)
         weights = np.sqrt(np.minimum(1.0, BOUND / np.maximum(np.abs(gaps / sds), 1e-12))) / sds
-        rows = np.vstack([slopes * weights[:, None], np.diag(1 / priors)])
-        aims = np.concatenate([-gaps * weights, -found / priors])
+        rows = np.vstack([slopes * weights[:, None], np.diag(1 / PRIOR)])
+        aims = np.concatenate([-gaps * weights, -found / PRIOR])
         step = np.linalg.lstsq(rows, aims, rcond=None)[0]
         for shorter in (1.0, 0.5, 0.25):
             tried = found + shorter * step
             seen = _gaps(model, runs, tried)
-            cost = _cost(seen, tried, sds, priors)
+            cost = _cost(seen, tried, sds)
             if cost < best:
                 break
         else:
@@ -89,7 +128,7 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
         gained, best, found, gaps = best - cost, cost, tried, seen
         if gained < 1e-3 * best:
             break
-    return Scales.of(found)
+    return _factors(found)
 
 
 def recalibrated(
@@ -97,14 +136,10 @@ def recalibrated(
 ) -> CalibrationSpec:
     """Return the constants times the factors that *runs* gave, under a new name."""
     return replace(
-        before,
+        scaled(before, scales),
         name=name,
         date=datetime.now(tz=UTC).date().isoformat(),
         num_rows=before.num_rows + sum(int(run.counts.sum()) for run in runs),
-        prefill=before.prefill.scaled(scales.prefill),
-        decode=before.decode.scaled(scales.decode),
-        path=scaled_path(before.path, scales.path),
-        interference=scaled_interference(before.interference, scales),
     )
 
 
@@ -114,10 +149,9 @@ def residuals(
     """Compare both models with every statistic of *runs*."""
     rows = []
     for run in runs:
-        measured = _measured(run)
         old, new = (_predicted(run, model) for model in (before, after))
-        rows += [
-            RunResidual(
+        for (metric, statistic), seen in _measured(run).items():
+            row = RunResidual(
                 run=run.name,
                 metric=metric,
                 statistic=statistic,
@@ -125,16 +159,19 @@ def residuals(
                 before_fraction=old[metric, statistic] / seen - 1,
                 after_fraction=new[metric, statistic] / seen - 1,
             )
-            for (metric, statistic), seen in measured.items()
-        ]
+            rows.append(row)
     return tuple(rows)
+
+
+def _factors(logs: NDArray[np.float64]) -> Scales:
+    return Scales(*np.exp(logs).tolist())
 
 
 def _gaps(
     model: StepModel, runs: Sequence[Observed], logs: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Ln predicted - ln measured of every statistic of every run, shape (statistics,)."""
-    tried = scaled(model, Scales.of(logs))
+    tried = scaled(model, _factors(logs))
     gaps = []
     for run in runs:
         measured, predicted = _measured(run), _predicted(run, tried)
@@ -155,50 +192,38 @@ def _slopes(
     return np.column_stack(columns)
 
 
-def _cost(
-    gaps: NDArray[np.float64],
-    logs: NDArray[np.float64],
-    sds: NDArray[np.float64],
-    priors: NDArray[np.float64],
-) -> float:
+def _cost(gaps: NDArray[np.float64], logs: NDArray[np.float64], sds: NDArray[np.float64]) -> float:
     apart = np.abs(gaps / sds)
     bounded = np.where(apart <= BOUND, apart**2, 2 * BOUND * apart - BOUND**2)
-    return float(bounded.sum() + ((logs / priors) ** 2).sum())
-
-
-def _deviations(runs: Sequence[Observed]) -> NDArray[np.float64]:
-    """Standard deviation of each gap, shape (statistics,)."""
-    return np.array([STATISTICS.get(key, PHASE_SD) for run in runs for key in _measured(run)])
+    return float(bounded.sum() + ((logs / PRIOR) ** 2).sum())
 
 
 def _measured(run: Observed) -> dict[tuple[str, str], float]:
-    columns = {"ttft": run.ttft_s, "tpot": run.tpot_s}
-    found = {
-        (metric, statistic): value
-        for metric, statistic in STATISTICS
-        if (value := _statistic(columns[metric][run.counts], statistic)) > 0
-    }
-    for name in PHASES:
-        reported = run.phases_s.get(name)
-        if reported is not None and (value := _statistic(reported[run.counts], "mean")) > 0:
-            found[name, "mean"] = value
-    return found
+    columns = {"ttft": run.ttft_s, "tpot": run.tpot_s, **run.phases_s}
+    return {key: value for key, value in _statistics(columns, run.counts).items() if value > 0}
 
 
 def _predicted(run: Observed, model: StepModel) -> dict[tuple[str, str], float]:
-    system = deployed_system(run.deployment, model)
-    outcome: Outcome = simulate(system, run.arrivals, seed=SEED)
-    columns = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s}
-    # Of the same requests as measured: those with one token have no TPOT on either side.
-    found = {
-        (metric, statistic): _statistic(columns[metric][run.counts], statistic)
-        for metric, statistic in STATISTICS
+    found: Outcome = simulate(deployed_system(run.deployment, model), run.arrivals, seed=SEED)
+    phases = {name: phase_s(found.parts_s, name) for name in PHASES}
+    known = {name: seconds for name, seconds in phases.items() if seconds is not None}
+    return _statistics({"ttft": found.ttft_s, "tpot": found.tpot_s, **known}, run.counts)
+
+
+def _statistics(
+    columns: dict[str, NDArray[np.float64]], counts: NDArray[np.bool_]
+) -> dict[tuple[str, str], float]:
+    """
+    Return the statistics that are compared, of the requests that count.
+
+    Predicted and measured are the same requests: those with one token have no TPOT in either.
+    """
+    compared = (*STATISTICS, *((name, "mean") for name in PHASES))
+    return {
+        (metric, statistic): _statistic(columns[metric][counts], statistic)
+        for metric, statistic in compared
+        if metric in columns
     }
-    for name in PHASES:
-        whole = phase_s(outcome.parts_s, name)
-        assert whole is not None  # noqa: S101  (a simulation knows every phase)
-        found[name, "mean"] = _statistic(whole[run.counts], "mean")
-    return found
 
 
 def _statistic(values: NDArray[np.float64], statistic: str) -> float:

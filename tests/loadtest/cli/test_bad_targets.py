@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from minicluster.errors import Exit
 from minicluster.plan import to_json
 from minicluster.workload.samples import read_samples
-from tests.loadtest.command import FAST, answered, loadtest, run, verdict_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import PlanMaker, ServerStarter
+from tests.loadtest.command import FAST, ServerStarter, answered, loadtest, run, verdict_in
+from tests.loadtest.made import make_plan
 
 
 def test_bad_answers(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -36,9 +32,7 @@ def test_server_that_dies(start_server: ServerStarter, tmp_path: Path) -> None:
     assert verdict_in(tmp_path)["metadata"]["wall_s"] < 60
 
 
-def test_plan_for_another_model(
-    start_server: ServerStarter, make_plan: PlanMaker, tmp_path: Path
-) -> None:
+def test_plan_for_another_model(start_server: ServerStarter, tmp_path: Path) -> None:
     """A plan for a model that the endpoint does not serve is refused, both named: exit 2."""
     plan = tmp_path / "plan.json"
     plan.write_text(to_json(make_plan()))
@@ -62,7 +56,6 @@ def test_nothing_listens(deaf_port: int, tmp_path: Path) -> None:
 
 
 def test_model_not_served(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A model that the endpoint does not serve is refused before any load, with those it has."""
     done = run(start_server(), tmp_path / "out", "--model", "llama")
 
     assert done.returncode == Exit.BAD_INPUT

@@ -23,7 +23,6 @@ APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": 
 
 
 def commands() -> list[list[str]]:
-    """Return our commands in the example's steps."""
     (job,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["jobs"].values()
     lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
     words = [shlex.split(line) for line in lines]
@@ -32,7 +31,6 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("line", commands(), ids=" ".join)
 def test_every_command_of_the_example_exists(line: list[str]) -> None:
-    """Command and options are ones that the tools have."""
     program, name, *rest = line
     group: Any = get_command(APPS[program])
     command = group.get_command(click.Context(group), name)

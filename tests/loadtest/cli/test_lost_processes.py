@@ -8,26 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 
 from loadtest.run.folder import prepare
 from minicluster.errors import Exit
-from tests.loadtest.command import FAST, answered, start_run
+from tests.loadtest.command import FAST, ServerStarter, answered, start_run
 from tests.loadtest.sending import order
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import ServerStarter
 
 CLIENT = [sys.executable, "-m", "loadtest.client.locustfile"]
 
 
 def mock_servers() -> list[psutil.Process]:
-    """Return the mock servers that this process has started."""
     return [
         child
         for child in psutil.Process().children()
@@ -91,7 +85,6 @@ def test_the_client_of_a_frozen_server_ends_with_its_parent(
 def test_a_client_without_a_parent_never_begins(
     start_server: ServerStarter, tmp_path: Path
 ) -> None:
-    """A parent that is gone before the client has started is missed as well."""
     job = order(start_server(**FAST))
     prepare(tmp_path, job, job.requests(), None)
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,15 +13,11 @@ from loadtest.run.run_config import default_requests
 from loadtest.studies.capacity_search import enough_requests
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
-from tests.loadtest.command import loadtest, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import ServerStarter
+from tests.loadtest.command import ServerStarter, loadtest, run
 
 COMMANDS = ["run", "report", "selftest", "search", "compare"]
-BASE = ["--rate", "5", "--input-tokens", "10", "--output-tokens", "10", "--slo", "ttft=1"]
+BASE = "--rate 5 --input-tokens 10 --output-tokens 10 --slo ttft=1"
+CLOSED = BASE.removeprefix("--rate 5 ")
 
 
 def test_help_names_the_requests_that_are_taken() -> None:
@@ -48,69 +44,67 @@ def test_help_is_whole(command: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ([], "--rate"),
-        ([*BASE, "--duration", "0"], "--duration"),
-        ([*BASE, "--duration", "nan"], "--duration"),
-        ([*BASE, "--requests", "0"], "--requests"),
-        ([*BASE, "--requests", "5", "--duration", "5"], "--requests"),
-        ([*BASE, "--warmup", "-1"], "--warmup"),
-        ([*BASE, "--seed", "-1"], "--seed"),
-        ([*BASE, "--rate", "-1"], "requests_per_s"),
-        ([*BASE, "--rate", "x"], "--rate"),
-        ([*BASE, "--input-tokens", "many"], "--input-tokens"),
-        ([*BASE, "--input-tokens", "0"], "--input-tokens"),
-        ([*BASE, "--input-tokens", "9-3"], "--input-tokens"),
-        ([*BASE, "--slo", "fast"], "--slo"),
-        ([*BASE, "--host", "127.0.0.1:8000"], "--host"),
-        ([*BASE, "--vocab-size", "2"], "--vocab-size"),
-        ([*BASE, "--tolerance", "much"], "--tolerance"),
-        ([*BASE, "--require-prediction"], "--require-prediction"),
-        ([*BASE, "--arrivals", "weibull"], "process"),
-        ([*BASE, "--arrivals", "gamma"], "gap_cv"),
-        ([*BASE, "--gap-cv", "2"], "gap_cv"),
-        ([*BASE, "--users", "0"], "users"),
-        ([*BASE[2:], "--users", "3", "--duration", "5"], "--duration"),
-        ([*BASE, "--users", "3", "--stages", "5x5"], "--stages"),
-        ([*BASE, "--turns", "0"], "turns"),
-        ([*BASE, "--think", "-1"], "think_s"),
-        ([*BASE, "--stages", "fast"], "--stages"),
-        (["--slo", "ttft=1", "--trace", "no-such-trace.csv"], "no-such-trace.csv"),
-        ([*BASE, "--users", "3"], "--rate is 5.0; expected no such option with --users"),
-        ([*BASE, "--stages", "5x5"], "--rate is 5.0; expected no such option with --stages"),
-        ([*BASE, "--trace", "t.csv"], "--rate is 5.0; expected no such option with --trace"),
+        ("", "--rate"),
+        (f"{BASE} --duration 0", "--duration"),
+        (f"{BASE} --duration nan", "--duration"),
+        (f"{BASE} --duration inf", "--duration"),
+        (f"{BASE} --requests 0", "--requests"),
+        (f"{BASE} --requests 5 --duration 5", "--requests"),
+        (f"{BASE} --warmup -1", "--warmup"),
+        (f"{BASE} --seed -1", "--seed"),
+        (f"{BASE} --rate -1", "requests_per_s"),
+        (f"{BASE} --rate x", "--rate"),
+        (f"{BASE} --input-tokens many", "--input-tokens"),
+        (f"{BASE} --input-tokens 0", "--input-tokens"),
+        (f"{BASE} --input-tokens 9-3", "--input-tokens"),
+        (f"{BASE} --slo fast", "--slo"),
+        (f"{BASE} --host 127.0.0.1:8000", "--host"),
+        (f"{BASE} --vocab-size 2", "--vocab-size"),
+        (f"{BASE} --tolerance much", "--tolerance"),
+        (f"{BASE} --require-prediction", "--require-prediction"),
+        (f"{BASE} --arrivals weibull", "process"),
+        (f"{BASE} --arrivals gamma", "gap_cv"),
+        (f"{BASE} --gap-cv 2", "gap_cv"),
+        (f"{BASE} --users 0", "users"),
+        (f"{CLOSED} --users 3 --duration 5", "--duration"),
+        (f"{BASE} --users 3 --stages 5x5", "--stages"),
+        (f"{BASE} --turns 0", "turns"),
+        (f"{BASE} --think -1", "think_s"),
+        (f"{BASE} --stages fast", "--stages"),
+        ("--slo ttft=1 --trace no-such-trace.csv", "no-such-trace.csv"),
+        (f"{BASE} --users 3", "--rate is 5.0; expected no such option with --users"),
+        (f"{BASE} --stages 5x5", "--rate is 5.0; expected no such option with --stages"),
+        (f"{BASE} --trace t.csv", "--rate is 5.0; expected no such option with --trace"),
+        (f"{CLOSED} --trace t.csv", "--input-tokens is '10'; expected no such option with --trace"),
         (
-            [*BASE[2:], "--trace", "t.csv"],
-            "--input-tokens is '10'; expected no such option with --trace",
-        ),
-        (
-            [*BASE[4:], "--trace", "t.csv"],
+            "--output-tokens 10 --slo ttft=1 --trace t.csv",
             "--output-tokens is '10'; expected no such option with --trace",
         ),
-        (["--prefix-tokens", "5", "--trace", "t.csv"], "expected no such option with --trace"),
-        ([*BASE, "--think", "1"], "--think is 1.0; expected --users or --turns"),
-        ([*BASE, "--skip-unanswered"], "--skip-unanswered"),
-        ([*BASE, "--prefix-tokens", "10"], "prefix_tokens"),
-        ([*BASE, "--timeout", "0"], "--timeout"),
-        (["no-such-plan.json"], "no-such-plan.json"),
-        (["no-such-plan.json", "--rate", "5"], "--rate"),
+        ("--prefix-tokens 5 --trace t.csv", "expected no such option with --trace"),
+        (f"{BASE} --think 1", "--think is 1.0; expected --users or --turns"),
+        (f"{BASE} --skip-unanswered", "--skip-unanswered"),
+        (f"{BASE} --prefix-tokens 10", "prefix_tokens"),
+        (f"{BASE} --timeout 0", "--timeout"),
+        ("no-such-plan.json", "no-such-plan.json"),
+        ("no-such-plan.json --rate 5", "--rate"),
         (
-            ["no-such-plan.json", "--prefix-tokens", "5"],
+            "no-such-plan.json --prefix-tokens 5",
             "--prefix-tokens is 5; expected no such option with a plan",
         ),
         (
-            ["no-such-plan.json", "--vocab-size", "500"],
+            "no-such-plan.json --vocab-size 500",
             "--vocab-size is 500; expected no such option with a plan",
         ),
     ],
 )
 def test_bad_options(
-    arguments: list[str],
+    arguments: str,
     names: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bad input is refused in one line that names it, before anything is touched: exit 2."""
-    monkeypatch.setattr(sys, "argv", ["loadtest", "run", *arguments])
+    monkeypatch.setattr(sys, "argv", ["loadtest", "run", *arguments.split()])
     with pytest.raises(SystemExit) as left:
         main()
 
@@ -119,7 +113,6 @@ def test_bad_options(
 
 
 def test_rate_beyond_the_client(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A rate that no client could send is refused before it is tried."""
     done = run(start_server(), tmp_path / "out", "--duration", "60", rate=1e6)
 
     assert done.returncode == Exit.BAD_INPUT
@@ -127,7 +120,6 @@ def test_rate_beyond_the_client(start_server: ServerStarter, tmp_path: Path) -> 
 
 
 def test_report_without_a_run(tmp_path: Path) -> None:
-    """A folder that holds no run is refused by name."""
     done = loadtest("report", tmp_path)
 
     assert done.returncode == Exit.BAD_INPUT

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +16,7 @@ from minicluster.specs.slo import SloSpec
 from tests.loadtest.command import (
     FAST,
     PATIENT,
+    ServerStarter,
     answered,
     loadtest,
     run,
@@ -23,11 +24,7 @@ from tests.loadtest.command import (
     verdict_in,
     wait_for,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import PlanMaker, ServerStarter
+from tests.loadtest.made import make_plan
 
 
 def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -44,7 +41,7 @@ def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> No
 
 
 def test_planned_run_compares_with_the_prediction(
-    start_server: ServerStarter, make_plan: PlanMaker, tmp_path: Path
+    start_server: ServerStarter, tmp_path: Path
 ) -> None:
     """With a plan the table has all three columns; a prediction far off fails where required."""
     host = start_server(ttft_s=0.05, itl_s=0.02)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,15 +16,10 @@ from loadtest.client.chat import FORMS, learn_chat
 from loadtest.client.prompts import Prompts
 from loadtest.run.job import ChatForm, read_job, write_job
 from minicluster.errors import Exit, InputError, TargetFailed
-from minicluster.workload.schedule import ScheduledRequest
-from tests.loadtest.command import run
-from tests.loadtest.jobs import JOB as SOME
+from tests.loadtest.command import ServerStarter, run
+from tests.loadtest.made import JOB as SOME
+from tests.loadtest.made import REQUEST
 from tests.loadtest.sending import judged, order, send
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import ServerStarter
 
 FORM = replace(FORMS[0], overhead_tokens=7)
 JOB = replace(SOME, chat=FORM)
@@ -31,10 +27,7 @@ PROMPTS = Prompts(JOB)
 
 
 def message(index: int, num_input: int) -> list[str]:
-    """Return the words of a chat."""
-    asked = ScheduledRequest(
-        index=index, due_s=0, input_tokens=num_input, output_tokens=5, in_window=True
-    )
+    asked = replace(REQUEST, index=index, input_tokens=num_input, output_tokens=5)
     read: dict[str, Any] = json.loads(PROMPTS.body(asked, PROMPTS.ids(asked)))
     [said] = read["messages"]
     assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)
@@ -44,7 +37,6 @@ def message(index: int, num_input: int) -> list[str]:
 
 @given(st.integers(0, 10_000), st.integers(8, 900))
 def test_words_and_template_are_as_long_as_asked(index: int, num_input: int) -> None:
-    """One token a word, and what the template adds."""
     words = message(index, num_input)
     assert len(words) + FORM.overhead_tokens == num_input
     assert set(words) <= set(FORM.words)
@@ -59,14 +51,12 @@ def test_chats_share_the_prefix_and_the_first_word() -> None:
 
 
 def test_words_are_few_enough_to_be_known_and_all_different() -> None:
-    """A word that stood twice would be drawn twice as often."""
     for form in FORMS:
         assert len(set(form.words)) == len(form.words)
 
 
 @pytest.mark.parametrize("template", [0, 12])
 def test_the_template_is_learned_from_usage(start_server: ServerStarter, template: int) -> None:
-    """What the server counts beyond the words is the template's."""
     host = start_server(ttft_s=0.001, itl_s=0.001, template_tokens=template)
     assert learn_chat(host, "fake").overhead_tokens == template
 
@@ -88,7 +78,6 @@ def test_the_words_that_are_one_token_are_used(
 
 
 def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused, with the way out."""
     monkeypatch.setattr(chat, "_prompt_tokens", lambda _host, _model, text, **_: 2 * len(text))
     with pytest.raises(InputError, match="completions"):
         learn_chat("http://x", "m")
@@ -106,7 +95,6 @@ def test_an_endpoint_without_chats_is_said_to_be_one(
 
 
 def test_an_answer_that_is_left_open_has_ended(start_server: ServerStarter) -> None:
-    """What a chat has to say is said with [DONE]."""
     assert learn_chat(start_server(ttft_s=0.001, unclosed=1), "fake").overhead_tokens == 0
 
 
@@ -121,7 +109,6 @@ def test_a_chat_that_never_ends_is_given_up(
 
 
 def test_a_job_of_chats_is_read_as_written(tmp_path: Path) -> None:
-    """So that workers and `loadtest report` know."""
     write_job(JOB, tmp_path / "run.json")
     assert read_job(tmp_path / "run.json") == JOB
 
@@ -149,7 +136,6 @@ def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Pat
 def test_what_no_chat_can_be_is_refused(
     start_server: ServerStarter, tmp_path: Path, more: list[str], names: str
 ) -> None:
-    """One line, exit code 2."""
     host = start_server(ttft_s=0.001, template_tokens=12)
     done = run(host, tmp_path, *more)
     assert done.returncode == Exit.BAD_INPUT, done.stderr

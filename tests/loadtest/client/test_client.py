@@ -7,18 +7,22 @@ import os
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gevent
 import psutil
 import pytest
 
 from loadtest.client import request
+from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.kernel_timestamps import Arrival, receive
 from loadtest.client.launch import launch_client
 from loadtest.run.client_health import health
-from loadtest.run.folder import prepare, read_run
+from loadtest.run.folder import Run, prepare, read_run
+from loadtest.run.job import Job
 from loadtest.run.run_config import RunLength
 from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
@@ -28,18 +32,8 @@ from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource
+from tests.loadtest.command import ServerStarter
 from tests.loadtest.sending import SOME, WORKLOAD, judged, order, send
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import ServerStarter
-
-    from loadtest.client.dispatcher import Dispatcher
-    from loadtest.client.launch import Progress
-    from loadtest.run.folder import Run
-    from loadtest.run.job import Job
 
 FAST = {"ttft_s": 0.05, "itl_s": 0.01}
 FEW = RunLength(num_requests=5, warmup_s=0)
@@ -47,7 +41,7 @@ STRICT = SloSpec(ttft_s=0.05)
 
 
 def drive_through(
-    job: Job, folder: Path, on_progress: Callable[[Progress], None] = lambda _: None
+    job: Job, folder: Path, on_progress: Callable[[dict[str, float]], None] = lambda _: None
 ) -> Run:
     """Run *job* as the command does, by Locust in a process of its own, or in several."""
     prepare(folder, job, job.requests(), None)
@@ -56,7 +50,6 @@ def drive_through(
 
 
 def test_workers_share_one_schedule(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Two processes send, between them, each request of the one schedule once, when it is due."""
     run = drive_through(order(start_server(**FAST), workers=2), tmp_path)
     due = {r.index: r.due_s for r in run.schedule}
 
@@ -124,7 +117,6 @@ def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Pat
 def test_turns_follow_each_other(
     start_server: ServerStarter, tmp_path: Path, vocab_size: int
 ) -> None:
-    """Each turn of a conversation is sent after the last one, and is as long as all before it."""
     shape = ArrivalShape(source=RequestSource(turns=3, think_s=0.02))
     job = order(start_server(**FAST), shape=shape, vocab_size=vocab_size)
     run = send(job, tmp_path)
@@ -146,15 +138,13 @@ def test_turns_follow_each_other(
     [
         ArrivalShape(source=RequestSource(process="gamma", gap_cv=2.0)),
         ArrivalShape(source=RequestSource(users=5)),
-        ArrivalShape(source=RequestSource(turns=2)),
         ArrivalShape(stages=parse_stages("40x1,40-80x0.5")),
     ],
-    ids=["gamma", "users", "turns", "stages"],
+    ids=["gamma", "users", "stages"],
 )
 def test_every_shape_is_judged(
     start_server: ServerStarter, tmp_path: Path, shape: ArrivalShape
 ) -> None:
-    """However requests come, the verdict is on all that count, each of which was answered."""
     extent = SOME
     if shape.closed:
         extent = RunLength(num_requests=60)
@@ -182,7 +172,6 @@ def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> No
 
 
 def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path) -> None:
-    """One user keeps its connection; the run says how many were opened."""
     shape = ArrivalShape(source=RequestSource(users=1))
     run = send(order(start_server(**FAST), RunLength(num_requests=8), shape=shape), tmp_path)
 
@@ -190,22 +179,21 @@ def test_connections_are_used_again(start_server: ServerStarter, tmp_path: Path)
     assert run.client.connections == 1
 
 
-def test_the_servers_phases_are_kept(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A Server-Timing header is in each sample, in seconds."""
-    run = send(order(start_server(**FAST), FEW), tmp_path)
-
-    assert all(
-        s.phases_s == {"prefill_queue": 0.0, "prefill": 0.05, "handoff": 0.0015}
-        for s in run.measured
-    )
-
-
-def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A Server-Timing header that is wrong in part costs that part, not the answer."""
-    timing = f"., kept;dur=50, point;dur=., version;dur=1.2.3, ever;dur={'9' * 400}"
+@pytest.mark.parametrize(
+    ("timing", "phases_s"),
+    [
+        ("", {"prefill_queue": 0.0, "prefill": 0.05, "handoff": 0.0015}),
+        (f"., kept;dur=50, point;dur=., version;dur=1.2.3, ever;dur={'9' * 400}", {"kept": 0.05}),
+    ],
+    ids=["whole", "wrong in part"],
+)
+def test_the_servers_phases_are_kept(
+    start_server: ServerStarter, tmp_path: Path, timing: str, phases_s: dict[str, float]
+) -> None:
+    """A Server-Timing header is in each sample, in seconds; what is no number is left out."""
     run = send(order(start_server(**FAST, timing=timing), FEW), tmp_path)
 
-    assert all(s.ok and s.phases_s == {"kept": 0.05} for s in run.measured)
+    assert all(s.ok and s.phases_s == phases_s for s in run.measured)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +203,6 @@ def test_durations_that_are_none_are_left_out(start_server: ServerStarter, tmp_p
         ({"mute_after_tokens": 4}, "timeout", "no end after 1 s"),
         ({"cut_after_tokens": 4}, "cut", ""),
         ({"garbage": "text"}, "malformed", "not JSON"),
-        ({"garbage": "deep"}, "malformed", "no completion chunk"),
-        ({"garbage": "leap"}, "malformed", ""),
         ({"flood": 1, "endless": 1}, "timeout", "no end after 1 s"),
         ({"usage": 0}, "no_usage", "no usage"),
         ({"fail_every": 1, "status": 307}, "bad_status", "307"),
@@ -244,15 +230,11 @@ def test_bad_answers_have_names(
     assert says in verdict.reasons[0]
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(500, "bad_status"), (429, "shed")])
-def test_what_fails_now_and_then_is_counted(
-    start_server: ServerStarter, tmp_path: Path, status: int, outcome: str
-) -> None:
-    """Of a server that fails every third request two thirds are answered, and a third is named."""
-    host = start_server(**FAST, fail_every=3, status=status)
+def test_what_fails_now_and_then_is_counted(start_server: ServerStarter, tmp_path: Path) -> None:
+    host = start_server(**FAST, fail_every=3, status=429)
     found = judged(send(order(host, RunLength(num_requests=60, warmup_s=0)), tmp_path)).outcomes
 
-    assert found == {"ok": 40, outcome: 20}
+    assert found == {"ok": 40, "shed": 20}
 
 
 def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -264,16 +246,6 @@ def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: P
 
     assert {s.outcome for s in run.measured} == {"malformed"}
     assert all("16 MiB" in (s.detail or "") for s in run.measured)
-
-
-def test_slow_server_is_not_the_clients_fault(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Where a server has too few slots, requests go out all the same, and wait there."""
-    host = start_server(**FAST, slots=3)
-    run = send(order(host, RunLength(num_requests=60, warmup_s=0.0)), tmp_path)
-    moves = sorted([(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples])
-
-    assert all(s.ok for s in run.measured)
-    assert max(itertools.accumulate(step for _, step in moves)) > 3
 
 
 def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -329,8 +301,8 @@ def test_a_lost_worker_ends_the_run(
     """One of two workers killed or frozen: the run is invalid, what the other measured is kept."""
     lost: list[int] = []
 
-    def lose_one(seen: Progress) -> None:
-        if seen.done > 20 and not lost:
+    def lose_one(seen: dict[str, float]) -> None:
+        if seen["done"] > 20 and not lost:
             me = psutil.Process()
             workers = [p for p in me.children(recursive=True) if "--worker" in p.cmdline()]
             lost.append(workers[0].pid)

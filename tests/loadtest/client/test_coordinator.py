@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from loadtest.client.coordinator import Coordinator
 from loadtest.run.client_health import read_client
-from tests.loadtest.jobs import CLIENT, JOB
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from tests.loadtest.made import CLIENT, JOB
 
 
 class Wire:
     """Locust's runner as the coordinator sees it."""
 
     def __init__(self) -> None:
-        """Keep what is sent."""
         self.heard: dict[str, Callable[..., None]] = {}
         self.sent: list[tuple[str, Any]] = []
 
     def register_message(self, kind: str, listener: Callable[..., None]) -> None:
-        """Listen."""
         self.heard[kind] = listener
 
     def send_message(self, kind: str, data: object, client_id: str | None = None) -> None:
-        """Send to one, or to all."""
         self.sent.append((kind, client_id or data))
 
     def report(self, worker: str, *lines: str, left: int) -> None:
-        """Let *worker* report its progress."""
         data = {"lines": lines, "t_s": 1.0, "sent": 2, "done": 1, "failed": 0, "left": left}
         self.heard["progress"](msg=SimpleNamespace(node_id=worker, data=data))
 
     def client(self, worker: str, stop: str) -> None:
-        """Let *worker* send its final report."""
         own = asdict(replace(CLIENT, stop=stop))
         self.heard["client"](msg=SimpleNamespace(node_id=worker, data=own))
 
 
 @pytest.fixture
 def wire() -> Wire:
-    """Return what connects the coordinator."""
     return Wire()
 
 
@@ -78,36 +71,27 @@ def test_a_lost_worker_ends_the_run(wire: Wire, coordinator: Coordinator, tmp_pa
     assert read_client(tmp_path / "client.json").processes == 1
 
 
-def test_a_worker_lost_after_the_last_request(
-    wire: Wire, coordinator: Coordinator, tmp_path: Path
+@pytest.mark.parametrize(
+    ("left", "stop"), [("b", "short of a worker"), ("a", "complete")], ids=["silent", "reported"]
+)
+def test_a_worker_that_leaves_after_the_last_request(
+    wire: Wire, coordinator: Coordinator, tmp_path: Path, left: str, stop: str
 ) -> None:
-    """All is measured, but the health of the lost worker is unknown, and the run says so."""
-    wire.report("a", left=0)
-    wire.report("b", left=0)
+    """It is missing unless its final report has come: its health would be unknown."""
+    for worker in ("a", "b"):
+        wire.report(worker, left=0)
     assert wire.sent[2:] == [("end_run", {"reason": "complete"})]
     wire.client("a", "complete")
-    coordinator.drop_missing(("a",))
+    coordinator.drop_missing(tuple({"a", "b"} - {left}))
+    assert coordinator.finished.is_set() == (left == "b")
+    if left == "a":
+        wire.client("b", "complete")
 
     assert coordinator.finished.is_set()
-    assert read_client(tmp_path / "client.json").stop == "short of a worker"
-
-
-def test_a_worker_may_leave_after_its_final_report(
-    wire: Wire, coordinator: Coordinator, tmp_path: Path
-) -> None:
-    """A worker that left after its final report is not missing."""
-    wire.report("a", left=0)
-    wire.report("b", left=0)
-    wire.client("a", "complete")
-    coordinator.drop_missing(("b",))
-    assert not coordinator.finished.is_set()
-    wire.client("b", "complete")
-
-    assert read_client(tmp_path / "client.json").stop == "complete"
+    assert read_client(tmp_path / "client.json").stop == stop
 
 
 def test_an_interrupted_run_stays_one(wire: Wire, coordinator: Coordinator, tmp_path: Path) -> None:
-    """The first reason to end is kept."""
     coordinator.end("interrupted")
     wire.client("a", "interrupted")
     coordinator.drop_missing(("a",))
@@ -135,25 +119,15 @@ def test_no_worker_is_missing_between_runs(
     assert [to for kind, to in wire.sent if kind == "start_run"] == ["a", "b", "a", "c"]
 
 
-def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path) -> None:
-    """Results that cannot be written are an error, and nothing waits for them any longer."""
+@pytest.mark.parametrize("gone", ["before the start", "during the run"])
+def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) -> None:
+    """Results that cannot be written are an error; late reports are dropped."""
     folder = tmp_path / "run"
-    folder.mkdir()
+    if gone == "during the run":
+        folder.mkdir()
     coordinator = Coordinator(wire, JOB, folder)
     coordinator.start(("a",))
-    (folder / "samples.jsonl").unlink()
-    folder.rmdir()
-    wire.report("a", "1", left=0)
-    wire.client("a", "complete")
-
-    assert coordinator.finished.is_set()
-    assert isinstance(coordinator.write_error, FileNotFoundError)
-
-
-def test_a_run_without_a_folder_ends(wire: Wire, tmp_path: Path) -> None:
-    """A folder that is gone before the start ends the run as well; late reports are dropped."""
-    coordinator = Coordinator(wire, JOB, tmp_path / "none")
-    coordinator.start(("a",))
+    shutil.rmtree(folder, ignore_errors=True)
     wire.report("a", "1", left=0)
     wire.client("a", "complete")
 

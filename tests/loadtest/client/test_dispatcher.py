@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 import pytest
@@ -14,13 +15,9 @@ from loadtest.client import dispatcher as dispatching
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import RequestTask
+from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
-from tests.loadtest.jobs import JOB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from minicluster.workload.samples import Sample
+from tests.loadtest.made import JOB
 
 FIRST = ScheduledRequest(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
 THEN = replace(FIRST, index=1, previous=0)
@@ -36,18 +33,15 @@ class Broken:
     )
 
     def __init__(self, error: Exception) -> None:
-        """Fail with *error*."""
         self.error = error
 
     def request(self, *_: object, **__: object) -> None:
-        """Raise the error."""
         raise self.error
 
 
 def dispatcher_of(
     requests: Sequence[ScheduledRequest], error: Exception, samples: list[Sample]
 ) -> Dispatcher:
-    """Return a dispatcher of *requests*, all of which fail with *error*."""
     http: Any = Broken(error)
     return Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
 

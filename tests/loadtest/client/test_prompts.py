@@ -12,21 +12,13 @@ from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
 from minicluster.workload.schedule import ScheduledRequest
-from tests.loadtest.jobs import JOB
+from tests.loadtest.made import JOB, REQUEST
 
 PROMPTS = Prompts(JOB)
 
 
 def request(index: int, num_input: int, session: int | None = None) -> ScheduledRequest:
-    """Make a request of that length, with an answer of 5 tokens."""
-    return ScheduledRequest(
-        index=index,
-        due_s=0,
-        input_tokens=num_input,
-        output_tokens=5,
-        in_window=True,
-        session=session,
-    )
+    return replace(REQUEST, index=index, input_tokens=num_input, output_tokens=5, session=session)
 
 
 def body(prompts: Prompts, sent: ScheduledRequest) -> dict[str, Any]:
@@ -48,7 +40,6 @@ def test_prompts_have_exactly_the_length_asked(index: int, num_input: int) -> No
 
 @pytest.mark.parametrize("vocab_size", [4, 99, 100, 151_936])
 def test_every_id_is_written_as_it_is(vocab_size: int) -> None:
-    """The table of decimals is right for every id, however many digits."""
     prompts = Prompts(replace(JOB, vocab_size=vocab_size))
     ids = np.unique(np.linspace(0, vocab_size - 1, 300).astype(np.int64))
 
@@ -93,7 +84,6 @@ def test_prompts_share_the_blocks_that_a_trace_names(
 
 
 def test_another_run_shares_no_block() -> None:
-    """The salt keeps blocks of a trace out of caches that earlier runs filled."""
     sent = replace(request(0, 512), content=(7,))
     other = Prompts(replace(JOB, prompt_salt=3)).ids(sent)
     assert PROMPTS.ids(sent)[:16].tolist() != other[:16].tolist()

@@ -9,16 +9,16 @@ import shutil
 import struct
 import subprocess
 from copy import copy
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from loadtest.report.compare_page import comparison_page, search_page
 from loadtest.report.run_page import run_page
-from loadtest.studies.capacity import Probe
-from loadtest.studies.capacity_search import CapacitySearch
+from loadtest.run.folder import Run
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
@@ -26,11 +26,7 @@ from loadtest.verdict.verdict import conclude
 from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.pages.write import render, write_page
-
-if TYPE_CHECKING:
-    from conftest import RunMaker, SampleMaker
-
-    from loadtest.run.folder import Run
+from tests.loadtest.made import SEARCH, make_probe, make_run, make_sample
 
 pytestmark = pytest.mark.browser
 
@@ -40,7 +36,6 @@ SCREENSHOTS = Path(os.environ.get("SCREENSHOTS", "out/screenshots"))
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Return the browser; there is one wherever these tests run."""
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         pytest.fail("no Chromium: `apt-get install chromium`, or another one on the PATH")
@@ -51,7 +46,6 @@ class Browser:
     """Headless Chromium with a profile of its own."""
 
     def __init__(self, program: str, folder: Path) -> None:
-        """Keep what it leaves in *folder*."""
         self._options = [
             program,
             "--headless=new",
@@ -72,7 +66,6 @@ class Browser:
         return dark
 
     def __call__(self, option: str, page_file: Path) -> subprocess.CompletedProcess[str]:
-        """Open *page_file*."""
         return subprocess.run(
             [*self._options, option, page_file.as_uri()],
             capture_output=True,
@@ -84,7 +77,6 @@ class Browser:
 
 @pytest.fixture
 def browser(chromium: str, tmp_path: Path) -> Browser:
-    """Return a browser."""
     return Browser(chromium, tmp_path)
 
 
@@ -151,7 +143,7 @@ def look(browser: Browser, page: Page, tmp_path: Path, name: str) -> dict[str, A
 
 
 @pytest.fixture
-def run(make_run: RunMaker, make_sample: SampleMaker) -> Run:
+def run() -> Run:
     """Answer 3,200 requests, one of which failed."""
     made = [make_sample(k, k / 480, ttft_s=0.05 + k * 7919 % 4800 / 48000) for k in range(4800)]
     made[7] = make_sample(
@@ -237,31 +229,9 @@ def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
 
 def test_search(browser: Browser, tmp_path: Path) -> None:
     """Tries, the limit found and the predicted one are drawn and said."""
-    probes = tuple(
-        Probe(
-            requests_per_s=rate,
-            num_requests=400,
-            verdict={True: "met", False: "missed", None: "inconclusive"}[holds],
-            holds=holds,
-            attained_fraction=0.99 if holds else 0.7,
-            good_requests_per_s=rate if holds else 0.7 * rate,
-            ttft_s=0.4 if holds else None,
-            tpot_s=0.03,
-            folder="try",
-        )
-        for rate, holds in ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
-    )
-    search = CapacitySearch(
-        host="http://127.0.0.1:1",
-        inputs_hash="0",
-        percentile="p90",
-        first_requests_per_s=8.0,
-        resolution_fraction=0.2,
-        most_requests=1000,
-        predicted_requests_per_s=12.0,
-        saturation_requests_per_s=14.0,
-        probes=probes,
-    )
+    rates = ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
+    probes = tuple(make_probe(rate, holds=holds) for rate, holds in rates)
+    search = replace(SEARCH, percentile="p90", predicted_requests_per_s=12.0, probes=probes)
     seen = look(browser, search_page(search), tmp_path, "search")
 
     [chart], text = seen["charts"], seen["text"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,22 +11,18 @@ from rich.console import Console
 from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.run_page import run_page
 from loadtest.report.table import print_verdict
+from loadtest.run.folder import Run
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.verdict import conclude
 from minicluster.pages.figure import ORANGE
-from minicluster.pages.page import DataTable, Section
+from minicluster.pages.page import DataTable, Page, Section
 from minicluster.pages.write import render
-
-if TYPE_CHECKING:
-    from conftest import RunMaker, SampleMaker
-
-    from loadtest.run.folder import Run
-    from minicluster.pages.page import Page
-    from minicluster.workload.samples import Sample
+from minicluster.workload.samples import Sample
+from tests.loadtest.made import make_run, make_sample
 
 
 @pytest.fixture
-def samples(make_sample: SampleMaker) -> list[Sample]:
+def samples() -> list[Sample]:
     """Answer 3,200 requests, one failed."""
     made = [make_sample(k, k / 480, ttft_s=0.05 + k * 7919 % 4800 / 48000) for k in range(4800)]
     failed = replace(made[7], outcome="cut", chunk_s=(), detail="<script>")
@@ -35,11 +30,10 @@ def samples(make_sample: SampleMaker) -> list[Sample]:
 
 
 def judged(run: Run) -> Page:
-    """Return the page of a run."""
     return run_page(run, conclude(run, TOLERANCE, require_prediction=False))
 
 
-def test_page_says_the_verdict(make_run: RunMaker, samples: list[Sample]) -> None:
+def test_page_says_the_verdict(samples: list[Sample]) -> None:
     """Verdict, prediction and SLO stand in the page, the answer first."""
     page = judged(make_run(samples))
     html = render(page)
@@ -50,9 +44,7 @@ def test_page_says_the_verdict(make_run: RunMaker, samples: list[Sample]) -> Non
     assert "1 cut mid-stream" in html
 
 
-def test_a_run_without_a_plan_has_no_empty_columns(
-    make_run: RunMaker, samples: list[Sample]
-) -> None:
+def test_a_run_without_a_plan_has_no_empty_columns(samples: list[Sample]) -> None:
     """What a plan predicts stands in the table only where there is one."""
     run = make_run(samples)
     for heads, each in (
@@ -70,7 +62,7 @@ def test_a_run_without_a_plan_has_no_empty_columns(
         assert {len(row) for row in table.rows} == {len(heads)}
 
 
-def test_charts_draw_what_was_measured(make_run: RunMaker, samples: list[Sample]) -> None:
+def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     """Four charts: the values of the window by share, and every request at its arrival."""
     run = make_run(samples)
     page = judged(run)
@@ -103,7 +95,7 @@ def test_charts_draw_what_was_measured(make_run: RunMaker, samples: list[Sample]
 
 
 @pytest.mark.parametrize("stop", ["complete", "died", "interrupted"])
-def test_page_without_any_answer(make_run: RunMaker, samples: list[Sample], stop: str) -> None:
+def test_page_without_any_answer(samples: list[Sample], stop: str) -> None:
     """A run in which nothing was answered still has a page, without charts."""
     run = make_run([replace(s, outcome="refused", chunk_s=()) for s in samples], stop=stop)
 
@@ -111,7 +103,7 @@ def test_page_without_any_answer(make_run: RunMaker, samples: list[Sample], stop
     assert "</html>" in render(judged(run))
 
 
-def test_names_from_outside_are_escaped(make_run: RunMaker, samples: list[Sample]) -> None:
+def test_names_from_outside_are_escaped(samples: list[Sample]) -> None:
     """What the endpoint or the plan calls itself cannot become markup."""
     run = make_run(samples)
     run = replace(run, job=replace(run.job, model="<b>evil</b>"))
@@ -146,7 +138,7 @@ def test_requests_lie_within_their_axes(values: list[float], limit: float) -> No
     assert (before["x1"], after["x0"], after["x1"]) == (0.0, 1.0, end_s)
 
 
-def test_legends_name_what_is_drawn(make_run: RunMaker, make_sample: SampleMaker) -> None:
+def test_legends_name_what_is_drawn() -> None:
     """A mark that is not there has no word in the legend."""
     names = [trace["name"] for trace in judged(make_run([make_sample(0)])).figures[2].traces]
 
@@ -171,7 +163,7 @@ def test_goodput_is_drawn_against_load() -> None:
         drawn.trace("open")
 
 
-def test_table_fits_a_narrow_terminal(make_run: RunMaker, samples: list[Sample]) -> None:
+def test_table_fits_a_narrow_terminal(samples: list[Sample]) -> None:
     """Under a pipe, 80 columns wide, the table is whole and free of colour codes."""
     out = StringIO()
     verdict = conclude(make_run(samples), TOLERANCE, require_prediction=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,39 +11,17 @@ from rich.console import Console
 
 from loadtest.report.compare_page import comparison_table, search_table
 from loadtest.report.table import bare_milliseconds, print_client_errors
-from loadtest.selftest.selftest import ClientError
-from loadtest.studies.capacity import Probe
-from loadtest.studies.capacity_search import CapacitySearch
+from loadtest.run.folder import Run
 from loadtest.studies.compare import compare_runs
-
-if TYPE_CHECKING:
-    from conftest import RunMaker, SampleMaker
-
-    from loadtest.run.folder import Run
-
-ERROR = ClientError(
-    streams=200,
-    itl_s=0.02,
-    num_requests=400,
-    events_per_s=9876.0,
-    ttft_error_p50_s=0.00123,
-    ttft_error_p99_s=0.0123,
-    itl_error_p99_s=0.123,
-    tpot_error_p99_s=0.00012,
-    heartbeat_lag_p90_s=0.001,
-    heartbeat_lag_p99_s=0.01,
-    cpu_fraction=0.7,
-    fit=True,
-    saturated=False,
-)
+from tests.loadtest.made import CLIENT_ERROR, SEARCH, make_probe, make_run, make_sample
 
 
 def test_the_clients_error_fits() -> None:
     """Heads, numbers and verdict are all there, the units once a column."""
     out = StringIO()
-    worse = replace(ERROR, streams=4567, ttft_error_p99_s=12.345, fit=False, saturated=True)
-    slow = replace(ERROR, itl_s=0.0125, ttft_error_p50_s=-0.5, cpu_fraction=1.0, fit=False)
-    print_client_errors([ERROR, worse, slow], Console(file=out, width=80))
+    worse = replace(CLIENT_ERROR, streams=4567, ttft_error_p99_s=12.345, fit=False, saturated=True)
+    slow = replace(CLIENT_ERROR, itl_s=0.0125, ttft_error_p50_s=-0.5, cpu_fraction=1.0, fit=False)
+    print_client_errors([CLIENT_ERROR, worse, slow], Console(file=out, width=80))
     title, *lines = out.getvalue().splitlines()
 
     assert "…" not in out.getvalue()
@@ -67,7 +44,7 @@ def test_milliseconds_stand_bare_below_their_unit(seconds: float, text: str) -> 
     assert bare_milliseconds(seconds) == text
 
 
-def _run(make_run: RunMaker, make_sample: SampleMaker, slower: float) -> Run:
+def _run(slower: float) -> Run:
     """Return a run of requests that wait up to that long."""
     waits = slower * np.random.default_rng(1).exponential(0.1, 300)
     return make_run(
@@ -76,9 +53,9 @@ def _run(make_run: RunMaker, make_sample: SampleMaker, slower: float) -> Run:
 
 
 @pytest.mark.parametrize("slower", [1.0, 100.0])
-def test_a_comparison_fits(make_run: RunMaker, make_sample: SampleMaker, slower: float) -> None:
+def test_a_comparison_fits(slower: float) -> None:
     """However far both are apart."""
-    runs = (_run(make_run, make_sample, 1.0), _run(make_run, make_sample, slower))
+    runs = (_run(1.0), _run(slower))
     out = StringIO()
     Console(file=out, width=80).print(comparison_table(compare_runs(*runs, ("first", "second"))))
 
@@ -88,28 +65,11 @@ def test_a_comparison_fits(make_run: RunMaker, make_sample: SampleMaker, slower:
 
 def test_the_tries_of_a_search_fit() -> None:
     """Rates of thousands, latencies of minutes, and the percentile that they are."""
-    tried = Probe(
-        requests_per_s=12345.67,
-        num_requests=123456,
-        verdict="met",
-        holds=False,
-        attained_fraction=1.0,
-        good_requests_per_s=12345.67,
-        ttft_s=123.4,
-        tpot_s=0.0312,
-        folder="try",
+    missed = replace(
+        make_probe(12345.67, holds=False), num_requests=123456, ttft_s=123.4, attained_fraction=1.0
     )
-    search = CapacitySearch(
-        host="http://127.0.0.1:1",
-        inputs_hash="0",
-        percentile="p99",
-        first_requests_per_s=8.0,
-        resolution_fraction=0.1,
-        most_requests=1000,
-        predicted_requests_per_s=12.0,
-        saturation_requests_per_s=14.0,
-        probes=(tried, replace(tried, holds=None, ttft_s=None, tpot_s=None)),
-    )
+    probes = (missed, replace(missed, holds=None, ttft_s=None, tpot_s=None))
+    search = replace(SEARCH, percentile="p99", probes=probes)
     out = StringIO()
     Console(file=out, width=80).print(search_table(search))
 

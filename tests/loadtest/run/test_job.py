@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,16 +11,12 @@ from loadtest.run.stages import parse_stages
 from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource
-from tests.loadtest.jobs import JOB
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.loadtest.made import JOB
 
 SKIPPING = ArrivalShape(skip_unanswered=True)
 
 
 def test_file_gives_back_the_job(tmp_path: Path) -> None:
-    """What is written is read, shape and all."""
     stages = parse_stages("5x60,10-40x120")
     for shape in (
         ArrivalShape(),
@@ -36,7 +32,6 @@ def test_file_gives_back_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2}', '{"schema_version": 1}'])
 def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
-    """A run.json that is none is refused with its place."""
     (tmp_path / "run.json").write_text(text)
 
     with pytest.raises(InputError, match=r"run\.json"):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
+from loadtest.run.job import Job
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
@@ -19,11 +21,6 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.schedule import read_schedule, write_schedule
 from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadtest.run.job import Job
 
 LOAD = free_load(
     WorkloadSpec(
@@ -42,17 +39,10 @@ STAGES = st.lists(
 
 
 def job(shape: ArrivalShape, extent: RunLength | None = None, trace: Path | None = None) -> Job:
-    """Make a job of that shape."""
     load = LOAD
     if trace:
-        workload = WorkloadSpec(
-            requests_per_s=1.0,
-            input_tokens=Lengths.fixed(16),
-            output_tokens=Lengths.fixed(10),
-            trace=str(trace),
-        )
-        load = free_load(workload, SloSpec(), model="fake", vocab_size=500)
-    return make_job(load, extent or RunLength(), host="http://x", model="fake", shape=shape)
+        load = replace(LOAD, workload=replace(LOAD.workload, trace=str(trace)))
+    return make_job(load, extent or RunLength(), host="http://x", shape=shape)
 
 
 def count_until(stages: list[RateStage], t: float) -> float:
@@ -80,7 +70,6 @@ def test_stages_expect_as_many_before_each_arrival(
 
 @given(RATES, st.integers(0, 100))
 def test_one_flat_stage_changes_nothing(rate: float, seed: int) -> None:
-    """A stage at the workload's own rate leaves every arrival where it was."""
     due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, 50))
     stage = RateStage(start_per_s=rate, end_per_s=rate, duration_s=10.0)
 
@@ -88,7 +77,6 @@ def test_one_flat_stage_changes_nothing(rate: float, seed: int) -> None:
 
 
 def test_steps_have_their_rates() -> None:
-    """Each step has about as many arrivals as its rate says, the warm-up as the first one."""
     made = job(
         ArrivalShape(stages=parse_stages("20x100,60x100,10-30x100")), RunLength(warmup_s=50.0)
     )
@@ -110,7 +98,6 @@ def test_a_ramp_from_nothing_needs_no_warm_up() -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "x5", "-5x5", "5x0", "0x5", "5xnan", "5-x3"])
 def test_bad_stages_are_refused(text: str) -> None:
-    """A stage says its rate, or two, and its seconds."""
     with pytest.raises(InputError, match="--stages"):
         parse_stages(text)
 
@@ -129,25 +116,16 @@ def test_bad_stages_are_refused(text: str) -> None:
 def test_what_would_be_ignored_is_refused(
     shape: ArrivalShape, extent: RunLength, names: str
 ) -> None:
-    """Options that do not go together are refused by name."""
     with pytest.raises(InputError, match=names):
         job(shape, extent)
 
 
-def test_stages_and_users_exclude_each_other() -> None:
-    """A closed loop has no rate that could change."""
-    with pytest.raises(InputError, match="--users"):
-        ArrivalShape(source=RequestSource(users=3), stages=parse_stages("5x5"))
-
-
 def mooncake(path: Path, *rows: dict[str, Any]) -> Path:
-    """Write a trace."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, Any]:
-    """Make a line of a Mooncake trace."""
     return {"timestamp": t_ms, "input_length": num_input, "output_length": num_output}
 
 
@@ -174,7 +152,6 @@ def test_a_trace_is_sent_as_it_is(tmp_path: Path) -> None:
 def test_a_trace_with_holes_is_refused(
     tmp_path: Path, rows: tuple[dict[str, int], ...], names: str
 ) -> None:
-    """A line that lacks something is named."""
     with pytest.raises(InputError, match=names):
         job(ArrivalShape(), trace=mooncake(tmp_path / "t.jsonl", *rows))
 
@@ -198,10 +175,9 @@ def test_shared_blocks_of_a_trace_reach_prompts_and_simulation(tmp_path: Path) -
 
 
 def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
-    """The simulation of a schedule has the prefix that its prompts share; so has a run of it."""
     workload = replace(LOAD.workload, prefix_tokens=8)
     load, extent = replace(LOAD, workload=workload), RunLength(num_requests=5, warmup_s=0)
-    made = make_job(load, extent, host="http://x", model="fake")
+    made = make_job(load, extent, host="http://x")
     write_schedule(made.requests(), tmp_path / "schedule.jsonl")
 
     simulated = read_trace(tmp_path / "schedule.jsonl").arrivals.prefix_tokens
@@ -248,15 +224,17 @@ def test_a_window_ends_before_its_end(tmp_path: Path) -> None:
     ]
 
 
-def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    """Asked for more requests than a trace has, the job says how many there are."""
-    path = mooncake(tmp_path / "t.jsonl", row(0), row(500), row(900))
-    with pytest.raises(InputError, match="at most 3"):
-        job(ArrivalShape(), RunLength(num_requests=5, warmup_s=0), path)
-
-
-def test_a_silent_window_is_refused(tmp_path: Path) -> None:
-    """A window that falls into a hole of the trace measures nothing."""
-    path = mooncake(tmp_path / "t.jsonl", row(0), row(90_000))
-    with pytest.raises(InputError, match="something arrives"):
-        job(ArrivalShape(), RunLength(duration_s=5, warmup_s=1), path).requests()
+@pytest.mark.parametrize(
+    ("times_ms", "extent", "match"),
+    [
+        ((0, 500, 900), RunLength(num_requests=5, warmup_s=0), "at most 3"),
+        ((0, 90_000), RunLength(duration_s=5, warmup_s=1), "something arrives"),
+    ],
+    ids=["too short", "silent"],
+)
+def test_a_window_that_a_trace_does_not_fill_is_refused(
+    tmp_path: Path, times_ms: tuple[int, ...], extent: RunLength, match: str
+) -> None:
+    path = mooncake(tmp_path / "t.jsonl", *map(row, times_ms))
+    with pytest.raises(InputError, match=match):
+        job(ArrivalShape(), extent, path).requests()

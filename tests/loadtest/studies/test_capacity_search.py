@@ -4,8 +4,10 @@ import heapq
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,38 +17,22 @@ from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.client_health import write_client
-from loadtest.studies.capacity import Probe, capacity, next_rate
-from loadtest.studies.capacity_search import CapacitySearch, resume_search, run_search, to_json
+from loadtest.studies.capacity_search import (
+    Probe,
+    capacity,
+    next_rate,
+    resume_search,
+    run_search,
+    to_json,
+)
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.plan import to_json as plan_json
 from minicluster.specs.slo import SloSpec
-from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.samples import to_line
 from minicluster.workload.schedule import read_schedule
-from tests.loadtest.command import loadtest
-from tests.loadtest.jobs import CLIENT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from random import Random
-
-    from conftest import PlanMaker, ServerStarter
-
-    from loadtest.verdict.verdict import Verdict
-
-
-def probe(rate: float, holds: bool | None) -> Probe:  # noqa: FBT001
-    """Return a try."""
-    return Probe(
-        requests_per_s=rate,
-        num_requests=100,
-        verdict="met" if holds else "missed",
-        holds=holds,
-        attained_fraction=1.0 if holds else 0.5,
-        good_requests_per_s=rate,
-        ttft_s=0.1,
-        tpot_s=0.01,
-        folder="try",
-    )
+from tests.loadtest.command import ServerStarter, loadtest
+from tests.loadtest.made import CLIENT, make_plan, make_probe, make_sample
+from tests.loadtest.made import SEARCH as FRESH
 
 
 @given(st.floats(0.5, 100), st.floats(0.2, 5), st.sampled_from([0.05, 0.1, 0.3]))
@@ -54,7 +40,7 @@ def test_the_limit_is_found_wherever_it_is(first: float, ratio: float, resolutio
     """A sharp limit is bracketed to the resolution, in few tries."""
     limit, probes = first * ratio, []
     while (rate := next_rate(probes, first=first, resolution_fraction=resolution)) is not None:
-        probes.append(probe(rate, rate <= limit))
+        probes.append(make_probe(rate, holds=rate <= limit))
         assert len(probes) < 20
     found = capacity(probes)
 
@@ -80,7 +66,7 @@ def test_a_blurred_limit_is_bracketed(
     while (rate := next_rate(probes, first=first, resolution_fraction=resolution)) is not None:
         near = limit / (1 + blur) < rate < limit * (1 + blur)
         silent = near and chance.random() < 0.7
-        probes.append(probe(rate, None if silent else rate <= limit))
+        probes.append(make_probe(rate, holds=None if silent else rate <= limit))
         assert len(probes) < 40
     found = capacity(probes)
 
@@ -93,22 +79,26 @@ def test_a_blurred_limit_is_bracketed(
 
 def test_a_rate_that_nothing_tells_about_is_no_limit() -> None:
     """An inconclusive rate bounds nothing; the search goes on above and below it."""
-    probes = [probe(8, holds=True), probe(10, holds=None)]
+    probes = [make_probe(8, holds=True), make_probe(10, holds=None)]
 
     assert next_rate(probes, first=8, resolution_fraction=0.1) == 12.5
-    probes.append(probe(12.5, holds=False))
+    probes.append(make_probe(12.5, holds=False))
     assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(80**0.5)
     found = capacity(probes)
     assert (found.low, found.high, found.unclear) == (8, 12.5, (10,))
     assert not found.within(0.1)
-    assert capacity([*probes, probe(11, holds=True)]).unclear == ()
-    assert capacity([probe(10, holds=None)]).middle is None
+    assert capacity([*probes, make_probe(11, holds=True)]).unclear == ()
+    assert capacity([make_probe(10, holds=None)]).middle is None
 
 
 def test_what_held_above_a_miss_is_not_believed() -> None:
     """Chance may let a rate hold above one that missed: the lower miss bounds the limit."""
-    found = capacity([probe(8, holds=True), probe(10, holds=False), probe(12.5, holds=True)])
-    above = capacity([probe(10, holds=False), probe(12.5, holds=True), probe(14, holds=None)])
+    found = capacity(
+        [make_probe(8, holds=True), make_probe(10, holds=False), make_probe(12.5, holds=True)]
+    )
+    above = capacity(
+        [make_probe(10, holds=False), make_probe(12.5, holds=True), make_probe(14, holds=None)]
+    )
 
     assert (found.low, found.high) == (8, 10)
     assert (above.low, above.high, above.unclear) == (None, 10, ())
@@ -119,24 +109,19 @@ def test_nothing_is_out_of_reach_for_ever() -> None:
     for holds in (True, False, None):
         probes: list[Probe] = []
         while (rate := next_rate(probes, first=10, resolution_fraction=0.1)) is not None:
-            probes.append(probe(rate, holds))
+            probes.append(make_probe(rate, holds=holds))
         assert len(probes) < 20
         assert (capacity(probes).low is None) == (not holds)
 
 
-SEARCH = CapacitySearch(
-    host="http://127.0.0.1:1",
-    inputs_hash="0",
-    percentile="p50",
-    first_requests_per_s=8.0,
-    resolution_fraction=0.1,
-    most_requests=100,
-    predicted_requests_per_s=10.0,
-    saturation_requests_per_s=12.0,
-    probes=(probe(8, holds=True), probe(10, holds=False), probe(9, holds=True)),
+SEARCH = replace(
+    FRESH,
+    probes=(
+        make_probe(8, holds=True),
+        make_probe(10, holds=False),
+        make_probe(9, holds=True),
+    ),
 )
-FRESH = replace(SEARCH, probes=())
-"""The first try has 47 requests: 1.2 times what proves a p50."""
 
 
 def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -146,7 +131,7 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     assert resume_search(FRESH, tmp_path) == SEARCH
     tried = []
 
-    def measure(rate: float, num: int, name: str) -> Verdict:
+    def measure(rate: float, num: int, name: str) -> Any:  # noqa: ANN401
         tried.append((rate, num, name))
         raise InterruptedError
 
@@ -161,47 +146,37 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
         resume_search(FRESH, tmp_path)
 
 
-def said(
-    word: str,
-    rate: float,
-    needed: int | None = None,
-    *,
-    counted: int = 47,
-    settled: bool = True,
-) -> Verdict:
+def answer(word: str, rate: float, **more: Any) -> Any:  # noqa: ANN401
     """Return a verdict as far as a search looks at it."""
+    needs = {"needed": None, "counted": 47, "settled": True} | more
     result = SimpleNamespace(
         metric="ttft",
         measured_s=0.1,
         attained_fraction=0.9,
         verdict="inconclusive" if word == "inconclusive" else "met",
-        num_needed=needed,
-        num_requests=counted,
+        num_needed=needs["needed"],
+        num_requests=needs["counted"],
     )
-    throughput = SimpleNamespace(good_requests_per_s=rate)
-    verdict: Any = SimpleNamespace(
+    return SimpleNamespace(
         verdict=word,
         reasons=(f"{word} it is",),
         slo=(result,),
-        throughput=throughput,
-        window=SimpleNamespace(settled=settled),
+        throughput=SimpleNamespace(good_requests_per_s=rate),
+        window=SimpleNamespace(settled=needs["settled"]),
     )
-    return cast("Verdict", verdict)
 
 
 class Endpoint:
     """Holds the SLO up to 10 requests/s; n requests tell so at rates 3 / sqrt(n) away from it."""
 
     def __init__(self) -> None:
-        """Keep what is tried."""
         self.tried: list[tuple[str, int]] = []
 
-    def __call__(self, rate: float, num: int, name: str) -> Verdict:
-        """Try *rate*."""
+    def __call__(self, rate: float, num: int, name: str) -> Any:  # noqa: ANN401
         self.tried.append((name, num))
         if abs(math.log(rate / 10)) < 3 / math.sqrt(num):
-            return said("inconclusive", rate)
-        return said("met" if rate <= 10 else "missed", rate)
+            return answer("inconclusive", rate)
+        return answer("met" if rate <= 10 else "missed", rate)
 
 
 def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
@@ -252,9 +227,9 @@ def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
     """
     tried: list[int] = []
 
-    def measure(rate: float, num: int, _name: str) -> Verdict:
+    def measure(rate: float, num: int, _name: str) -> Any:  # noqa: ANN401
         tried.append(num)
-        return said("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
+        return answer("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
 
     with pytest.raises(Inconclusive):
         run_search(replace(FRESH, most_requests=1000), measure, tmp_path)
@@ -263,16 +238,16 @@ def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
 
 def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     """It is no limit: the reasons are said, and the search goes on from the tries before it."""
-    probes = (*SEARCH.probes[:1], replace(probe(10, holds=None), verdict="invalid"))
+    probes = (*SEARCH.probes[:1], replace(make_probe(10, holds=None), verdict="invalid"))
     (tmp_path / "search.json").write_text(to_json(replace(SEARCH, probes=probes)))
     before = resume_search(FRESH, tmp_path)  # as earlier versions left it
     assert before.probes == SEARCH.probes[:1]
 
     tried = []
 
-    def measure(rate: float, _num: int, _name: str) -> Verdict:
+    def measure(rate: float, _num: int, _name: str) -> Any:  # noqa: ANN401
         tried.append(rate)
-        return said("met" if rate <= 10 else "invalid", rate)
+        return answer("met" if rate <= 10 else "invalid", rate)
 
     for _ in range(2):
         with pytest.raises(Inconclusive, match="invalid it is") as stopped:
@@ -299,7 +274,7 @@ def test_only_what_held_is_said_to_hold(
     tries: dict[float, bool | None], says: str, code: Exit
 ) -> None:
     """The limit lies between tries; a rate that told nothing is named as one, and is exit 4."""
-    probes = tuple(probe(rate, holds) for rate, holds in tries.items())
+    probes = tuple(make_probe(rate, holds=holds) for rate, holds in tries.items())
     search = replace(SEARCH, probes=probes)
 
     assert says in " ".join(search_lines(search))
@@ -309,7 +284,7 @@ def test_only_what_held_is_said_to_hold(
 def test_the_plan_is_compared_with_both_ends() -> None:
     """10 requests/s predicted: 20 % below one that missed at 12.5, 25 % above 8, which held."""
     open_ended = replace(SEARCH, probes=SEARCH.probes[:1])
-    closed = replace(SEARCH, probes=(probe(8, holds=True), probe(12.5, holds=False)))
+    closed = replace(SEARCH, probes=(make_probe(8, holds=True), make_probe(12.5, holds=False)))
 
     assert "-20% to +25% off the measured limit" in list(search_lines(closed))[1]
     assert closed.error_fraction == pytest.approx(0)
@@ -324,19 +299,15 @@ def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
     for asked in schedule:
         begins_s = max(heapq.heappop(free_s), asked.due_s)
         heapq.heappush(free_s, begins_s + service_s)
-        sample = Sample(
-            index=asked.index,
+        sample = make_sample(
+            asked.index,
+            asked.due_s,
+            ttft_s=begins_s + 0.05 - asked.due_s,
+            itl_s=0.015,
+            num_output=asked.output_tokens,
             in_window=asked.in_window,
-            due_s=asked.due_s,
-            send_s=asked.due_s,
-            end_s=begins_s + service_s,
             asked_input_tokens=asked.input_tokens,
-            asked_output_tokens=asked.output_tokens,
             input_tokens=asked.input_tokens,
-            output_tokens=asked.output_tokens,
-            chunk_s=tuple(begins_s + 0.05 + 0.015 * k for k in range(asked.output_tokens)),
-            chunk_tokens=(1,) * asked.output_tokens,
-            outcome="ok",
         )
         lines.append(to_line(sample))
     (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -345,7 +316,6 @@ def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
 
 def test_a_server_with_so_many_slots(
     start_server: ServerStarter,
-    make_plan: PlanMaker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -379,9 +349,8 @@ def test_a_server_with_so_many_slots(
     ],
 )
 def test_bad_options_are_refused(
-    make_plan: PlanMaker, tmp_path: Path, deaf_port: int, options: list[str], says: str
+    tmp_path: Path, deaf_port: int, options: list[str], says: str
 ) -> None:
-    """One line: what it was, and what it has to be."""
     plan = tmp_path / "plan.json"
     plan.write_text(plan_json(make_plan()))
     host = f"http://127.0.0.1:{deaf_port}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,23 +11,20 @@ import pytest
 from loadtest.report.compare_page import change_rows, comparison_lines, difference_text
 from loadtest.studies.compare import compare_runs, to_json
 from loadtest.verdict.window import measurement_window
-
-if TYPE_CHECKING:
-    from conftest import RunMaker, SampleMaker
-
-    from minicluster.workload.samples import Sample
+from minicluster.workload.samples import Sample
+from tests.loadtest.made import make_run, make_sample
 
 NAMES = ("a", "b")
 
 
 @pytest.fixture
-def answers(make_sample: SampleMaker) -> list[Sample]:
+def answers() -> list[Sample]:
     """Answer 1,000 requests within 10 s, at latencies that vary."""
     drawn = np.random.default_rng(0).exponential(0.1, 1000).tolist()
     return [make_sample(k, k / 100, ttft_s=value) for k, value in enumerate(drawn)]
 
 
-def test_a_server_that_sheds_is_no_faster(make_run: RunMaker, answers: list[Sample]) -> None:
+def test_a_server_that_sheds_is_no_faster(answers: list[Sample]) -> None:
     """Half is shed, the rest comes sooner: fewer are good, which stands first."""
     shed = [
         replace(s, outcome="shed", chunk_s=()) if s.index % 2 else replace(s, chunk_s=halved(s))
@@ -73,8 +69,7 @@ def test_differences_are_in_the_unit_that_people_read(
     assert difference_text(low_s, high_s) == text
 
 
-def test_two_runs_alike(make_run: RunMaker, answers: list[Sample]) -> None:
-    """A run beside itself: nothing differs, nothing is noted, and the JSON says version 2."""
+def test_two_runs_alike(answers: list[Sample]) -> None:
     found = compare_runs(make_run(answers), make_run(answers), NAMES)
     written = json.loads(to_json(found))
 
@@ -84,7 +79,7 @@ def test_two_runs_alike(make_run: RunMaker, answers: list[Sample]) -> None:
     assert written["good"]["p_value"] == 1
 
 
-def test_marks_reckon_with_how_many_they_are(make_run: RunMaker, make_sample: SampleMaker) -> None:
+def test_marks_reckon_with_how_many_they_are() -> None:
     """A difference that would be one by itself is none among 16 figures."""
     rng = np.random.default_rng(1)
     waits = rng.exponential(0.1, (2, 500)) * [[1.0], [1.13]]
@@ -112,7 +107,7 @@ def test_marks_reckon_with_how_many_they_are(make_run: RunMaker, make_sample: Sa
     ],
 )
 def test_a_run_that_proves_nothing_is_noted(
-    make_run: RunMaker, answers: list[Sample], client: dict[str, object], says: str
+    answers: list[Sample], client: dict[str, object], says: str
 ) -> None:
     """Runs that have no verdict of their own are compared, and it is said which, and why."""
     found = compare_runs(make_run(answers), make_run(answers, **client), NAMES)
@@ -121,9 +116,7 @@ def test_a_run_that_proves_nothing_is_noted(
     assert f"the second run proves nothing by itself, it is {says}" in found.notes[0]
 
 
-def test_shares_are_paired_behind_both_warmups(
-    make_run: RunMaker, make_sample: SampleMaker
-) -> None:
+def test_shares_are_paired_behind_both_warmups() -> None:
     """A cold start that only one run had is cut from both before their requests are paired."""
     warm = [make_sample(k, k / 100, ttft_s=1.5 if k % 9 == 0 else 0.05) for k in range(1000)]
     cold = [replace(s, chunk_s=tuple(t + 5 for t in s.chunk_s)) for s in warm[:200]] + warm[200:]

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from loadtest.run.schedule import Window
 from loadtest.verdict.pool_load import pool_loads
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
-
-if TYPE_CHECKING:
-    from conftest import PlanMaker, SampleMaker
+from tests.loadtest.made import make_plan, make_sample
 
 WINDOW = Window(start_s=10.0, end_s=20.0, drain_s=5.0)
 FORETOLD = PredictedRequest(
@@ -17,9 +13,7 @@ FORETOLD = PredictedRequest(
 )
 
 
-def test_requests_in_flight_follow_littles_law(
-    make_plan: PlanMaker, make_sample: SampleMaker
-) -> None:
+def test_requests_in_flight_follow_littles_law() -> None:
     """Forty requests a second; only what they spend within the window counts."""
     samples = [make_sample(k, k / 40) for k in range(1200)]
     simulated = Resimulation(
@@ -36,9 +30,7 @@ def test_requests_in_flight_follow_littles_law(
     assert prefill.predicted_utilisation_fraction == 0.2
 
 
-def test_without_a_simulation_the_plans_own_load_is_beside(
-    make_plan: PlanMaker, make_sample: SampleMaker
-) -> None:
+def test_without_a_simulation_the_plans_own_load_is_beside() -> None:
     """What waits for its first token until it fails is in the prefill pool."""
     lost = [make_sample(k, 10.0, ttft_s=None, outcome="timeout", end_s=30.0) for k in range(3)]
     prefill, decode = pool_loads(make_plan(), lost, WINDOW, None)

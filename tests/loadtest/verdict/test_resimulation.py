@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
 from loadtest.client.request import reported_phases
-from loadtest.report.judge import JudgeOptions, judge_run
+from loadtest.report.judge import judge_run
 from loadtest.report.junit import to_junit
-from loadtest.run.client_health import write_client
-from loadtest.run.folder import prepare
+from loadtest.run.client_health import Client, write_client
+from loadtest.run.folder import Run, prepare
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.resimulation import reached_engine, resimulate
+from loadtest.verdict.resimulation import Resimulation, reached_engine, resimulate
 from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.plan import to_json
-from minicluster.workload.samples import to_line
+from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from conftest import PlanMaker, RunMaker, SampleMaker
-
-    from loadtest.run.client_health import Client
-    from loadtest.run.folder import Run
-    from minicluster.workload.samples import Sample
-
-OPTIONS = JudgeOptions(tolerance=TOLERANCE)
+from tests.loadtest.made import make_plan, make_run, make_sample
 
 
 @pytest.fixture
-def plan_file(make_plan: PlanMaker, tmp_path: Path) -> Path:
+def plan_file(tmp_path: Path) -> Path:
     """Return a plan whose prefill takes 10 ms + 0.1 ms a token, and a decode step 10 ms."""
     path = tmp_path / "given.json"
     path.write_text(to_json(make_plan()))
     return path
 
 
-def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Sample]:
+def simulated(plan: Path, samples: Sequence[Sample], **shared: Any) -> Resimulation:  # noqa: ANN401
+    """Simulate *samples*, whose prompts have *shared*."""
+    schedule = [
+        ScheduledRequest(
+            index=s.index,
+            due_s=0.0,
+            input_tokens=s.asked_input_tokens,
+            output_tokens=s.asked_output_tokens,
+            in_window=True,
+            **shared,
+        )
+        for s in samples
+    ]
+    return resimulate(plan, samples, schedule)
+
+
+def as_simulated(*, apart_s: float = 1.0) -> list[Sample]:
     """Return requests that never meet one another: prefill 13.2 ms, first step, nine more."""
     told = {"queued_prefill": 0.0132, "handoff": 0.02}
     return [
@@ -53,13 +60,17 @@ def as_simulated(make_sample: SampleMaker, *, apart_s: float = 1.0) -> list[Samp
     ]
 
 
-def test_requests_alone_take_what_the_formulas_say(
-    plan_file: Path, make_sample: SampleMaker
-) -> None:
-    """A request that meets no other takes what the step model says, in the run's order."""
-    samples = as_simulated(make_sample)
-    found = resimulate(plan_file, list(reversed(samples)))
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Resimulation:
+    """Simulate requests that never meet, given in any order."""
+    path = tmp_path_factory.mktemp("alone") / "plan.json"
+    path.write_text(to_json(make_plan()))
+    return simulated(path, list(reversed(as_simulated())))
 
+
+def test_requests_alone_take_what_the_formulas_say(alone: Resimulation) -> None:
+    """A request that meets no other takes what the step model says, in the run's order."""
+    found = alone
     assert sorted(found.requests) == list(range(60))
     one = found.requests[7]
     assert one.phases_s["prefill"] == pytest.approx(0.01 + 32e-4)
@@ -69,123 +80,99 @@ def test_requests_alone_take_what_the_formulas_say(
     assert found.itl["mean"] == pytest.approx(0.01)
 
 
-def ordered(samples: Sequence[Sample], **shared: object) -> list[ScheduledRequest]:
-    """Return the schedule that *samples* are of; their prompts have *shared*."""
-    return [
-        replace(
-            ScheduledRequest(
-                index=s.index,
-                due_s=s.due_s,
-                input_tokens=s.asked_input_tokens,
-                output_tokens=s.asked_output_tokens,
-                in_window=s.in_window,
-            ),
-            **shared,
-        )
-        for s in samples
-    ]
-
-
-def test_a_shared_prefix_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+def test_a_shared_prefix_is_not_computed(plan_file: Path) -> None:
     """Of prompts that share two blocks with all others only the third one takes prefill's time."""
-    samples = [replace(s, asked_input_tokens=96) for s in as_simulated(make_sample)]
-    found = resimulate(plan_file, samples, schedule=ordered(samples, prefix_tokens=64))
-    whole = resimulate(plan_file, samples, schedule=ordered(samples))
+    samples = [replace(s, asked_input_tokens=96) for s in as_simulated()]
+    found = simulated(plan_file, samples, prefix_tokens=64)
+    whole = simulated(plan_file, samples)
 
     assert {round(r.phases_s["prefill"], 6) for r in found.requests.values()} == {0.01 + 32e-4}
     assert {round(r.phases_s["prefill"], 6) for r in whole.requests.values()} == {0.01 + 96e-4}
 
 
-def test_what_was_said_before_is_not_computed(plan_file: Path, make_sample: SampleMaker) -> None:
+def test_what_was_said_before_is_not_computed(plan_file: Path) -> None:
     """The second turn of a conversation computes what is new in it, whatever its index."""
     turns = [
         make_sample(4, 0.0, asked_input_tokens=64),
         make_sample(9, 5.0, asked_input_tokens=160),
     ]
-    found = resimulate(plan_file, turns, schedule=ordered(turns, session=7))
-    apart = resimulate(plan_file, turns, schedule=ordered(turns))
+    found = simulated(plan_file, turns, session=7)
+    apart = simulated(plan_file, turns)
 
     assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 96e-4)
     assert apart.requests[9].phases_s["prefill"] == pytest.approx(0.01 + 160e-4)
 
 
-def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path, make_sample: SampleMaker) -> None:
+def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path) -> None:
     """Requests that come in a burst wait in the simulation as they waited in the run."""
     burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
     waits = [
-        each.phases_s["prefill_queue"] for each in resimulate(plan_file, burst).requests.values()
+        each.phases_s["prefill_queue"] for each in simulated(plan_file, burst).requests.values()
     ]
 
     assert max(waits) > 0.05
     assert min(waits) == pytest.approx(0.0)
 
 
-def test_what_differs_is_named(plan_file: Path, make_sample: SampleMaker) -> None:
-    """A slow hand-off is called the hand-off, whatever the sum of the phases."""
-    samples = [
-        replace(s, phases_s={"queued_prefill": 0.0132, "handoff": 0.5}, due_s=s.due_s - 0.48)
-        for s in as_simulated(make_sample)
-    ]
-    phases = compare_phases(resimulate(plan_file, samples), samples)
+PULLED = reported_phases(
+    {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.12},
+    {"queue_time": 0.108, "time_to_first_token": 0.01},
+)
+COMPUTED_BY_DECODE = reported_phases(
+    {"queued_prefill": 0.033, "kv_fetch": 0.0, "first_decode_step": 0.0},
+    {"queue_time": 0.003, "time_to_first_token": 0.03},
+)
+
+
+@pytest.mark.parametrize(
+    ("reported", "earlier_s", "measured_s", "explains"),
+    [
+        ({}, 0.0, {"ttft": 0.0332}, "ttft"),
+        ({"queued_prefill": 0.0132, "handoff": 0.5}, 0.48, {"handoff": 0.5}, "handoff"),
+        (
+            {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.02},
+            0.0,
+            {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.02},
+            "handoff",
+        ),
+        (PULLED, 0.1, {"kv_fetch": 0.11, "first_decode_step": 0.01}, "kv_fetch"),
+        (
+            COMPUTED_BY_DECODE,
+            0.0,
+            {"prefill_queue": 0.003, "prefill": 0.03, "kv_fetch": 0.0, "first_decode_step": 0.0},
+            "prefill",
+        ),
+    ],
+    ids=["nothing", "slow hand-off", "queue and prefill", "slow pull", "computed by decode"],
+)
+def test_phases_are_as_fine_as_the_server_reports_them(
+    alone: Resimulation,
+    reported: dict[str, float],
+    earlier_s: float,
+    measured_s: dict[str, float],
+    explains: str,
+) -> None:
+    """They add up to the E2E latency, and the phase with the largest error is named."""
+    samples = [replace(s, phases_s=reported, due_s=s.due_s - earlier_s) for s in as_simulated()]
+    phases = compare_phases(alone, samples)
 
     assert phases
-    assert phases.explains == "handoff"
-    assert phases.share_fraction > 0.9
-    assert sum(row.difference_s for row in phases.rows) == pytest.approx(
-        sum(row.predicted_s - row.measured_s for row in phases.rows)
-    )
-
-
-def test_a_finer_server_splits_queue_and_prefill(plan_file: Path, make_sample: SampleMaker) -> None:
-    """Where the server tells its queue and its step, they are compared apart."""
-    told = {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.02}
-    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
-    phases = compare_phases(resimulate(plan_file, samples), samples)
-
-    assert phases
-    assert [row.name for row in phases.rows][1:3] == ["prefill_queue", "prefill"]
-    assert phases.rows[2].difference_s == pytest.approx(0.0, abs=1e-6)
-
-
-def test_engines_of_both_pools_split_every_phase(plan_file: Path, make_sample: SampleMaker) -> None:
-    """The pull and the first step are apart where decode's engine tells; a slow pull is named."""
-    timings = {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.12}
-    told = reported_phases(timings, {"queue_time": 0.108, "time_to_first_token": 0.01})
-    samples = [replace(s, phases_s=told, due_s=s.due_s - 0.1) for s in as_simulated(make_sample)]
-    phases = compare_phases(resimulate(plan_file, samples), samples)
-
-    assert phases
-    assert [row.name for row in phases.rows][3:5] == ["kv_fetch", "first_decode_step"]
-    assert phases.explains == "kv_fetch"
-    assert phases.rows[4].difference_s == pytest.approx(0.0, abs=1e-6)
+    found = {row.name: row for row in phases.rows}
+    assert {name: found[name].measured_s for name in measured_s} == pytest.approx(measured_s)
     assert sum(row.measured_s for row in phases.rows) == pytest.approx(
         sum(s.e2e_s for s in samples) / len(samples)
     )
+    assert max(found, key=lambda name: abs(found[name].difference_s)) == phases.explains
+    assert phases.explains == explains
 
 
-def test_a_prompt_that_decode_computes_has_no_pull(
-    plan_file: Path, make_sample: SampleMaker
-) -> None:
-    """What the decode engine says of a prompt that it computes splits queue and prefill."""
-    timings = {"queued_prefill": 0.033, "kv_fetch": 0.0, "first_decode_step": 0.0}
-    told = reported_phases(timings, {"queue_time": 0.003, "time_to_first_token": 0.03})
-    samples = [replace(s, phases_s=told) for s in as_simulated(make_sample)]
-    phases = compare_phases(resimulate(plan_file, samples), samples)
-
-    assert phases
-    seen = {row.name: row.measured_s for row in phases.rows}
-    assert seen["prefill_queue"] == pytest.approx(0.003)
-    assert seen["prefill"] == pytest.approx(0.03)
-    assert seen["kv_fetch"] == seen["first_decode_step"] == 0.0
-
-
-def test_without_a_plan_that_can_be_simulated(tmp_path: Path, make_sample: SampleMaker) -> None:
+def test_without_a_plan_that_can_be_simulated(tmp_path: Path) -> None:
     """What the simulator refuses is one line, and nothing is made up."""
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(MiniclusterError):
-        resimulate(tmp_path / "plan.json", as_simulated(make_sample))
+        simulated(tmp_path / "plan.json", as_simulated())
     with pytest.raises(MiniclusterError):
-        resimulate(tmp_path / "plan.json", [])
+        simulated(tmp_path / "plan.json", [])
 
 
 def kept(run: Run, plan: Path, folder: Path) -> Path:
@@ -197,14 +184,13 @@ def kept(run: Run, plan: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_run_is_judged_with_its_resimulation(
-    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
-) -> None:
+def test_a_run_is_judged_with_its_resimulation(plan_file: Path, tmp_path: Path) -> None:
     """A run as the model predicts agrees with its resimulation, whatever the plan predicted."""
-    run = make_run(as_simulated(make_sample, apart_s=0.16))
+    run = make_run(as_simulated(apart_s=0.16))
     verdict = judge_run(
         kept(run, plan_file, tmp_path / "run"),
-        JudgeOptions(tolerance=TOLERANCE, junit=tmp_path / "junit.xml"),
+        TOLERANCE,
+        junit=tmp_path / "junit.xml",
     )
 
     assert verdict.comparison
@@ -221,18 +207,16 @@ def test_a_run_is_judged_with_its_resimulation(
     assert ET.parse(tmp_path / "junit.xml").getroot().get("errors") == "2"  # noqa: S314
 
 
-def test_requests_turned_away_are_not_simulated(
-    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
-) -> None:
+def test_requests_turned_away_are_not_simulated(plan_file: Path, tmp_path: Path) -> None:
     """A shed request waits in no simulated queue, and the verdict says how many there were."""
-    samples = as_simulated(make_sample, apart_s=0.16)
+    samples = as_simulated(apart_s=0.16)
     away = [
         make_sample(60 + k, s.due_s - 0.01, ttft_s=None, outcome="shed", detail="429: full")
         for k, s in enumerate(samples[1::3])
     ]
     run = make_run([*samples, *away])
-    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
-    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), OPTIONS)
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), TOLERANCE)
+    alone = judge_run(kept(make_run(samples), plan_file, tmp_path / "alone"), TOLERANCE)
 
     assert verdict.comparison
     assert alone.comparison
@@ -256,9 +240,7 @@ def test_requests_turned_away_are_not_simulated(
         ("client", "OSError", False),
     ],
 )
-def test_what_engines_saw(
-    make_sample: SampleMaker, outcome: str, detail: str | None, *, came_in: bool
-) -> None:
+def test_what_engines_saw(outcome: str, detail: str | None, *, came_in: bool) -> None:
     """Refused at the door or never sent: no engine had anything to do with it."""
     assert bool(reached_engine([make_sample(outcome=outcome, detail=detail)])) is came_in
 
@@ -266,8 +248,6 @@ def test_what_engines_saw(
 @pytest.mark.parametrize(("requests_per_s", "good_fraction"), [(6, 1.0), (1000, 0.3)])
 def test_a_growing_queue_is_predicted_like_any_other_run(
     plan_file: Path,
-    make_run: RunMaker,
-    make_sample: SampleMaker,
     tmp_path: Path,
     requests_per_s: float,
     good_fraction: float,
@@ -281,7 +261,7 @@ def test_a_growing_queue_is_predicted_like_any_other_run(
     run = make_run([make_sample(k, k / requests_per_s, ttft_s=0.05) for k in range(300)])
     window = replace(run.job.window, end_s=window_s)
     run = replace(run, job=replace(run.job, window=window))
-    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), OPTIONS)
+    verdict = judge_run(kept(run, plan_file, tmp_path / "run"), TOLERANCE)
 
     assert verdict.comparison
     assert verdict.comparison.source == "resimulated"
@@ -292,18 +272,14 @@ def test_a_growing_queue_is_predicted_like_any_other_run(
     assert 0 < decode.predicted_utilisation_fraction <= 1
 
 
-def test_a_plan_of_another_model_is_refused(
-    plan_file: Path, make_run: RunMaker, make_sample: SampleMaker, tmp_path: Path
-) -> None:
-    """Samples of one model are not judged by the plan of another."""
-    run = make_run(as_simulated(make_sample))
+def test_a_plan_of_another_model_is_refused(plan_file: Path, tmp_path: Path) -> None:
+    run = make_run(as_simulated())
     folder = kept(replace(run, job=replace(run.job, model="other")), plan_file, tmp_path / "run")
     with pytest.raises(InputError, match="other"):
-        judge_run(folder, OPTIONS)
+        judge_run(folder, TOLERANCE)
 
 
 def judged(run: Run) -> Verdict:
-    """Judge without a simulation."""
     return conclude(run, TOLERANCE, require_prediction=False)
 
 
@@ -317,7 +293,7 @@ def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:
     return found
 
 
-def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
+def test_junit() -> None:
     """Kept limits pass, missed ones fail, what was not proven is an error."""
     good = [make_sample(k, k / 480) for k in range(4800)]
     slow = [make_sample(k, k / 480, ttft_s=0.1 if k % 20 else 1.5) for k in range(4800)]
@@ -332,7 +308,7 @@ def test_junit(make_run: RunMaker, make_sample: SampleMaker) -> None:
     assert cases(judged(make_run(other)), required=True)["the prediction held"] == "failure"
 
 
-def test_junit_of_a_run_that_did_not_settle(make_run: RunMaker, make_sample: SampleMaker) -> None:
+def test_junit_of_a_run_that_did_not_settle() -> None:
     """A build is not green because every limit was kept in a run that proves nothing."""
     verdict = replace(
         judged(make_run([make_sample(k, k / 480) for k in range(4800)])),
@@ -345,7 +321,7 @@ def test_junit_of_a_run_that_did_not_settle(make_run: RunMaker, make_sample: Sam
     assert "failure" not in found.values()
 
 
-def test_two_runs(make_run: RunMaker, make_sample: SampleMaker) -> None:
+def test_two_runs() -> None:
     """A change of 5 % shows between runs of one schedule; another schedule is said to be one."""
     rng = np.random.default_rng(0)
     drawn = rng.exponential(0.1, 1000).tolist()

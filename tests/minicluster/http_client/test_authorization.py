@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
 
 
-@given(st.text(min_size=1, max_size=40))
-def test_a_key_is_shown_as_it_is_or_refused_unseen(key: str) -> None:
-    if not (key.isascii() and key.isprintable()):
-        with pytest.raises(InputError, match=f"KEY is '{len(key)} characters'"):
-            bearer(key, place="KEY")
-        return
-    header = bearer(key, place="KEY")
-    assert header == {"authorization": f"Bearer {key}"}
-    connection = http.client.HTTPConnection("127.0.0.1")
-    connection.putrequest("GET", "/")
-    connection.putheader("authorization", header["authorization"])
+def test_a_key_is_shown_as_it_is() -> None:
+    assert bearer("a key: ~1", place="KEY") == {"authorization": "Bearer a key: ~1"}
 
 
 @pytest.mark.parametrize("key", ["secret\nx: y", "secret\x00", "secretä"])
-def test_the_message_does_not_show_the_key(key: str) -> None:
-    """A line break would begin another header."""
-    with pytest.raises(InputError, match="KEY") as refused:
+def test_a_key_that_no_header_holds_is_refused_unseen(key: str) -> None:
+    """A line break would begin another header; the message says how long the key is, no more."""
+    with pytest.raises(InputError, match=f"KEY is '{len(key)} characters'") as refused:
         bearer(key, place="KEY")
     assert "secret" not in str(refused.value)

@@ -56,13 +56,11 @@ def test_tiny_model_by_hand() -> None:
     assert num_active_parameters(TINY) == 196
 
 
-@given(layers=st.integers(1, 50), factor=st.integers(2, 5))
-def test_layers_add_up(layers: int, factor: int) -> None:
+@given(layers=st.integers(1, 50))
+def test_layers_add_up(layers: int) -> None:
     """Every layer holds the same number of parameters."""
-    one = num_parameters(replace(TINY, num_layers=1))
-    outside = 2 * one - num_parameters(replace(TINY, num_layers=2))
-    total = num_parameters(replace(TINY, num_layers=layers * factor))
-    assert total == outside + layers * factor * (one - outside)
+    one, two, many = (num_parameters(replace(TINY, num_layers=n)) for n in (1, 2, 2 + layers))
+    assert many == two + layers * (two - one)
 
 
 @given(experts=st.integers(2, 64), visited=st.integers(1, 64))
@@ -90,9 +88,7 @@ def test_quantised_weights_leave_tables_alone() -> None:
     assert weight_bytes(TINY, slicing=Slicing()) == 2 * p.total
     assert weight_bytes(fp8, slicing=Slicing()) == p.attention + p.dense_ffn + kept
     apart = replace(fp8, attention_quantised=False)
-    assert (
-        weight_bytes(apart, slicing=Slicing()) - weight_bytes(fp8, slicing=Slicing()) == p.attention
-    )
+    assert weight_bytes(apart, slicing=Slicing()) == 2 * p.attention + p.dense_ffn + kept
 
 
 def test_fp8_checkpoint_weighs_what_vllm_measured() -> None:

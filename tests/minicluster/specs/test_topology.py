@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,12 +86,10 @@ def test_groups_spread_over_tiers() -> None:
 def test_spans_hold_the_group(group: int, stride: int) -> None:
     _, found = catalog.find_network("roce-24k")
     if group * stride <= found.gpus:
-        spans = found.spans(group, stride)
-        product = 1
-        for count, tier in zip(spans, found.tiers, strict=True):
-            product *= count
-            assert product <= max(1, tier.gpus)
-        assert product >= group
+        products = list(itertools.accumulate(found.spans(group, stride), operator.mul))
+        assert products[-1] >= group
+        for product, tier in zip(products, found.tiers, strict=True):
+            assert product <= tier.gpus
 
 
 @given(st.integers(0, 24_575), st.integers(0, 24_575))
@@ -113,23 +114,22 @@ def test_uplinks_are_shared_by_those_who_send(share: float, oversubscription: fl
 
 
 def node(name: str, **units: str) -> Node:
-    """Return a node of 8 GPUs."""
     return Node(name=name, gpus=8, units=units)
 
 
-def test_inventories_are_checked() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ((node("a"), node("a")), "a name of its own"),
+        ((node("a", row="1"),), "row"),
+        ((node("a", rack="r0", pod="p0"), node("b", rack="r0", pod="p1")), "has other nodes there"),
+        ((), "at least one node"),
+    ],
+)
+def test_inventories_are_checked(nodes: tuple[Node, ...], message: str) -> None:
     """Duplicate nodes, unknown tiers and units in two places are refused."""
-    tiers = ("hb", "rack", "pod")
-    with pytest.raises(InputError, match="a name of its own"):
-        Inventory(nodes=(node("a"), node("a")), tiers=tiers)
-    with pytest.raises(InputError, match="row"):
-        Inventory(nodes=(node("a", row="1"),), tiers=tiers)
-    with pytest.raises(InputError, match="has other nodes there"):
-        Inventory(
-            nodes=(node("a", rack="r0", pod="p0"), node("b", rack="r0", pod="p1")), tiers=tiers
-        )
-    with pytest.raises(InputError, match="at least one node"):
-        Inventory(nodes=(), tiers=tiers)
+    with pytest.raises(InputError, match=message):
+        Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
 
 
 def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
@@ -155,7 +155,11 @@ def test_nodes_are_made_from_sizes() -> None:
 
 
 def test_a_cluster_without_tiers_has_two() -> None:
-    """Older presets keep working: an HB domain and one network."""
+    """An HB domain and one network, as long as there is more than the domain."""
     cluster = catalog.clusters()["h100-8"]
-    found = topology_of(cluster, catalog.find_gpu(cluster.gpu))
+    gpu = catalog.find_gpu(cluster.gpu)
+    found = topology_of(cluster, gpu)
     assert [(tier.name, tier.gpus) for tier in found.tiers] == [("hb", 8), ("network", 64)]
+    assert len(topology_of(replace(cluster, max_gpus=8), gpu).tiers) == 1
+    with pytest.raises(InputError, match="scale_out_latency_s is missing"):
+        topology_of(replace(cluster, scale_out_latency_s=None), gpu)

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
+from minicluster.stats.bootstrap import differences, holm
 from minicluster.stats.confidence import (
     INDEPENDENT,
     RESERVE,
@@ -23,7 +23,7 @@ from minicluster.stats.confidence import (
 )
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-from verdict_coverage import cell_of, measure
+from verdict_coverage import measure
 
 
 def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray:
@@ -34,21 +34,9 @@ def persistent(rng: np.random.Generator, count: int, stays: float) -> np.ndarray
     return np.asarray(drawn[np.maximum.accumulate(np.where(fresh, np.arange(count), 0))])
 
 
-@given(st.integers(1, 5000), st.integers(0, 5000))
-def test_intervals_hold_what_was_seen(count: int, good: int) -> None:
-    """A share lies in its own interval, and the interval in [0, 1]."""
-    share = min(good, count) / count
-    found = share_interval(share, count, 1.0)
-
-    assert found.high is not None
-    assert 0 <= found.low <= share + 1e-12
-    assert share - 1e-12 <= found.high <= 1
-
-
 def test_wilson_closed_form() -> None:
     """81 of 263: the interval of Wilson's score as statistics packages print it."""
     found = share_interval(81 / 263, 263, 1.0)
-
     assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
 
 
@@ -60,7 +48,6 @@ def test_so_many_tell_and_one_less_does_not(share: float, target: float) -> None
         assert share == pytest.approx(target, abs=1e-5)
         return
     told = share_interval(share, needed, 1.0)
-    assert told.high is not None
     assert not told.low < target <= told.high
 
 
@@ -73,17 +60,7 @@ def test_independent_values_weigh_what_they_count() -> None:
     assert design_effect(np.array([])) == INDEPENDENT
 
 
-def test_repeated_values_weigh_as_one() -> None:
-    """Every value 50 times in a row: 50 of them are worth one, and the largest estimate counts."""
-    found = [
-        design_effect(np.repeat(np.random.default_rng(seed).exponential(size=4000), 50)).estimate
-        for seed in range(10)
-    ]
-
-    assert 50 <= np.mean(found) <= 80
-
-
-@pytest.mark.parametrize(("count", "stays"), [(3000, 0.9), (30_000, 0.98), (30_000, 0.99)])
+@pytest.mark.parametrize(("count", "stays"), [(3000, 0.9), (30_000, 0.98)])
 def test_design_effect_closed_form(count: int, stays: float) -> None:
     """Correlation r ** k has the effect (1 + r) / (1 - r), on average in longer runs."""
     rng = np.random.default_rng(2)
@@ -115,13 +92,10 @@ def test_what_lasts_as_long_as_a_request() -> None:
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(5, 2.571), (10, 2.228), (30, 2.042)])
-def test_an_unsure_effect_widens_an_interval_as_student_says(freedom: float, t: float) -> None:
+def test_an_unsure_effect_counts_more_as_student_says(freedom: float, t: float) -> None:
     effect = DesignEffect(estimate=4.0, freedom=freedom)
-    sure, unsure = (share_interval(0.5, 10**6, each) for each in (4.0, effect.adjusted))
-
-    assert unsure.high is not None
-    assert sure.high is not None
-    assert (unsure.high - unsure.low) / (sure.high - sure.low) == pytest.approx(t / 1.96, rel=0.003)
+    assert effect.adjusted == pytest.approx(4.0 * (t / 1.95996) ** 2, rel=1e-3)
+    assert replace(effect, freedom=math.inf).adjusted == pytest.approx(4.0)
 
 
 def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
@@ -139,32 +113,13 @@ def test_what_stretches_have_in_common_is_seen_without_bias() -> None:
     assert np.mean(seen) == pytest.approx(0.6, abs=0.01)
 
 
-@given(st.floats(1, 1000), st.floats(2, 1e6))
-def test_what_is_unsure_counts_more(seen: float, freedom: float) -> None:
-    effect = DesignEffect(estimate=seen, freedom=freedom)
-
-    assert effect.adjusted >= DesignEffect(estimate=seen, freedom=2 * freedom).adjusted >= seen
-    assert DesignEffect(estimate=seen, freedom=math.inf).adjusted == pytest.approx(seen)
-
-
 @given(st.integers(1, 5000), st.floats(0, 1), st.floats(1, 100))
 def test_more_values_never_widen(count: int, share: float, effect: float) -> None:
+    """The share lies in its own interval, which lies in [0, 1] and in that of fewer values."""
     few, many = share_interval(share, count, effect), share_interval(share, 2 * count, effect)
 
-    assert few.high is not None
-    assert many.high is not None
-    assert few.low - 1e-12 <= many.low
-    assert many.high <= few.high + 1e-12
-
-
-def test_long_runs_are_surer_of_their_effect() -> None:
-    """Degrees of freedom follow the number of bursts met, not that of the values."""
-    rng = np.random.default_rng(9)
-    few = [design_effect(persistent(rng, 2000, 0.99)).freedom for _ in range(20)]
-    many = [design_effect(persistent(rng, 60_000, 0.99)).freedom for _ in range(20)]
-
-    assert np.median(few) < 15
-    assert np.median(many) > 25
+    assert 0 <= few.low <= many.low + 1e-12 <= share + 2e-12
+    assert share - 2e-12 <= many.high - 1e-12 <= few.high <= 1
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
@@ -183,7 +138,6 @@ def test_percentile_interval_is_open_where_nothing_lies_above() -> None:
     many = percentile_interval(rng.exponential(size=50_000), 0.99, 1.0)
 
     assert few.high is None
-    assert many.high is not None
     assert many.low <= -np.log(0.01) <= many.high
 
 
@@ -210,13 +164,6 @@ def test_the_interval_of_a_percentile_says_what_the_verdict_says(
                 assert (kept.high is not None and kept.high < level) == (limit < around.low)
 
 
-def mean_apart(
-    first: NDArray[np.float64], second: NDArray[np.float64], *, paired: bool
-) -> BootstrapDifference:
-    """Compare the means."""
-    return differences(first, second, ("mean",), paired=paired)[0]
-
-
 def test_pairs_cancel_what_they_share() -> None:
     """A difference of 1 % shows in pairs, and drowns in two runs of their own."""
     rng = np.random.default_rng(4)
@@ -224,9 +171,13 @@ def test_pairs_cancel_what_they_share() -> None:
     second = first * 1.01
     other = rng.exponential(size=2000) * 1.01
 
-    assert mean_apart(first, second, paired=True).significant
-    assert not mean_apart(first, other, paired=False).significant
-    assert differences(first, 2 * other, ("p90",), paired=False)[0].significant
+    for compared, paired, statistic, found in (
+        (second, True, "mean", True),
+        (other, False, "mean", False),
+        (2 * other, False, "p90", True),
+    ):
+        [each] = differences(first, compared, (statistic,), paired=paired)
+        assert each.significant == found
 
 
 def test_p_values_are_intervals_turned_round() -> None:
@@ -234,7 +185,7 @@ def test_p_values_are_intervals_turned_round() -> None:
     rng = np.random.default_rng(7)
     first = rng.exponential(size=1000)
     found = [
-        mean_apart(first, rng.exponential(size=1000) * scale, paired=False)
+        differences(first, rng.exponential(size=1000) * scale, ("mean",), paired=False)[0]
         for scale in np.linspace(0.8, 1.2, 21)
     ]
 
@@ -255,40 +206,14 @@ def test_holm_marks_fewer_the_more_there_are() -> None:
     assert holm([]) == ()
 
 
-def test_holm_marks_nothing_where_nothing_differs() -> None:
-    rng = np.random.default_rng(8)
-    shared, own = rng.normal(size=(4000, 1)), rng.normal(size=(4000, 15))
-    for alike in (0.0, 0.5, 0.9):
-        scores = alike**0.5 * shared + (1 - alike) ** 0.5 * own
-        p_values = [[math.erfc(abs(z) / 2**0.5) for z in row] for row in scores.tolist()]
-        marked = np.mean([any(holm(row)) for row in p_values])
-
-        # Three standard errors of a share of 5 % among 4,000 are 1 %.
-        assert marked < 0.06
-    assert np.mean([min(row) < 0.05 for row in p_values]) > 0.1
-
-
-@pytest.mark.parametrize(("utilisation", "minutes"), [(0.5, 5), (0.75, 5), (0.88, 5)])
-def test_intervals_hold_the_truth(utilisation: float, minutes: float) -> None:
-    cell = measure(utilisation, minutes, 60)
+@pytest.mark.parametrize("utilisation", [0.5, 0.88])
+def test_intervals_hold_the_truth(utilisation: float) -> None:
+    cell = measure(utilisation, 5, 60)
 
     # The four verdicts of a run go together: of 60 runs three standard deviations are 8 %.
     assert cell.judged
     assert cell.coverage >= 0.87
     assert cell.wrong <= 1
-
-
-def test_coverage_counts_what_led_to_a_verdict() -> None:
-    """Intervals without a verdict do not; a PASS of what fewer keep than promised is wrong."""
-    found = [
-        [(100, 0.95, 1, True), (100, 0.5, 0, False), (100, 0.9, 0, True)],
-        [(100, 0.99, 1, False), (100, 0, -1, True), (100, 1.0, 1, False)],
-    ]
-    cell = cell_of(found, (0.8, 0.5), 0.9)
-
-    assert cell.own.tolist() == [True, False]
-    assert (cell.judged, cell.held, cell.wrong) == (3, 2, 2)
-    assert cell.coverage == pytest.approx(2 / 3)
 
 
 def test_too_short_a_run_gets_no_verdict() -> None:

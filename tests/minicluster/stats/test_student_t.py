@@ -21,8 +21,7 @@ def test_closed_forms(confidence: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "t"),
-    [(3, 3.182446), (4, 2.776445), (5, 2.570582), (10, 2.228139), (30, 2.042272), (120, 1.979930)],
+    ("freedom", "t"), [(3, 3.182446), (5, 2.570582), (10, 2.228139), (120, 1.979930)]
 )
 def test_table(freedom: float, t: float) -> None:
     """The two-sided 95 % column of the table in Abramowitz and Stegun, 26.10."""

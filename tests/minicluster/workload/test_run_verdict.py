@@ -19,7 +19,6 @@ def test_a_verdict_is_read(tmp_path: Path) -> None:
     assert read_run_verdict(path) is None
     path.write_text(json.dumps(WHOLE))
     found = read_run_verdict(path)
-    assert found is not None
     assert (found.verdict, found.reasons, found.start_s) == ("met", ("every limit is kept",), 3.0)
 
 

@@ -31,7 +31,6 @@ SCHEDULE = """{"index": 0, "due_s": 1.0, "input_tokens": 374, "output_tokens": 4
 
 
 def written(folder: Path, text: str) -> Path:
-    """Return a file with *text*."""
     path = folder / "trace"
     path.write_text(text, encoding="utf-8")
     return path
@@ -62,14 +61,12 @@ def test_formats_say_the_same(text: str, tmp_path: Path) -> None:
         (MOONCAKE + '{"timestamp": 5000, "input_length": 1.5, "output_length": 1}\n', "trace:3"),
         (MOONCAKE.replace("[0, 2]", "7"), "trace:2"),
         (MOONCAKE.replace('396, "', '600, "').replace("[0, 2]", '["0"]'), "trace:2"),
-        (MOONCAKE + '["a list"]\n', "trace:3"),
         (SCHEDULE + '{"due_s": 0.5, "input_tokens": 1, "output_tokens": 1}\n', "trace:3"),
         (SCHEDULE.replace('"due_s"', '"content": [1], "due_s"', 1), "trace:1"),
         (SCHEDULE.replace('"index": 1', '"previous": 0'), "trace:2: previous is 0"),
         (SCHEDULE.replace('"index": 1', '"prefix_tokens": 397'), "trace:2"),
         (SCHEDULE.replace('"index": 1', '"prefix_tokens": -1'), "trace:2"),
         (SCHEDULE.replace('"index": 1', '"session": "a"'), "trace:2"),
-        (SCHEDULE.replace('"index": 1', '"session": 1e300'), "trace:2"),
         (SCHEDULE.replace('"index": 1', f'"session": {10**30}'), "trace:2"),
     ],
 )
@@ -91,8 +88,6 @@ def test_what_a_schedule_says_of_prompts_is_read(tmp_path: Path) -> None:
     """Shared prefix and conversation of each line; where no line has any, there are none."""
     text = SCHEDULE.replace('"index": 0', '"prefix_tokens": 64, "session": null, "previous": null')
     read = read_trace(written(tmp_path, text.replace('"index": 1', '"session": 3'))).arrivals
-    assert read.prefix_tokens is not None
-    assert read.session is not None
     assert read.prefix_tokens.tolist() == [64, 0]
     assert read.session.tolist() == [-1, 3]
     plain = read_trace(written(tmp_path, SCHEDULE)).arrivals
@@ -110,9 +105,8 @@ def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
     assert refused.value.way_out is None
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        read_trace(tmp_path / "none")
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(InputError, match="binary"):
-        read_trace(tmp_path / "binary")
+    for name, message in (("none", "No such file"), ("binary", "binary")):
+        with pytest.raises(InputError, match=message):
+            read_trace(tmp_path / name)

@@ -1,8 +1,9 @@
-"""Forecasts and decisions computed by hand from docs/model.md, eq. G1 to G5; milliseconds here."""
+"""Forecasts and decisions computed by hand from docs/model.md, eq. G1 to G5; costs of requests."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,8 +18,14 @@ from serving.admission.policy import (
     Shed,
     decide,
     forecast,
+    request_cost,
     work_s,
 )
+from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
+from serving.request.validation import check
+
+if TYPE_CHECKING:
+    from serving.protocol.endpoint_config import EndpointConfig
 
 
 def _step(**terms: float) -> StepCoefficients:
@@ -70,11 +77,21 @@ def _seen(asked: RequestCost, load: InflightLoad) -> tuple[float, float]:
     return found.ttft_s * 1e3, found.tpot_s * 1e3
 
 
-def test_on_an_idle_cluster_a_request_waits_for_its_own_work() -> None:
+def test_on_an_emptied_cluster_a_request_waits_for_its_own_work() -> None:
     """Path, prompt, pull and a step with one sequence, which no prefill slows down."""
     prompt_ms = 25.05 * (1 + 0.2) + 3
     step_ms = 4 + 0.1 + 0.001 * 120
-    assert _seen(ASKED, IDLE) == pytest.approx((1 + prompt_ms + 3 + step_ms, step_ms))
+    assert _seen(ASKED, BUSY.emptied()) == pytest.approx((1 + prompt_ms + 3 + step_ms, step_ms))
+
+
+def test_prefill_slows_decode_for_the_share_of_the_time_in_which_it_is_busy() -> None:
+    """A quarter slower while prefill computes: a tenth if that is two fifths of the time."""
+    load = replace(BUSY, prefill_busy_fraction=0.4)
+    assert _seen(ASKED, load)[1] == pytest.approx(BUSY_STEP_MS / 1.25 * 1.1)
+    alone_ms = 4 + 0.1 + 0.001 * 120
+    assert _seen(ASKED, replace(IDLE, prefill_busy_fraction=0.4))[1] == pytest.approx(
+        alone_ms * 1.1
+    )
 
 
 def test_work_ahead_is_shared_and_the_batch_slows_everything() -> None:
@@ -98,7 +115,7 @@ def test_the_answers_of_one_request_decode_together() -> None:
     """Four answers of one request are one batch, whatever the number of replicas."""
     four = replace(ASKED, sequences=4)
     step_ms = 4 + 0.1 * 4 + 0.001 * 4 * 120
-    assert _seen(four, IDLE)[1] == pytest.approx(step_ms)
+    assert _seen(four, IDLE.emptied())[1] == pytest.approx(step_ms)
 
 
 def test_a_prompt_that_decode_computes_needs_no_pull() -> None:
@@ -152,3 +169,59 @@ def test_a_request_is_admitted_up_to_the_limit_less_the_margin(
     above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
     assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), AdmissionForecast)
     assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)
+
+
+@pytest.mark.parametrize(("median_s", "kind"), [(0.0, AdmissionForecast), (0.5, Shed)])
+def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type) -> None:
+    """Paces beyond every limit shed only if they are typical: 6.75 + 0.6 or 0.9 x (12 - 4.22)."""
+    margin = Margin(tpot_s=0.5, median_tpot_s=median_s)
+    assert isinstance(decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.012), ASKED, BUSY, margin), kind)
+
+
+LONG = [{"role": "user", "content": "x" * 4000}]
+
+
+def _asked(
+    kind: str,
+    body: dict[str, object],
+    config: EndpointConfig,
+    size: TokenEstimate = DEFAULT_ESTIMATE,
+) -> RequestCost:
+    """Return the cost of a request as the endpoint does."""
+    limits = {"model_id": config.model_id, "max_model_len": config.max_model_len}
+    return request_cost(kind, check(kind, body, **limits), config, size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "tokens"),
+    [
+        ("completions", {}, 16),
+        ("completions", {"max_tokens": None}, 10),
+        ("completions", {"max_tokens": 900, "max_completion_tokens": 1}, 900),
+        ("completions", {"max_tokens": 0, "echo": True}, 1),
+        ("chat", {}, 10),
+        ("chat", {"max_tokens": 900}, 900),
+        ("chat", {"max_tokens": 900, "max_completion_tokens": 7}, 7),
+    ],
+)
+def test_answers_are_as_long_as_the_engine_makes_them(
+    config: EndpointConfig, kind: str, lengths: dict[str, object], tokens: int
+) -> None:
+    """Named, or vLLM's default, or where that is all the context the longest planned."""
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **lengths}
+    assert _asked(kind, body, config).output_tokens == tokens
+
+
+def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
+    """Neither its size nor its way depend on a prompt that the engine does not read."""
+    for prompt in ("x", ["a", "b"], [[1], [2]]):
+        asked = _asked("chat", {"messages": LONG, "prompt": prompt}, config)
+        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
+
+
+def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
+    """Overhead and all, but never more than the context; ids are counted."""
+    size = TokenEstimate(overhead_tokens=100, tokens_per_byte=0.5)
+    assert _asked("completions", {"prompt": "x" * 400}, config, size).prompt_tokens == 300
+    assert _asked("completions", {"prompt": [5] * 400}, config, size).prompt_tokens == 400
+    assert _asked("chat", {"messages": LONG}, config, size).prompt_tokens == 2048

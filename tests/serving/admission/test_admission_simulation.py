@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minicluster.specs.workload import Lengths
-from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.sources import RequestSource, drawn
 from serving.admission.controller import InflightRequests
 from serving.admission.policy import RequestCost, forecast, work_s
 from serving.protocol.endpoint_config import endpoint_config
@@ -45,7 +45,7 @@ def _compared(plan: Plan, rate: float, seed: int) -> dict[str, NDArray[np.float6
         input_tokens=Lengths(distribution="uniform", low=200, high=600),
         output_tokens=Lengths(distribution="uniform", low=5, high=15),
     )
-    arrivals = poisson_arrivals(load, duration_s=600 / rate, seed=seed)
+    arrivals = drawn(load, RequestSource(), count=600, seed=seed)
     seen = simulate_plan(plan, arrivals, seed=seed)
     inflight = InflightRequests(
         endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=plan)

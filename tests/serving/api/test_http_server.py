@@ -158,14 +158,8 @@ def test_a_taken_port_is_an_error_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("name", "status"),
-    [
-        (b"\x00", b"400"),
-        (b"a\x07b", b"400"),
-        (b"forged\rline", b"400"),
-        (b"x" * 65_536, b"200"),
-        (b"x" * (1 << 20), b"200"),
-    ],
-    ids=["NUL", "bell", "line", "64 KiB", "1 MiB"],
+    [(b"\x00", b"400"), (b"forged\rline", b"400"), (b"x" * (1 << 20), b"200")],
+    ids=["NUL", "line", "1 MiB"],
 )
 def test_a_header_of_any_content_ends_nothing_but_its_request(name: bytes, status: bytes) -> None:
     """Control characters are refused, any length is read; the server answers the next one."""

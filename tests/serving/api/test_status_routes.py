@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.protocol.messages import Refusal
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY, LOCKED, ONE, one, used
 
@@ -33,9 +33,12 @@ def test_keys_lock_what_tells_something(config: EndpointConfig, path: str) -> No
         assert one(config, open_to_all, environment=LOCKED).status_code == 200
 
 
-def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
-    """A stream is measured exactly: tokens from the engine's count, one gap a chunk."""
-    body = {**ONE, "max_tokens": 11, "stream": True}
+@pytest.mark.parametrize(("stream", "gaps"), [(True, 10), (False, 0)])
+def test_metrics_stand_beside_what_was_planned(
+    config: EndpointConfig, gaps: int, *, stream: bool
+) -> None:
+    """An answer is measured exactly: tokens from the engine's count, one gap a chunk."""
+    body = {**ONE, "max_tokens": 11, "stream": stream}
 
     async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
         await client.post("/v1/completions", json=body)
@@ -44,9 +47,9 @@ def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
     limit = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
     metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use, limit)
     lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
-    for name, count in {"ttft": 1, "tpot": 1, "itl": 10, "e2e": 1, "handoff": 1}.items():
+    for name, count in {"ttft": 1, "tpot": 1, "itl": gaps, "e2e": 1, "handoff": 1}.items():
         assert float(lines[f"minicluster_{name}_seconds_count"]) == count, name
-    sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.02, "e2e": 0.07}
+    sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.002 * gaps, "e2e": 0.07}
     for name, sum_s in sums_s.items():
         assert float(lines[f"minicluster_{name}_seconds_sum"]) == pytest.approx(sum_s), name
     assert lines['minicluster_tokens_total{kind="output"}'] == "11.0"
@@ -62,23 +65,15 @@ def test_metrics_stand_beside_what_was_planned(config: EndpointConfig) -> None:
     assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
 
 
-def test_ready_needs_both_pools_and_an_answer(config: EndpointConfig) -> None:
-    """A pool without replicas, a probe that fails or one that found no prefill: not ready."""
+def test_ready_says_what_is_lacking(config: EndpointConfig) -> None:
+    """A pool without replicas, or a probe that fails: not ready, while the process is alive."""
     assert one(config, "/ready").json() == {"ready": True, "lacking": []}
     without = FakeServers(up={("prefill", "d0"): 0, ("decode", "d0"): 1})
-    refusal = Refusal(status=503, message="No prefill replica is up.")
-    for servers, lacking in (
-        (without, "no prefill replica is up"),
-        (FakeServers(refusal=refusal), "a probe was refused: No prefill replica is up."),
-        (
-            FakeServers(path="fallback-local"),
-            "a probe was answered without prefill: fallback-local",
-        ),
-        (FakeServers(ttft_s="no time"), "a probe failed"),  # type: ignore[arg-type]
-    ):
+    broken = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
+    for servers, lacking in ((without, "no prefill replica is up"), (broken, "a probe failed")):
         answer = one(config, "/ready", servers=servers)
         assert (answer.status_code, answer.json()["lacking"]) == (503, [lacking])
-    assert one(config, "/health", servers=without).status_code == 200  # the process is alive
+        assert one(config, "/health", servers=servers).status_code == 200
 
 
 def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> None:
@@ -100,3 +95,16 @@ def test_the_page_loads_nothing_from_elsewhere(config: EndpointConfig) -> None:
     assert " src=" not in answer.text
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     assert "unsafe-inline" not in answer.headers["Content-Security-Policy"]
+
+
+def test_phases_stand_beside_what_was_planned(config: EndpointConfig) -> None:
+    """The hand-off is a sum of what is in the plan; mixed pools have no phases."""
+    assert config.prediction is not None
+    parts_s = {"prefill_queue": 20.0, "prefill": 3.4, "first_decode_step": 0.00078}
+    split = replace(config, prediction=replace(config.prediction, ttft_parts_s=parts_s))
+    planned = 'minicluster_planned_seconds{percentile="mean",quantity="'
+    text = one(split, "/metrics").text
+    for name, seconds in {"prefill_queue": 20.0, "prefill": 3.4, "handoff": 0.00078}.items():
+        assert f'{planned}{name}"}} {seconds}' in text
+    mixed = replace(split, pools=config.pools[1:])
+    assert f'{planned}prefill"' not in one(mixed, "/metrics").text

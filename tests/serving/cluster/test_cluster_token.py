@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.plan import to_json
+from minicluster.plan import Plan, to_json
 from serving.cluster.connection import FIRST_CALL
 from serving.cluster.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
 from serving.cluster.ports import free_ports
@@ -26,14 +27,8 @@ from serving.cluster.token import (
     refuse_missing_certificates,
     write_token,
 )
-from tests.serving.command import serving, taken_port
+from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import make_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from minicluster.plan import Plan
 
 
 def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
@@ -107,7 +102,7 @@ def _up(place: Path, plan: Plan, address: str, **variables: str) -> tuple[int, s
     (place / "plan.json").write_text(to_json(plan))
     ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env = ours | {"HOME": str(place)} | variables
-    done = serving(place, "up", "plan.json", "--address", address, env=env)
+    done = serving_here(place, "up", "plan.json", "--address", address, env=env)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     return done.returncode, done.stderr
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import to_json
+from minicluster.plan import Deployment, to_json
 from serving.api.auth import KEYS_FILE
 from serving.cluster.local_cluster import CLUSTER, current_cluster, numbered_nodes, read_cluster
 from serving.cluster.logs import root_cause
@@ -13,12 +14,7 @@ from serving.cluster.raylets import ray_lines, raylet_mark
 from serving.cluster.state import HOME
 from serving.cluster.token import CERTIFICATES, TOKEN_PATH, USE_TLS
 from serving.protocol.app_spec import RayNode
-from tests.serving.command import serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from minicluster.plan import Deployment
+from tests.serving.command import serving_here
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 )
 def test_bad_usage(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     """A cluster is of a plan or of a number of nodes, and nothing is started otherwise."""
-    done = serving(tmp_path, "cluster", *arguments)
+    done = serving_here(tmp_path, "cluster", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
     assert not list(tmp_path.iterdir())
@@ -43,7 +39,7 @@ def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NegativeAnswer, match="no cluster was started"):
         current_cluster()
-    down = serving(tmp_path, "cluster", "down")
+    down = serving_here(tmp_path, "cluster", "down")
     assert down.stdout == "no cluster was started from this directory\n"
     HOME.mkdir(parents=True)
     CLUSTER.write_text("{}")
@@ -62,24 +58,24 @@ def test_numbered_nodes_take_both_roles() -> None:
     assert len({raylet_mark("x", node.labels) for node in nodes}) == 4
 
 
-def _lines(place: Path, deployment: Deployment, *options: str) -> list[str]:
+def _lines(place: Path, deployment: Deployment, *options: str) -> CompletedProcess[str]:
     (place / "deployment.json").write_text(to_json(deployment))
-    return serving(place, "cluster", "lines", "deployment.json", *options).stdout.splitlines()
+    return serving_here(place, "cluster", "lines", "deployment.json", *options)
 
 
 def test_lines_for_hosts(tmp_path: Path, deployment: Deployment) -> None:
     """Each raylet has its line: the first is the head, the others join, all have their labels."""
-    said = _lines(tmp_path, deployment, "--head", "10.0.0.1:7000")
-    lines = [line for line in said if "ray start" in line]
-    assert ["--head --port=7000" in line for line in lines] == [True, False]
-    assert ["--address=10.0.0.1:7000" in line for line in lines] == [False, True]
-    for line, role in zip(lines, ("prefill", "decode"), strict=True):
+    said = _lines(tmp_path, deployment, "--head", "10.0.0.1:7000").stdout.splitlines()
+    head, other = (line for line in said if "ray start" in line)
+    assert "--head --port=7000" in head
+    assert "--address=10.0.0.1:7000" in other
+    for line, role in ((head, "prefill"), (other, "decode")):
         assert f"--labels=minicluster-role={role},minicluster-node=laptop" in line
     up = said[-1]
     assert "serving up deployment.json --address 10.0.0.1:7000 --host 0.0.0.0" in up
     assert up.startswith(f"{KEYS_FILE}=")  # the endpoint needs a key
     shared = "RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/etc/minicluster-keys/ray-token "
-    assert all(shared in line for line in [*lines, up])
+    assert all(shared in line for line in (head, other, up))
     assert "(umask 077; openssl rand -hex 32 > /etc/minicluster-keys/ray-token)" in said
 
 
@@ -89,18 +85,15 @@ def test_lines_pass_on_what_is_set_here(
     """Token path and certificates of this shell are those of every host, if they are there."""
     monkeypatch.setenv(TOKEN_PATH, "/my token")
     monkeypatch.setenv(USE_TLS, "1")
-    assert _lines(tmp_path, deployment) == []
-    refused = serving(tmp_path, "cluster", "lines", "deployment.json")
-    assert refused.returncode == 2
+    refused = _lines(tmp_path, deployment)
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert f"{CERTIFICATES[0]} is missing" in refused.stderr
     for name in CERTIFICATES:
         (tmp_path / name).write_text("")
         monkeypatch.setenv(name, str(tmp_path / name))
-    said = [line for line in _lines(tmp_path, deployment) if not line.startswith("#")]
-    starts = [line for line in said if " ray start " in line or "serving up" in line]
-    assert len(starts) == 3
-    for line in starts:
-        assert f"{TOKEN_PATH}='/my token' {USE_TLS}=1 {CERTIFICATES[0]}={tmp_path}/" in line
+    said = _lines(tmp_path, deployment).stdout
+    passed_on = f"{TOKEN_PATH}='/my token' {USE_TLS}=1 {CERTIFICATES[0]}={tmp_path}/"
+    assert said.count(passed_on) == 3  # two raylets, and `serving up`
 
 
 def test_gpus_of_a_host_are_its_own() -> None:

@@ -3,16 +3,13 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from serving.cluster.processes import cluster_processes, environment, stop
 from tests.serving.deployed import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TOKEN = Path("token")
 """None of these processes needs one."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from serving.cluster.processes import cluster_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.serving.command import serving
 
 pytestmark = pytest.mark.engine
 
@@ -27,9 +24,7 @@ TABLE = re.compile(r"^\| `([^`]+)` \| (loopback|all interfaces) \| ([^|]+) \|", 
 @pytest.fixture(scope="module")
 def listening(base_url: str, place: Path) -> list[dict[str, Any]]:  # noqa: ARG001  (it is up)
     """Return what `serving status --sockets` says of the running deployment."""
-    command = [sys.executable, "-m", "serving.cli", "status", "--sockets", "--json"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(serving(place, "status", "--sockets", "--json").stdout)
     return found
 
 
@@ -43,27 +38,18 @@ def documented() -> list[tuple[re.Pattern[str], str, set[str]]]:
 
 
 def test_only_what_is_documented_listens(
-    listening: list[dict[str, Any]],
-    documented: list[tuple[re.Pattern[str], str, set[str]]],
-    capsys: pytest.CaptureFixture[str],
+    listening: list[dict[str, Any]], documented: list[tuple[re.Pattern[str], str, set[str]]]
 ) -> None:
     """Each listening socket is a row of the table: its process, its address and its answer."""
-    with capsys.disabled():
-        for each in listening:
-            sys.stdout.write(f"\n{each['address']}:{each['port']} {each['answers']} ")
-            sys.stdout.write(each["process"])
-    unlisted = [
-        each
-        for each in listening
-        if not any(
+    assert listening
+    for each in listening:
+        local = ip_address(each["address"]).is_loopback
+        assert any(
             name.fullmatch(each["process"])
             and each["answers"] in said
-            and (where == "all interfaces" or ip_address(each["address"]).is_loopback)
+            and (where == "all interfaces" or local)
             for name, where, said in documented
-        )
-    ]
-    assert unlisted == []
-    assert listening
+        ), listening
 
 
 def test_what_others_can_reach_wants_the_token(listening: list[dict[str, Any]]) -> None:
@@ -90,18 +76,13 @@ def test_no_process_has_the_token_in_its_environment(base_url: str, place: Path)
     assert token.stat().st_mode & 0o777 == 0o600
     secret = token.read_bytes().strip()
     assert len(secret) >= 32
-    environments = [*_environments(json.loads((home / "state.json").read_text())["cluster_id"])]
+    environments = []
+    for pid in cluster_processes(json.loads((home / "state.json").read_text())["cluster_id"]):
+        with suppress(OSError):  # gone meanwhile
+            process = Path(f"/proc/{pid}")
+            environments.append(
+                (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            )
     assert not [each for each in environments if secret in each]
     path = f"RAY_AUTH_TOKEN_PATH={token}".encode()
     assert sum(path in each.split(b"\0") for each in environments) >= 5
-
-
-def _environments(cluster_id: str) -> Iterator[bytes]:
-    for pid in cluster_processes(cluster_id):
-        try:
-            yield (
-                Path(f"/proc/{pid}/environ").read_bytes()
-                + Path(f"/proc/{pid}/cmdline").read_bytes()
-            )
-        except OSError:
-            continue  # gone meanwhile

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from serving.cluster.logs import replica_logs
-from serving.cluster.state import HOME, LOGS, STATE, read_state, remove_state, write_state
+from serving.cluster.state import HOME, LOGS, STATE, State, read_state, remove_state, write_state
 from serving.operations.status import current, is_gone
 from tests.serving.plans import make_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.cluster.state import State
 
 
 @pytest.fixture(autouse=True)

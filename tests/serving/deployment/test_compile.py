@@ -2,26 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from minicluster.specs.slo import SloSpec
-from serving.deployment.compile import compile_app, domains, replica_devices
+from serving.deployment.compile import compile_app, domains
 from serving.deployment.engine_args import DeployTarget, engine_kwargs
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from minicluster.plan import Deployment, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CPU = DeployTarget(kind="cpu")
@@ -37,6 +30,14 @@ def _on_gpus(deployment: Deployment) -> Deployment:
     return replace(deployment, model=model, pools=(prefill, decode))
 
 
+def _on_cores(deployment: Deployment) -> Deployment:
+    """Return two TP 2 decode replicas beside the prefill replica, each on a node of its own."""
+    two = places(("laptop", (1, 2)), ("second", (3, 4)))
+    limits = {"max_num_seqs": 7, "max_num_batched_tokens": 513, "kv_bytes": 1e8 + 0.5}
+    decode = make_pool("decode", replicas=2, tp=2, placement=two, **limits)
+    return replace(deployment, pools=(deployment.pools[0], decode))
+
+
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 def test_a_plan_compiles_to_these_options(deployment: Deployment, target: str) -> None:
     """
@@ -48,6 +49,8 @@ def test_a_plan_compiles_to_these_options(deployment: Deployment, target: str) -
     if target == "gpu":
         deployment = _on_gpus(deployment)
         machines = DeployTarget(kind="gpu", one_host=False)
+    else:
+        deployment = _on_cores(deployment)
     app = compile_app(deployment, machines, plan=make_plan(deployment).under(slo=SloSpec()))
     said = {"nodes": app.nodes, "pools": {pool.role: asdict(pool) for pool in app.pools}}
     text = json.dumps(said, default=asdict).replace(model, "MODEL")
@@ -92,25 +95,22 @@ def test_the_endpoint_gets_the_plan(plan: Plan) -> None:
 
 def test_scheduler_limits_are_deployed(deployment: Deployment) -> None:
     """Chunks, memory share and blocks reach vLLM; without a chunk size vLLM's default stays."""
-    limits: dict[str, Any] = {
-        "chunked_prefill_tokens": 512, "gpu_memory_utilization": 0.5, "block_size": 64
-    }  # fmt: skip
-    limited = replace(deployment, engine=replace(deployment.engine, **limits))
-    gpu = DeployTarget(kind="gpu")
+    changed = {"chunked_prefill_tokens": 512, "gpu_memory_utilization": 0.5, "block_size": 64}
+    limited = replace(deployment, engine=replace(deployment.engine, **changed))  # type: ignore[arg-type]
+    wanted = {"long_prefill_token_threshold": 512, **changed}
+    del wanted["chunked_prefill_tokens"]
     for pool in deployment.pools:
-        kwargs = engine_kwargs(limited, pool, gpu)
-        assert kwargs["long_prefill_token_threshold"] == 512
-        assert (kwargs["gpu_memory_utilization"], kwargs["block_size"]) == (0.5, 64)
-        assert "long_prefill_token_threshold" not in engine_kwargs(deployment, pool, gpu)
+        assert wanted.items() <= engine_kwargs(limited, pool, DeployTarget(kind="gpu")).items()
+        kwargs = engine_kwargs(deployment, pool, DeployTarget(kind="gpu"))
+        assert "long_prefill_token_threshold" not in kwargs
 
 
 def test_across_hosts_no_shared_memory(deployment: Deployment) -> None:
     """Between hosts only TCP is offered, with a lease short enough to keep prefill moving."""
-    app = compile_app(deployment, DeployTarget(kind="cpu", one_host=False))
-    config = app.of("prefill")[0].llm_config
-    assert config["runtime_env"]["env_vars"]["UCX_TLS"] == "tcp,self"
-    extra = config["engine_kwargs"]["kv_transfer_config"]["kv_connector_extra_config"]
-    assert extra["kv_lease_duration"] == 4
+    [pool] = compile_app(deployment, DeployTarget(kind="cpu", one_host=False)).of("prefill")
+    assert pool.llm_config["runtime_env"]["env_vars"]["UCX_TLS"] == "tcp,self"
+    transfer = pool.llm_config["engine_kwargs"]["kv_transfer_config"]
+    assert transfer["kv_connector_extra_config"]["kv_lease_duration"] == 4
 
 
 def test_a_mixed_pool_hands_nothing_over(deployment: Deployment) -> None:
@@ -154,16 +154,14 @@ def test_a_deployment_for_each_domain(paired: Deployment) -> None:
         ("Decode-d1:demo", "d1", 1),
     ]
     assert app.endpoint.pairing == {"d0": ("d0", "d1"), "d1": ("d1", "d0")}
-    configs = [pool.llm_config for pool in app.pools]
-    selectors = [
-        each["deployment_config"]["placement_group_bundle_label_selector"] for each in configs
-    ]
-    assert selectors == [
-        [{ROLE_LABEL: pool.role, NODE_LABEL: f"in(node-{pool.domain[1]})"}] for pool in app.pools
-    ]
-    ports = {each["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] for each in configs}
+    ports = set()
+    for pool, core in zip(app.pools, "0011", strict=True):
+        config = pool.llm_config
+        [selector] = config["deployment_config"]["placement_group_bundle_label_selector"]
+        assert selector == {ROLE_LABEL: pool.role, NODE_LABEL: f"in(node-{pool.domain[1]})"}
+        assert config["runtime_env"]["env_vars"][CORES] == core
+        ports.add(config["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"])
     assert len(ports) == 4
-    assert [each["runtime_env"]["env_vars"][CORES] for each in configs] == ["0", "0", "1", "1"]
 
 
 @pytest.mark.parametrize("change", ["wide domain", "no plan", "other names", "apart", "shares"])
@@ -213,37 +211,3 @@ def test_cores_of_a_replica() -> None:
     """A replica has the cores of its rank, unless its raylet was moved: then those it is told."""
     assert planned_cores("0|1;2|3", 1, {}) == "2|3"
     assert planned_cores("0|1;2|3", 2, {DEVICES_LABEL: "5_6"}) == "5|6"
-
-
-@given(
-    replicas=st.integers(1, 6),
-    tp=st.sampled_from([1, 2, 4]),
-    numbers=st.tuples(st.integers(1, 512), st.integers(512, 16384), st.floats(1e6, 1e12)),
-)
-def test_plan_decides_every_number(
-    deployment: Deployment, replicas: int, tp: int, numbers: tuple[int, int, float]
-) -> None:
-    """Replicas, TP, batch limits and KV bytes are those of the plan, and raylets hold its cores."""
-    batch, tokens, kv_bytes = numbers
-    placed = [(f"n{i % 2}", tuple(range(1 + i * tp, 1 + (i + 1) * tp))) for i in range(replicas)]
-    decode = make_pool(
-        "decode",
-        replicas=replicas,
-        tp=tp,
-        max_num_seqs=batch,
-        max_num_batched_tokens=tokens,
-        kv_bytes=kv_bytes,
-        placement=places(*placed),
-    )
-    app = compile_app(replace(deployment, pools=(deployment.pools[0], decode)), CPU)
-    config: dict[str, Any] = dict(app.of("decode")[0].llm_config)
-    kwargs = config["engine_kwargs"]
-    assert config["deployment_config"]["num_replicas"] == replicas
-    assert kwargs["tensor_parallel_size"] == tp
-    assert (kwargs["max_num_seqs"], kwargs["max_num_batched_tokens"]) == (batch, tokens)
-    assert kwargs["kv_cache_memory_bytes"] == int(kv_bytes)
-    cores = config["runtime_env"]["env_vars"][CORES]
-    assert [len(replica.split("|")) for replica in cores.split(";")] == [tp] * replicas
-    held = [core for node in app.nodes if node.role == "decode" for core in node.cores]
-    assert sorted(held) == list(range(1, 1 + replicas * tp))
-    assert replica_devices(decode) == [gpus for _, gpus in placed]

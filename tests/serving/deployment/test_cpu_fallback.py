@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import NegativeAnswer
+from minicluster.plan import Deployment
 from serving.deployment.cpu_fallback import substituted
 from serving.deployment.feasibility import findings
+from serving.deployment.target import Target
 from tests.serving.plans import make_pool, places
-
-if TYPE_CHECKING:
-    from minicluster.plan import Deployment
-    from serving.deployment.target import Target
 
 
 @pytest.fixture

@@ -3,19 +3,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from minicluster.plan import Plan
 from serving.api.metrics import Metrics
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from minicluster.plan import Plan
-
 
 DASHBOARD = Path(__file__).parents[3] / "monitoring" / "grafana" / "dashboards" / "minicluster.json"
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
@@ -58,17 +54,3 @@ def test_every_planned_value_that_is_asked_for_is_there(registry: CollectorRegis
     of = {found[2].partition(",")[0] for found in asked}
     measured = ("ttft", "tpot", "itl", "e2e", "prefill_queue", "prefill", "handoff")
     assert of == {f'quantity="{name}"' for name in measured}
-
-
-def test_panels_do_not_overlap() -> None:
-    """Panels have a place and an id of their own, and ask the provisioned source."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in panels
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert {panel["datasource"]["uid"] for panel in panels} == {"prometheus"}

@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minicluster.plan import to_json
+from minicluster.plan import Plan, to_json
 from serving.cli.inspect import bounds
 from serving.deployment.compile import compile_app, limits
 from serving.deployment.engine_args import DeployTarget
 from tests.serving.plans import make_state, places
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from minicluster.plan import Plan
-
-
-def _drain_s(plan: Plan, role: str, **given: Any) -> float:  # noqa: ANN401
-    """Return when a replica that leaves is killed."""
-    found = limits(plan.deployment.pool(role), plan, **given)["graceful_shutdown_timeout_s"]
-    assert isinstance(found, float)
-    return found
-
 
 @pytest.mark.parametrize(
-    ("given", "longest_s"),
-    [((None, None), 60 + 2 + 60), ((None, 300.0), 60 + 2 + 300), ((5.0, 7.0), 5 + 2 + 7)],
+    ("role", "deadlines_s", "token_limit", "longest_s"),
+    [
+        ("prefill", (None, None), None, 60 + 2 + 60),
+        ("prefill", (None, 300.0), 1, 60 + 2 + 300),
+        ("prefill", (5.0, 7.0), None, 5 + 2 + 7),
+        ("decode", (None, None), None, 60 + 2 + 60 + 2.0 * 2048),
+        ("decode", (None, 300.0), 5000, 60 + 2 + 300 + 2.0 * 2048),
+        ("decode", (None, None), 1000, 60 + 2 + 60 + 2.0 * 1000),
+        ("decode", (5.0, None), 1, 5 + 2 + 60 + 2.0),
+    ],
 )
-def test_prefill_stays_until_its_last_kv_cache_is_fetched(
-    plan: Plan, given: tuple[float | None, float | None], longest_s: float
+def test_a_replica_that_leaves_may_end_what_it_has(
+    plan: Plan,
+    role: str,
+    deadlines_s: tuple[float | None, float | None],
+    token_limit: int | None,
+    longest_s: float,
 ) -> None:
-    """Twice both deadlines that hold, the plan's or the operator's, and the 2 s between looks."""
-    assert _drain_s(plan, "prefill", deadlines_s=given) == 2 * longest_s
-    assert _drain_s(plan, "prefill", deadlines_s=given, token_limit=1) == 2 * longest_s
+    """
+    Twice the longest time: both deadlines, the plan's or the operator's, and 2 s between looks.
 
-
-@pytest.mark.parametrize(
-    ("token_limit", "tokens"), [(None, 2048), (5000, 2048), (1000, 1000), (1, 1)]
-)
-def test_decode_stays_for_what_clients_may_ask(
-    plan: Plan, token_limit: int | None, tokens: int
-) -> None:
-    """Not only for the longest answer that was planned: for all that limit and context allow."""
-    longest_s = 60 + 2 + 60 + 2.0 * tokens
-    assert _drain_s(plan, "decode", token_limit=token_limit) == 2 * longest_s
-    longer_s = _drain_s(plan, "decode", token_limit=token_limit, deadlines_s=(None, 300.0))
-    assert longer_s == 2 * (longest_s + 240)
+    Decode has besides the time of all tokens that limit and context allow, planned or not.
+    """
+    pool = plan.deployment.pool(role)
+    found = limits(pool, plan, deadlines_s=deadlines_s, token_limit=token_limit)
+    assert found["graceful_shutdown_timeout_s"] == 2 * longest_s
 
 
 @pytest.mark.parametrize(

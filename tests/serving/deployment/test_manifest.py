@@ -6,30 +6,26 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
-from loadtest.client.api_key import VARIABLES
+from loadtest.client.endpoint import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, plan_from, to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, Plan, plan_from, to_json
 from serving.api.auth import KEYS_FILE
 from serving.cli.manifest import manifest_of
-from serving.cluster.token import MODE, TOKEN_PATH
 from serving.deployment.manifest import (
+    Manifest,
     as_yaml,
     compile_from_args,
     compose,
     ray_serve,
     ray_service,
 )
-from tests.serving.command import serving, taken_port
+from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import places
-
-if TYPE_CHECKING:
-    from minicluster.plan import Plan
-    from serving.deployment.manifest import Manifest
 
 ROOT = Path(__file__).parents[3]
 SOURCE, THERE = ".minicluster/models/demo", "/models/demo"
@@ -163,7 +159,7 @@ def test_the_head_finds_the_model_where_it_is_mounted(
     told = shlex.split(head["command"][-1].partition("serving up ")[2])
     model = told[told.index("--model") + 1]
     with taken_port() as port:
-        done = serving(place, "up", file, "--model", model, "--port", port)
+        done = serving_here(place, "up", file, "--model", model, "--port", port)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert f"--port is {port}" in done.stderr
 
@@ -233,27 +229,8 @@ def test_the_endpoint_needs_a_key_unless_open(
         assert "keys.txt" not in text
         assert KEYS_FILE not in text
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
-    said = serving(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
+    said = serving_here(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
     assert "access: open" in said
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_rays_processes_share_a_token_that_is_a_secret(demo: Manifest, *, opened: bool) -> None:
-    """Head and workers, and no other service, have the token's file; it is not in the file."""
-    whole = yaml.safe_load(compose(replace(demo, open_access=opened)))
-    assert whole["secrets"]["ray-token"] == {"file": "${RAY_TOKEN:-./.minicluster/ray-token}"}
-    for name, service in whole["services"].items():
-        rays = {
-            key: value
-            for key, value in service.get("environment", {}).items()
-            if key.startswith("RAY_AUTH")
-        }
-        if name in {"head", "prefill-node-0", "decode-node-0"}:
-            assert "ray-token" in service["secrets"]
-            assert rays == {MODE: "token", TOKEN_PATH: "/run/secrets/ray-token"}
-        else:
-            assert "ray-token" not in service.get("secrets", ())
-            assert not rays
 
 
 @pytest.mark.parametrize(
@@ -268,6 +245,6 @@ def test_refusals(
 ) -> None:
     """An unknown format is bad input; a plan that cannot be deployed has no manifest."""
     (tmp_path / "plan.json").write_text(to_json(replace(demo_plan, **change)))
-    done = serving(tmp_path, "manifest", "plan.json", "--format", kind)
+    done = serving_here(tmp_path, "manifest", "plan.json", "--format", kind)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert says in done.stderr

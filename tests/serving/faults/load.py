@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from tests.serving.client import Reply, send
 
 from .bodies import words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEADLINE_S = 8.0
 """Of prefill, and of the hand-off, with several replicas: prompts are short then."""
@@ -30,6 +28,13 @@ def body_of(
         "temperature": 0,
         "stream": stream,
     }
+
+
+def refused(reply: Reply, status: int, *codes: str) -> bool:
+    """Tell whether a request was refused with one of these codes, and told when to try again."""
+    found = (reply.status, reply.body.get("error", {}).get("code"))
+    assert found in [(status, code) for code in codes], (found, reply)
+    return int(reply.headers["retry-after"]) >= 1
 
 
 @contextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from serving.cluster.processes import cluster_processes
 
@@ -47,15 +50,18 @@ class Process:
 
 def processes(cluster_id: str) -> list[Process]:
     """Return what of a cluster has a role, replicas with their pid as `replica`."""
-    pids = cluster_processes(cluster_id)
-    titles = {pid: _title(pid) for pid in pids}
+    titles: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    for pid in cluster_processes(cluster_id):
+        with suppress(psutil.Error):  # ended meanwhile
+            titles[pid] = " ".join(psutil.Process(pid).cmdline()).strip()
+            parents[pid] = psutil.Process(pid).ppid()
     found = [
         Process(pid=pid, role=role, replica=pid)
         for pid, title in titles.items()
-        for role, start in TITLES.items()
-        if title.startswith(start)
+        for role, part in (TITLES | RAY).items()
+        if title.startswith(part) or (role in RAY and part in title)
     ]
-    parents = {pid: _parent(pid) for pid in pids}
     for pid, title in titles.items():
         below = "engine" if "EngineCore" in title else "worker" if "Worker" in title else None
         above = parents.get(pid)
@@ -65,37 +71,26 @@ def processes(cluster_id: str) -> list[Process]:
         if title.startswith("VLLM::") and below and owner is not None:
             role = owner.role.partition("/")[0]
             found.append(Process(pid=pid, role=f"{role}/{below}", replica=owner.replica))
-    found += [
-        Process(pid=pid, role=role, replica=pid)
-        for pid, title in titles.items()
-        for role, part in RAY.items()
-        if part in title
-    ]
     return found
 
 
 def kill(*victims: Process) -> None:
     """End processes at once, as the kernel does when memory runs out."""
+    _send(signal.SIGKILL, victims)
+
+
+@contextmanager
+def stopped(*victims: Process) -> Iterator[None]:
+    """Have processes stand still for the duration of the block."""
+    assert victims
+    _send(signal.SIGSTOP, victims)
+    try:
+        yield
+    finally:
+        _send(signal.SIGCONT, victims)
+
+
+def _send(number: signal.Signals, victims: Sequence[Process]) -> None:
     for each in victims:
-        send(signal.SIGKILL, each)
-
-
-def send(number: signal.Signals, *to: Process) -> None:
-    """Send a signal; one that is gone already gets none."""
-    for each in to:
         with suppress(ProcessLookupError):
             os.kill(each.pid, number)
-
-
-def _title(pid: int) -> str:
-    with suppress(OSError):
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return raw.replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
-
-
-def _parent(pid: int) -> int | None:
-    with suppress(OSError, IndexError, ValueError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        return int(stat.rpartition(")")[2].split()[1])
-    return None

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import KEEP_AFFINITY
-from tests.serving.client import Answer, ask, post
+from tests.serving.client import Answer, ask, difference, post
 from tests.serving.deployed import healthy, until
 
 from .bodies import CLASSES, words
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
 MAX_MODEL_LEN = 2048
 MAX_TOKENS = 24
+TOLERANCE = 1e-3
+"""Of a log-probability: float32 sums in another order differ by far less."""
+
 BLOCK = 32
 LONGEST = MAX_MODEL_LEN - MAX_TOKENS
 
@@ -36,6 +37,17 @@ class Reference:
     prompts: tuple[list[int], ...]
     answers: tuple[Answer, ...]
     classes: dict[str, dict[str, Any]]
+
+    def differences(
+        self, base_url: str, salt: str, lengths: Container[int] | None = None
+    ) -> dict[int, str]:
+        """Ask prompts again, all or those of some lengths; return what differs, by length."""
+        found = {}
+        for prompt, right in zip(self.prompts, self.answers, strict=True):
+            if lengths is None or len(prompt) in lengths:
+                answer = ask(base_url, prompt, MAX_TOKENS, salt)
+                found[len(prompt)] = difference(right, answer, tolerance=TOLERANCE)
+        return {length: text for length, text in found.items() if text}
 
 
 def many_lengths(count: int) -> list[int]:

@@ -30,7 +30,7 @@ def spoil() -> None:
     if CROWDED in os.environ:
         operations.findings = lambda _deployment, _target: ()
     kwargs = {"worker_extension_cls": "spoiler.Spoiler"}
-    deploy.bring_up = partial(deploy.bring_up, decode_engine_kwargs=kwargs)
+    deploy.DeployTarget = partial(deploy.DeployTarget, decode_engine_kwargs=kwargs)
 
 
 if __name__ == "__main__":

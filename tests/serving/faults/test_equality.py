@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.serving.client import ask, difference, other, send
+from tests.serving.client import other, send
+from tests.serving.deployed import Split
 
 from .bodies import CLASSES, words
-from .reference import ask_bare_server, many_lengths
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.serving.deployed import Split
-
-    from .reference import Reference
+from .reference import TOLERANCE, Reference, ask_bare_server, many_lengths
 
 pytestmark = pytest.mark.engine
-
-MAX_TOKENS = 24
-TOLERANCE = 1e-3
-"""Of a log-probability: float32 sums in another order differ by far less."""
 
 REFUSED = {"tools"}
 """Classes of request that need vLLM settings which are not made: a parser for the model."""
@@ -38,66 +28,34 @@ def test_reference_says_something(reference: Reference) -> None:
     assert min(len(set(answer.tokens)) for answer in reference.answers) >= 8
 
 
-def test_split_equals_single_engine(
-    reference: Reference, split: Split, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_split_equals_single_engine(reference: Reference, split: Split) -> None:
     """Tokens are equal for every prompt, and best log-probabilities agree within 1e-3."""
-    _compare(split, reference, capsys)
-
-
-def _compare(split: Split, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ask every prompt of the reference; say how many answers are equal, and want all to be."""
-    answers = [ask(split.base_url, prompt, MAX_TOKENS, "whole") for prompt in reference.prompts]
-    found = {
-        len(prompt): difference(right, answer, tolerance=TOLERANCE)
-        for prompt, right, answer in zip(reference.prompts, reference.answers, answers, strict=True)
-    }
-    worst = max(
-        abs(right.best_two[i][0] - answer.best_two[i][0])
-        for right, answer in zip(reference.answers, answers, strict=True)
-        for i in range(MAX_TOKENS)
-    )
-    with capsys.disabled():
-        equal = sum(text is None for text in found.values())
-        sys.stdout.write(f"\nfloat32: {equal} of {len(answers)} answers equal, ")
-        sys.stdout.write(f"log-probabilities within {worst:.1e}\n")
-    assert {length: text for length, text in found.items() if text} == {}
+    assert reference.differences(split.base_url, "whole") == {}
 
 
 @pytest.mark.campaign
-def test_two_hundred_prompts(
-    split: Split, demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_hundred_prompts(split: Split, demo_model: Path, tmp_path: Path) -> None:
     """So it is for 200 prompt lengths, around every multiple of a block."""
     many = ask_bare_server(demo_model, many_lengths(200), tmp_path / "server.txt")
-    _compare(split, many, capsys)
+    assert many.differences(split.base_url, "whole") == {}
 
 
 def test_a_zeroed_block_is_noticed(split: Split, reference: Reference) -> None:
     """With one KV block zeroed on the way the same check fails, and without it holds again."""
-    pairs = zip(reference.prompts, reference.answers, strict=True)
-    some = [(prompt, right) for prompt, right in pairs if len(prompt) in SPOILED]
-    assert len(some) >= len(SPOILED)
     split("spoil", "zero")
     try:
-        spoiled = [ask(split.base_url, prompt, MAX_TOKENS, "spoiled") for prompt, _ in some]
+        spoiled = reference.differences(split.base_url, "spoiled", SPOILED)
     finally:
         split("spoil", "nothing")
-    again = [ask(split.base_url, prompt, MAX_TOKENS, "again") for prompt, _ in some]
-    for (prompt, right), bad, good in zip(some, spoiled, again, strict=True):
-        assert difference(right, bad, tolerance=TOLERANCE), len(prompt)
-        assert difference(right, good, tolerance=TOLERANCE) is None, len(prompt)
+    assert sorted(spoiled) == [*SPOILED]
+    assert reference.differences(split.base_url, "again", SPOILED) == {}
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_of_request_equals_a_single_engine(
     split: Split, reference: Reference, name: str
 ) -> None:
-    """
-    Failure 9: several answers, formats, seeds, tools: as from a bare server, by its own way.
-
-    What vLLM refuses without settings of its own, we refuse.
-    """
+    """Failure 9: each is answered as by a bare server, by its own way, or refused by both."""
     asked = CLASSES[name]
     reply = send(f"{split.base_url}/v1/{asked.kind}", {"model": "demo", **asked.body})
     right = reference.classes[name]
@@ -107,28 +65,6 @@ def test_every_class_of_request_equals_a_single_engine(
     assert reply.status == 200, reply.body
     assert other(right, reply.body, TOLERANCE) is None
     assert reply.path == asked.path
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    "name", [name for name in CLASSES if CLASSES[name].path == "remote" and name not in REFUSED]
-)
-def test_remote_equals_local(split: Split, name: str) -> None:
-    """What decode answers with a fetched KV cache it answers with one that it computed itself."""
-    asked = CLASSES[name]
-    kind = "chat" if asked.kind.startswith("chat") else "completions"
-    routing = {"local_threshold_tokens": 2000}
-    body = {**asked.body, "prompt": prompt} if (prompt := _one(asked.body)) else asked.body
-    phases, local = split("answer", kind, {**body, "cache_salt": "computed"}, 9.0, routing)
-    reply = send(f"{split.base_url}/v1/{asked.kind}", {**asked.body, "cache_salt": "fetched"})
-    assert (phases["path"], reply.path) == ("local", "remote"), reply.body
-    assert other(local, reply.body, TOLERANCE) is None
-
-
-def _one(body: dict[str, Any]) -> object:
-    """Return the prompt out of a list of one, as `serving.request.validation.check` does."""
-    prompt = body.get("prompt")
-    return prompt[0] if isinstance(prompt, list) and isinstance(prompt[0], list) else prompt
 
 
 @pytest.mark.parametrize("name", ["plain", "n", "prompt list", "stop", "seed", "chat"])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import pytest
 
+from tests.serving.client import Reply
+from tests.serving.deployed import Split
+
 from .load import DEADLINE_S, Load
 from .processes import RAY, kill
-
-if TYPE_CHECKING:
-    from tests.serving.client import Reply
-    from tests.serving.deployed import Split
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
@@ -71,11 +70,11 @@ def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[s
             time.sleep(1)
             if number == EARLY:
                 early = _resident(wide)
-            _say(capsys, f"round {number}: {role} killed, {len(load.replies)} replies so far")
     wide.wait_until_released()
     late = _resident(wide)
     replies = load.replies
-    _report(capsys, replies, early, late)
+    with capsys.disabled():
+        sys.stdout.write("\n".join(_summary(replies, early, late)))
     lost = [r for r in replies if not r.done and not r.error]
     assert not lost, lost[:3]
     # The machine's two cores start engines meanwhile; what waits for nothing ends far later.
@@ -85,30 +84,14 @@ def test_rounds_of_kills_under_load(wide: Split, capsys: pytest.CaptureFixture[s
     assert {role: share for role, share in grown.items() if share > GROWTH} == {}
 
 
-def _say(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    with capsys.disabled():
-        sys.stdout.write(f"\n{text}")
-        sys.stdout.flush()
-
-
-def _report(
-    capsys: pytest.CaptureFixture[str],
-    replies: list[Reply],
-    early: dict[str, float],
-    late: dict[str, float],
-) -> None:
-    counted: dict[str, int] = defaultdict(int)
-    for reply in replies:
-        counted[f"{reply.status} {reply.path or reply.error}"] += 1
+def _summary(
+    replies: list[Reply], early: dict[str, float], late: dict[str, float]
+) -> Iterator[str]:
     done = sum(reply.done for reply in replies)
-    lines = [f"{ROUNDS} kills, {len(replies)} requests, {done} answered, the rest by an error:"]
-    lines += [f"{count:5} {what}" for what, count in sorted(counted.items())]
-    lines.append(f"{'process':16} {'round 5':>9} {'round 20':>9} {'growth':>7}   MB resident")
-    lines += [
-        f"{role:16} {size:9.1f} {late[role]:9.1f} {late[role] / size - 1:+7.1%}"
-        for role, size in early.items()
-    ]
-    slowest = max(reply.first_s or reply.seconds for reply in replies)
-    overrun = max(_overrun_s(reply) for reply in replies)
-    lines.append(f"slowest first token or error {slowest:.1f} s; after its deadline {overrun:+.1f}")
-    _say(capsys, "\n".join([*lines, ""]))
+    overrun_s = max(_overrun_s(reply) for reply in replies)
+    yield f"\n{ROUNDS} kills, {len(replies)} requests, {done} answered, the rest by an error:"
+    counted = Counter(f"{reply.status} {reply.path or reply.error}" for reply in replies)
+    yield from (f"{count:5} {what}" for what, count in sorted(counted.items()))
+    yield f"first token or error after its deadline: {overrun_s:+.1f} s; MB resident:"
+    for role, size in early.items():
+        yield f"{role:16} {size:9.1f} {late[role]:9.1f} {late[role] / size - 1:+7.1%}"

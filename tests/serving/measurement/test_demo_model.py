@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ from tokenizers import Tokenizer
 from minicluster.errors import InputError
 from serving.measurement.demo_model import HASH_FILE, _bfloat16, _vocabulary, make_demo_model
 from tests.serving.conftest import SMALL
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 
 import aiohttp
 import numpy as np
@@ -15,31 +16,28 @@ from aiohttp import web
 from minicluster.contention import CpuTimes
 from minicluster.errors import TargetFailed
 from serving.measurement import step_benchmark
+from serving.measurement.step_benchmark import GridPoint
 from serving.measurement.timing_client import TimedStream, TimingClient
 from tests.serving.virtual_time import run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from serving.measurement.step_benchmark import GridPoint
-
-    What = Callable[[TimingClient], Coroutine[None, None, object]]
+What = Callable[[TimingClient], Coroutine[None, None, object]]
 
 PREFILL_S = 0.0002
 STEP_S = 0.02
 
 
+@dataclass
 class Endpoint:
     """One prompt at a time in prefill, then all sequences together, one token a step."""
 
-    def __init__(
-        self, *, breaks_after: int | None = None, step_s: float = STEP_S, hangs: bool = False
-    ) -> None:
-        """Break streams off after *breaks_after* tokens; never answer a prompt where it *hangs*."""
-        self.turn = asyncio.Lock()
-        self.breaks_after = breaks_after
-        self.step_s = step_s
-        self.hangs = hangs
+    breaks_after: int | None = None
+    """Tokens after which streams break off."""
+
+    step_s: float = STEP_S
+    hangs: bool = False
+    """Never answer a prompt."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def prefill(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -49,6 +47,7 @@ class Endpoint:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        assert body["ignore_eos"]  # an answer has the length that was asked for
         async with self.turn:
             await asyncio.sleep(PREFILL_S * len(body["prompt"]))
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -90,18 +89,11 @@ def against(endpoint: Endpoint, what: What) -> object:
 
 
 def clock_of(*others: float) -> Callable[[], CpuTimes]:
-    """Return a processor clock by which each timing in turn loses that share to others."""
-    shares = iter(others)
-    now = {"at_s": 0.0, "busy_s": 0.0, "calls": 0.0}
-
-    def clock() -> CpuTimes:
-        if now["calls"] % 2:
-            now["at_s"] += 1.0
-            now["busy_s"] += next(shares, 0.0)
-        now["calls"] += 1
-        return CpuTimes(at_s=now["at_s"], busy_s=now["busy_s"], ours_s=0.0, cores=1)
-
-    return clock
+    """Return a processor clock by which each timing of a second loses that share to others."""
+    busy_s = [0.0, *accumulate([*others, *[0.0] * 100])]
+    ticks = chain.from_iterable((start, start + 1) for start in range(100))
+    times = (CpuTimes(at_s=at, busy_s=busy_s[at], ours_s=0.0, cores=1) for at in ticks)
+    return lambda: next(times)
 
 
 @pytest.fixture
@@ -135,12 +127,10 @@ def test_every_point_of_the_grid_is_timed() -> None:
         ("request", 50),
         ("path", 50),
     ]
-    prefill = {
-        p.tokens: p.seconds for p in points if p.phase == "prefill" and not p.other_busy_fraction
-    }
+    short, long = points[:2]
     # Sleeping takes at least as long as asked; a busy machine makes it longer, never shorter.
-    assert prefill[400] >= 400 * PREFILL_S
-    assert prefill[400] > prefill[50]
+    assert long.seconds >= 400 * PREFILL_S
+    assert long.seconds > short.seconds
     steps = [p.seconds for p in points if p.phase == "decode"]
     assert min(steps) > 0.8 * STEP_S
     few, many = (p for p in points if p.phase == "prefill" and p.other_busy_fraction)
@@ -174,26 +164,20 @@ def test_a_slow_machine_has_time() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "what", "says"),
     [
-        # A point is given up after ten times what it should take, and a minute.
         (
             Endpoint(hangs=True),
             lambda watch: step_benchmark.time_grid(watch, lambda _: None, clock_of()),
             "prefill of 50 tokens, alone did not end within 60 s",
         ),
-        # Fewer tokens than asked for are no measurement.
         (Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8), "3 of 8 tokens"),
-        # An endpoint without the route is named with its status.
-        (
-            Endpoint(),
-            lambda watch: replace(watch, base_url=watch.base_url + "/lost").prefill(3),
-            "404",
-        ),
+        (Endpoint(), lambda to: replace(to, base_url=f"{to.base_url}/lost").prefill(3), "404"),
     ],
     ids=["hangs", "breaks off", "an error answer"],
 )
 def test_what_cannot_be_timed_is_an_error(
     monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, what: What, says: str
 ) -> None:
+    """A point after ten times what it should take, and a minute; too few tokens; no such route."""
     monkeypatch.setattr(step_benchmark, "WARM_UP_TOKENS", 10_000_000)
     with pytest.raises(TargetFailed, match=says):
         against(endpoint, what)

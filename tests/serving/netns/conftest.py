@@ -7,10 +7,11 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -18,15 +19,10 @@ import yaml
 from minicluster.plan import to_json
 from serving.cluster.processes import environment, stop
 from serving.cluster.token import write_token
-from tests.serving.deployed import until
+from tests.serving.deployed import Shared, until
 from tests.serving.plans import make_deployment, make_plan
 
 from .network import Host, allowed, network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.serving.deployed import Shared
 
 ROOT = Path(__file__).parents[3]
 START_S = 300

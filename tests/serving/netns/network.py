@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 NETWORK = "10.231.77"
 """Of the hosts; the bridge, and with it this process, is .254."""
@@ -43,13 +40,15 @@ class Host:
                 stderr=subprocess.STDOUT,
             )
 
-    def limit(self, bits_per_s: float) -> None:
-        shape = ("dev", self.device, "root", *_bucket(f"{bits_per_s:.0f}bit"))
-        _ip_tc("tc", "-n", self.namespace, "qdisc", "replace", *shape)
-
-    def unlimit(self) -> None:
-        with suppress(subprocess.CalledProcessError):
-            _ip_tc("tc", "-n", self.namespace, "qdisc", "del", "dev", self.device, "root")
+    @contextmanager
+    def limited(self, bits_per_s: float) -> Iterator[None]:
+        """Let it send no faster, for the duration of the block."""
+        tc = ("tc", "-n", self.namespace, "qdisc")
+        _ip_tc(*tc, "replace", "dev", self.device, "root", *_bucket(f"{bits_per_s:.0f}bit"))
+        try:
+            yield
+        finally:
+            _ip_tc(*tc, "del", "dev", self.device, "root")
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
@@ -63,25 +62,21 @@ class Host:
     @contextmanager
     def unreachable_from(self, other: Host) -> Iterator[None]:
         """Let what *other* sends here vanish, for the duration of the block."""
-        route = ("route", "add", "blackhole", f"{self.address}/32")
-        _ip_tc("ip", "-n", other.namespace, *route)
+        route = ("blackhole", f"{self.address}/32")
+        _ip_tc("ip", "-n", other.namespace, "route", "add", *route)
         try:
             yield
         finally:
-            _ip_tc("ip", "-n", other.namespace, "route", "del", "blackhole", f"{self.address}/32")
+            _ip_tc("ip", "-n", other.namespace, "route", "del", *route)
 
 
 def allowed() -> bool:
     """Tell whether this process may make namespaces, bridges and token buckets."""
     name = f"mc{os.getpid()}x"
-    commands = (
-        ("ip", "netns", "add", name),
-        ("ip", "-n", name, "link", "add", "bridge0", "type", "bridge"),
-        ("tc", "-n", name, "qdisc", "add", "dev", "bridge0", "root", *_bucket("1mbit")),
-    )
     try:
-        for command in commands:
-            _ip_tc(*command)
+        _ip_tc("ip", "netns", "add", name)
+        _ip_tc("ip", "-n", name, "link", "add", "bridge0", "type", "bridge")
+        _ip_tc("tc", "-n", name, "qdisc", "add", "dev", "bridge0", "root", *_bucket("1mbit"))
     except (OSError, subprocess.CalledProcessError):
         return False
     finally:

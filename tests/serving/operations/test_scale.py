@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minicluster.errors import InputError, NegativeAnswer
-from minicluster.plan import to_json
+from minicluster.plan import Deployment, to_json
 from serving.cluster.ports import free_ports
 from serving.operations.scale import replica_changes, scale
 from tests.serving.command import serving
+from tests.serving.deployed import Shared
 from tests.serving.faults.load import Load, body_of, under_way
 from tests.serving.plans import make_deployment, make_plan, make_pool, make_state, places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from minicluster.plan import Deployment
-    from tests.serving.deployed import Shared
 
 CLIENTS = 3
 LONG = 1500

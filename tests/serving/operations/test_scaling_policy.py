@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from minicluster.errors import TargetFailed
+from minicluster.plan import Plan, Pool, to_json
 from minicluster.specs.slo import SloSpec
-from serving.operations.scaling_policy import PoolDevices, WindowMetrics, advise, moved_replicas
+from serving.cli import scale as cli
+from serving.operations.scaling_policy import WindowMetrics, advise, moved_replicas
 from serving.operations.slo_metrics import read_histograms, window_metrics
+from tests.serving.command import serving_here
+from tests.serving.plans import make_pool, make_state, places
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 GOOD = WindowMetrics(
@@ -21,10 +27,17 @@ GOOD = WindowMetrics(
 LATE = {"ttft_fraction": 0.9, "prefill_queue_s": 0.5}
 
 
-def _devices(prefill: int, decode: int, widths: tuple[int, int] = (1, 1)) -> dict[str, PoolDevices]:
+def _pools(prefill: int, decode: int, widths: tuple[int, int] = (1, 1)) -> dict[str, Pool]:
     return {
-        "prefill": PoolDevices(replicas=prefill, width=widths[0]),
-        "decode": PoolDevices(replicas=decode, width=widths[1]),
+        role: make_pool(
+            role,
+            replicas=replicas,
+            tp=width,
+            placement=places(("node", tuple(range(replicas * width)))),
+        )
+        for role, replicas, width in zip(
+            ("prefill", "decode"), (prefill, decode), widths, strict=True
+        )
     }
 
 
@@ -46,7 +59,7 @@ def test_decisions(
     now: tuple[int, int], change: dict[str, float], replicas: tuple[int, int], says: str
 ) -> None:
     """A replica moves to the pool whose SLO breaks, only if the other has room to give."""
-    found = advise(replace(GOOD, **change), _devices(*now), SLO)  # type: ignore[arg-type]
+    found = advise(replace(GOOD, **change), _pools(*now), SLO)  # type: ignore[arg-type]
     assert (found.replicas["prefill"], found.replicas["decode"]) == replicas
     assert says in found.reason
     assert found.conclusive == ("needed" not in says)
@@ -58,14 +71,14 @@ WIDTHS = st.sampled_from([1, 2, 4, 8])
 @given(replicas=st.tuples(st.integers(1, 20), st.integers(1, 20)), widths=st.tuples(WIDTHS, WIDTHS))
 def test_never_more_devices_than_before(replicas: tuple[int, int], widths: tuple[int, int]) -> None:
     """What one pool gets the other gives: devices never grow, and no pool goes empty."""
-    shares = _devices(*replicas, widths)
-    before = sum(share.replicas * share.width for share in shares.values())
+    pools = _pools(*replicas, widths)
+    before = sum(pool.gpus for pool in pools.values())
     for to, source in (("prefill", "decode"), ("decode", "prefill")):
-        moved = moved_replicas(shares, to=to, source=source)
+        moved = moved_replicas(pools, to=to, source=source)
         if moved is not None:
-            assert sum(moved[role] * shares[role].width for role in moved) <= before
+            assert sum(moved[role] * pools[role].slicing.gpus for role in moved) <= before
             assert min(moved.values()) >= 1
-            assert moved[to] == shares[to].replicas + 1
+            assert moved[to] == pools[to].replicas + 1
 
 
 def _text(observed: dict[str, list[float]]) -> str:
@@ -99,3 +112,24 @@ def test_without_requests_the_slo_holds() -> None:
     assert (seen.requests, seen.ttft_fraction, seen.tpot_fraction) == (0, 1.0, 1.0)
     with pytest.raises(TargetFailed, match="minicluster_prefill_queue_seconds"):
         read_histograms(_text({"ttft": [], "tpot": []}))
+
+
+def test_advice_is_measured_between_two_scrapes(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two scrapes of the endpoint advise; too few requests are exit 4, a substitution is exit 3."""
+    file = tmp_path / "plan.json"
+    file.write_text(to_json(plan))
+    state = make_state(plan=str(file), deployment=str(file))
+    scrapes = [_text({"ttft": [0.5] * n, "tpot": [0.1], "prefill_queue": [0.1]}) for n in (1, 2)]
+    monkeypatch.setattr(cli, "current", lambda: state)
+    monkeypatch.setattr(cli, "scrape", lambda _url: read_histograms(scrapes.pop(0)))
+    monkeypatch.setattr(cli.time, "sleep", lambda _s: None)
+    done = serving_here(tmp_path, "scale", "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout) == {
+        "replicas": {"prefill": 1, "decode": 1},
+        "reason": "1 requests measured; 100 are needed",
+    }
+    monkeypatch.setattr(cli, "current", lambda: replace(state, changes=("tp: 2 instead of 8",)))
+    assert serving_here(tmp_path, "scale").returncode == 3

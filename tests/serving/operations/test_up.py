@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.plan import Deployable, to_json
+from minicluster.plan import Deployable, Plan, to_json
 from serving.cluster.ports import free_port
-from serving.cluster.state import write_state
+from serving.cluster.state import State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
-from tests.serving.command import serving, taken_port
+from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import make_pool, make_state, places
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from subprocess import CompletedProcess
-
-    from minicluster.plan import Plan
-    from serving.cluster.state import State
 
 
 def _up(
@@ -33,42 +28,39 @@ def _up(
 ) -> CompletedProcess[str]:
     """Run `serving up`, and see to it that it left nothing."""
     (place / "plan.json").write_text(plan if isinstance(plan, str) else to_json(plan))
-    done = serving(place, "up", "plan.json", *options)
+    done = serving_here(place, "up", "plan.json", *options)
     assert sorted(file.name for file in place.iterdir()) == [*left]
     assert done.stdout == ""
     return done
 
 
-def _with_decode(plan: Plan, **changes: Any) -> Plan:  # noqa: ANN401
-    return replace(plan, pools=(plan.pools[0], make_pool("decode", **changes)))
-
-
 @pytest.mark.parametrize(
-    ("change", "options", "says"),
+    ("changes", "options", "says"),
     [
         (
-            lambda plan: _with_decode(plan, cores=(98, 99), tp=2, ep=2, kv_bytes=1.0),
+            {
+                "pools": (
+                    make_pool("prefill"),
+                    make_pool("decode", (98, 99), tp=2, ep=2, kv_bytes=1.0),
+                )
+            },
             (),
             ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [98, 99]"),
         ),
-        (
-            lambda plan: replace(plan, deployable=Deployable(profile="x", rule_broken="pp = 2")),
-            (),
-            ("pp = 2",),
-        ),
-        (lambda plan: plan, ("--target", "gpu"), ("plan again",)),
+        ({"deployable": Deployable(profile="x", rule_broken="pp = 2")}, (), ("pp = 2",)),
+        ({}, ("--target", "gpu"), ("plan again",)),
     ],
     ids=["every reason", "by its own account", "other hardware"],
 )
 def test_a_plan_that_cannot_be_realised_is_refused(
     tmp_path: Path,
     plan: Plan,
-    change: Any,  # noqa: ANN401
+    changes: dict[str, Any],
     options: tuple[str, ...],
     says: tuple[str, ...],
 ) -> None:
     """With all reasons, exit 3."""
-    done = _up(tmp_path, change(plan), *options)
+    done = _up(tmp_path, replace(plan, **changes), *options)
     assert done.returncode == 3
     assert all(reason in done.stderr for reason in says)
 
@@ -85,11 +77,7 @@ def test_a_plan_that_cannot_be_realised_is_refused(
     ids=["another schema", "a missing pool", "an unknown field", "no JSON", "open to others"],
 )
 def test_bad_input_is_one_line(
-    tmp_path: Path,
-    plan: Plan,
-    change: dict[str, object] | None,
-    options: tuple[str, ...],
-    says: str,
+    tmp_path: Path, plan: Plan, change: dict[str, object] | None, options: Sequence[str], says: str
 ) -> None:
     text = "plan?" if change is None else json.dumps({**json.loads(to_json(plan)), **change})
     done = _up(tmp_path, text, *options)
@@ -99,23 +87,16 @@ def test_bad_input_is_one_line(
 
 @pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
 def test_a_port_in_use_is_named(tmp_path: Path, plan: Plan, options: tuple[str, ...]) -> None:
-    """
-    What a dead cluster left does not stand in the way, nor another address that is to be open.
-
-    Here it is the port that does.
-    """
+    """What a dead cluster left does not stand in the way, nor an open address: the port does."""
     host = options[1] if options else "127.0.0.1"
     kept = tmp_path / ".minicluster/serving/state.json"
     kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps({"cluster_id": "feedfacefeedface"} | dict.fromkeys(STATE, "gone")))
+    kept.write_text(json.dumps(asdict(make_state(plan="gone", deployment="gone"))))
     with taken_port(host) as port:
         done = _up(tmp_path, plan, *options, "--port", port, left=[".minicluster", "plan.json"])
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"--port is {port}; expected a port of {host} that is free" in done.stderr
     assert not kept.exists()
-
-
-STATE = ("address", "base_url", "target", "plan", "plan_hash", "session", "started", "deployment")
 
 
 @pytest.fixture
@@ -145,7 +126,7 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
         raise KeyboardInterrupt
 
     monkeypatch.setattr(operations, "deploy", deploy)
-    site = Site(target="cpu", host="127.0.0.1", port=free_port("127.0.0.1"))
+    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_port("127.0.0.1"))
     with pytest.raises(KeyboardInterrupt):
         operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
     return seen
@@ -178,15 +159,12 @@ def test_anything_else_that_runs_is_not_replaced(
     plan: Plan, running: State, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deployment with a plan, or that differs in more than its plan, has to be taken down."""
-    other = plan
-    if change in {"planned", "not ready"}:
-        write_state(replace(running, planned=change == "planned", ready=change == "planned"))
-    elif change == "model":
-        model = replace(plan.model, id="another")
-        other = replace(plan, inputs=replace(plan.inputs, model=model))
-    elif change == "routing":
-        other = replace(plan, routing=replace(plan.routing, policy="round-robin"))
-    else:
-        other = _with_decode(plan, placement=places(("elsewhere", (1,))))
+    elsewhere = make_pool("decode", placement=places(("elsewhere", (1,))))
+    others = {
+        "model": {"inputs": replace(plan.inputs, model=replace(plan.model, id="another"))},
+        "routing": {"routing": replace(plan.routing, policy="round-robin")},
+        "nodes": {"pools": (plan.pools[0], elsewhere)},
+    }
+    write_state(replace(running, planned=change == "planned", ready=change != "not ready"))
     with pytest.raises(InputError, match="serving down"):
-        _lay_over(other, monkeypatch)
+        _lay_over(replace(plan, **others.get(change, {})), monkeypatch)

@@ -7,7 +7,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
 from serving.cli import inspect
 from serving.cluster import connection
 from serving.operations import status
-from serving.operations.status import Deployed
+from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
 from tests.serving.plans import facts_of, make_state
 
@@ -26,28 +26,19 @@ with warnings.catch_warnings():
 
     from serving.cluster import serve_compat
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
-    from minicluster.plan import Deployment
+from minicluster.plan import Deployment
 
 
 @pytest.fixture
 def as_planned(deployment: Deployment) -> Deployed:
     """Return what two engines say that run as the demo's plan wants."""
-    facts = {
-        pool.role: [
-            facts_of(deployment, pool)
-            | {"labels": {ROLE_LABEL: pool.role, NODE_LABEL: "laptop"}, "cores": [[core]]}
-        ]
-        for core, pool in enumerate(deployment.pools)
-    }
-    return Deployed(
-        replicas=dict.fromkeys(facts, 1),
-        status=dict.fromkeys(facts, "HEALTHY"),
-        facts=facts,
-        answers=True,
-    )
+    pools = {}
+    for core, pool in enumerate(deployment.pools):
+        place = {"labels": {ROLE_LABEL: pool.role, NODE_LABEL: "laptop"}, "cores": [[core]]}
+        pools[pool.role] = DeployedPool(replicas=1, facts=[facts_of(deployment, pool) | place])
+    return Deployed(pools=pools, answers=True)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +46,7 @@ def as_planned(deployment: Deployment) -> Deployed:
     [
         ("tp", 2, "decode[0].tp: deployed 2, planned 1"),
         ("max_num_seqs", 8, "decode[0].max_num_seqs: deployed 8, planned 16"),
-        (
-            "chunked_prefill_tokens",
-            512,
-            "chunked_prefill_tokens: deployed 512, planned 0",
-        ),
+        ("chunked_prefill_tokens", 512, "chunked_prefill_tokens: deployed 512, planned 0"),
         ("gpu_memory_utilization", 0.5, "decode[0].gpu_memory_utilization: deployed 0.5"),
         ("kv_bytes", 1, "decode[0].kv_bytes: deployed 1, planned 268435456"),
         ("dtype", "float32", "decode[0].dtype: deployed float32, planned bfloat16"),
@@ -73,34 +60,35 @@ def test_each_difference_is_named(
 ) -> None:
     """Any fact that is not as planned is reported with both values; without one, nothing is."""
     assert differences(deployment, as_planned, "cpu") == ()
-    as_planned.facts["decode"][0][fact] = value
+    as_planned.pools["decode"].facts[0][fact] = value
     (found,) = differences(deployment, as_planned, "cpu")
     assert says in found
+    # A GPU's replicas report no cores.
+    assert len(differences(deployment, as_planned, "gpu")) == (fact != "cores")
 
 
 def test_limits_and_replicas_are_compared(deployment: Deployment, as_planned: Deployed) -> None:
     """An option of Ray Serve that is not what was compiled, and a replica that is gone."""
-    options = {"decode": {"Decode:demo": {"max_ongoing_requests": 7}}}
+    options = {"Decode:demo": {"max_ongoing_requests": 7}}
     bounds = {"decode": {"max_ongoing_requests": 20}}
-    changed = replace(as_planned, options=options, replicas={"prefill": 1})
+    decode = replace(as_planned.pools["decode"], options=options, replicas=0)
+    changed = replace(as_planned, pools=as_planned.pools | {"decode": decode})
     assert differences(deployment, changed, "cpu", bounds) == (
         "decode.replicas: deployed 0, planned 1",
         "Decode:demo.max_ongoing_requests: deployed 7, planned 20",
     )
 
 
-RUNNING = {"Prefill:demo": 0, "Decode:demo": 1}
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have a cluster with no prefill replica, and one decode replica that says nothing."""
     deployments = {
-        name: SimpleNamespace(
-            replica_states={"RUNNING": number} if number else {"STARTING": 1},
-            status=SimpleNamespace(value="HEALTHY" if number else "UNHEALTHY"),
-        )
-        for name, number in RUNNING.items()
+        "Prefill:demo": SimpleNamespace(
+            replica_states={"STARTING": 1}, status=SimpleNamespace(value="UNHEALTHY")
+        ),
+        "Decode:demo": SimpleNamespace(
+            replica_states={"RUNNING": 1}, status=SimpleNamespace(value="HEALTHY")
+        ),
     }
     app = SimpleNamespace(deployments=deployments)
     asked: list[str] = []
@@ -117,9 +105,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={status.APP: app}))
     monkeypatch.setattr(serve, "get_deployment_handle", handle)
     monkeypatch.setattr(connection, "connected", lambda _address: nullcontext())
-    monkeypatch.setattr(
-        serve_compat, "deployment_options", lambda _app: {name: {} for name in RUNNING}
-    )
+    options: dict[str, object] = {name: {} for name in deployments}
+    monkeypatch.setattr(serve_compat, "deployment_options", lambda _app: options)
     monkeypatch.setattr(status, "_answers", lambda _url: True)
     return asked
 

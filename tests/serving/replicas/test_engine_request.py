@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from types import SimpleNamespace
@@ -87,6 +88,10 @@ def test_refusals_of_the_engine_name_a_field(
 ) -> None:
     """Whether the engine named it or described it; a 5xx tells the client nothing of it."""
     error = SimpleNamespace(code=code, message=message, param=param)
-    refusal = vllm.refusal_of(SimpleNamespace(error=error))
-    assert (refusal.status, refusal.param) == (code, named)
-    assert (message in refusal.message) == (code == 400)
+    event = "data: " + json.dumps({"error": vars(error)}, separators=(",", ":"))
+    for item in (SimpleNamespace(error=error), event):
+        refusal = vllm.refusal_in(item)
+        assert (refusal.status, refusal.param) == (code, named)
+        assert (message in refusal.message) == (code == 400)
+    for answer in (SimpleNamespace(usage=1), "data: 1"):
+        assert vllm.refusal_in(answer) is None

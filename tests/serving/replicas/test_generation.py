@@ -7,11 +7,13 @@ import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.plan import Routing
 from serving.protocol.messages import EngineFailed, FirstChunk, Prefilled, Refusal
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
@@ -73,10 +75,11 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
     monkeypatch.setattr(generation, "first_token_seen", lambda *_: False)
 
-    def asking(body: dict[str, Any], *items: object, split: bool = True) -> Any:  # noqa: ANN401
+    def asking(body: dict[str, Any], *items: object, split: bool = True, threshold: int = 0) -> Any:  # noqa: ANN401
         server = generation.GenerationMixin()
         server.engine = engine = Engine(*items)
-        server._config, server._closing = CONFIG, {}
+        routing = Routing(fallback="fail", local_threshold_tokens=threshold)
+        server._config, server._closing = replace(CONFIG, routing=routing), {}
         server._prefill_pool = OneReplica() if split else None
 
         async def all_of_it() -> list[Any]:
@@ -126,6 +129,12 @@ def test_what_is_computed_here_says_why(
     phases = begun.phases
     assert (phases.path, phases.reason, phases.prefill_replica) == ("local", reason, "")
     assert getattr(engine.asked, "kv_transfer_params", None) is None
+
+
+@pytest.mark.parametrize(("tokens", "path"), [(8, "local; reason=short"), (9, "remote")])
+def test_prompts_up_to_the_threshold_are_local(ask: Any, tokens: int, path: str) -> None:  # noqa: ANN401
+    (begun, *_), _ = ask(STREAM | {"prompt": [5] * tokens}, ONE, DONE, threshold=8)
+    assert begun.phases.path_and_reason == path
 
 
 def test_an_engine_that_fails_midway_is_never_done(ask: Any) -> None:  # noqa: ANN401

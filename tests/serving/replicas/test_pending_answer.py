@@ -38,40 +38,22 @@ class Engine:
             raise
 
 
-def test_the_first_token_is_waited_for() -> None:
-    """A stream has begun with its first item, and nothing of it is lost."""
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_first_token_is_waited_for(*, whole: bool) -> None:
+    """It may be late; then nothing of the answer is lost. Of a whole one not the end counts."""
 
-    async def wait() -> list[str]:
-        engine = Engine()
-        asyncio.get_running_loop().call_later(0.02, engine.go.set)
-        await engine.answer.first_token(5.0)
-        return [await engine.answer.first_item(), *[item async for item in engine.answer.stream]]
-
-    assert run(wait()) == ["one", "two"]
-
-
-def test_a_late_first_token_is_reported() -> None:
-    """After the limit TimeoutError is raised and the engine still works on the request."""
-
-    async def wait() -> str:
-        engine = Engine()
+    async def wait() -> tuple[str, list[str]]:
+        engine = Engine(whole=whole)
         with pytest.raises(TimeoutError):
             await engine.answer.first_token(0.02)
-        return engine.ended
-
-    assert run(wait()) == ""
-
-
-def test_an_answer_as_a_whole_has_begun_before_it_is_there() -> None:
-    """The first token of a whole answer counts, not its end."""
-
-    async def wait() -> str:
-        engine = Engine(whole=True)
-        asyncio.get_running_loop().call_later(0.02, engine.begun.set)
+        (engine.begun if whole else engine.go).set()
         await engine.answer.first_token(5.0)
-        return engine.ended
+        before = engine.ended
+        engine.go.set()
+        first = await engine.answer.first_item()
+        return before, [first, *[item async for item in engine.answer.stream]]
 
-    assert run(wait()) == ""
+    assert run(wait()) == ("", ["one", "two"])
 
 
 @pytest.mark.parametrize("whole", [False, True])

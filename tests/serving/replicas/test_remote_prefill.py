@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.protocol.messages import Prefilled, Refusal
-from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, LocalPrefill, choose_domain
+from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, LocalPrefill, choose_domain
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
@@ -83,6 +83,8 @@ def test_one_failure_costs_one_attempt_not_the_request(
     [
         (9, (DIES, DIES), 503, DIED),
         (9, (DIES, BROKEN), 503, DIED),
+        (0, (), 503, NO_REPLICA),
+        (1, (HANGS,), 504, TIMEOUT),  # the only one has all of the time
         (1, (DIES,), 503, NO_REPLICA),  # without another replica there is no second attempt
         (2, (HANGS, HANGS), 504, TIMEOUT),
     ],
@@ -96,7 +98,7 @@ def test_after_the_last_attempt_the_client_is_told(
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (status, reason)
     assert len(replicas.asked) == len(behaviours)
-    assert replicas.given_up_s == ([2.5, 5.0] if HANGS in behaviours else [])
+    assert replicas.given_up_s == [2.5, 5.0][2 - behaviours.count(HANGS) :]
     local = _ask(Replicas(live, *behaviours), fallback="local")
     assert local == LocalPrefill(path="fallback-local", reason=reason)
 

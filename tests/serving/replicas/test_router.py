@@ -130,34 +130,6 @@ def _dealt(policy: str, names: str, lengths: Sequence[int]) -> str:
     return run(dealt())
 
 
-@pytest.mark.parametrize(
-    ("policy", "lengths", "went"),
-    [
-        ("round-robin", (900, 1, 1, 1, 900, 5, 7), "abcabca"),
-        # Outstanding: 500; 500, 300; 500, 300, 100; then c has 200, 300; b 400; c 350, b 450.
-        ("least-tokens", (500, 300, 100, 100, 100, 100, 50, 60), "abcccbcc"),
-    ],
-)
-def test_prompts_go_where_the_policy_says(policy: str, lengths: tuple[int, ...], went: str) -> None:
-    assert _dealt(policy, "abc", lengths) == went
-
-
-def test_power_of_two_keeps_replicas_level() -> None:
-    """
-    Of two replicas the one with fewer requests is taken, however long their prompts.
-
-    Of 400 calls at once each of eight replicas gets 47 to 53; choices by chance vary more.
-    """
-    went = _dealt("power-of-two", "ab", [900, 1] * 4)
-    assert [set(went[at : at + 2]) for at in range(0, 8, 2)] == [{"a", "b"}] * 4
-    level, uneven = (
-        sorted(map(_dealt(policy, "abcdefgh", [1] * 400).count, "abcdefgh"))
-        for policy in ("power-of-two", "random")
-    )
-    assert 47 <= level[0] <= level[-1] <= 53
-    assert (uneven[0] < 47, uneven[-1] > 53) == (True, True)
-
-
 def test_a_registered_policy_is_deployable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that `minicluster.routing` registers routes here by its name, without other code."""
     monkeypatch.setitem(POLICIES, "last", find_policy("random"))

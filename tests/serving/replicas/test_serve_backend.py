@@ -220,40 +220,6 @@ def test_an_answer_comes_through_however_long_it_takes(live: list[int | None]) -
     assert run(while_live(HANDLE, answer_after(600.0))) == "tokens"
 
 
-def test_it_ends_when_no_replica_is_left(live: list[int | None]) -> None:
-    """The error names the deployment; what the call itself raised before comes through."""
-    live[:] = [1, 1, 0]
-    with pytest.raises(NoReplica, match="Prefill:demo"):
-        run(while_live(HANDLE, answer_after(5.0)))
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(while_live(HANDLE, fail()))
-
-
-@pytest.mark.usefixtures("live")
-def test_a_deadline_ends_the_call() -> None:
-    """A deadline around it cancels what it waits for."""
-    ended = []
-
-    async def work() -> None:
-        try:
-            await asyncio.sleep(5.0)
-        finally:
-            ended.append(True)
-
-    async def give_up() -> list[bool]:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await while_live(HANDLE, work())
-        await asyncio.sleep(0)
-        return [*ended]
-
-    assert run(give_up()) == [True]
-
-
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left: int) -> None:
     """Whether no replica is left or the deadline passed, Serve must not go on with it."""

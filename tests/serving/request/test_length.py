@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
@@ -27,6 +27,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(["prompt", "messages"]), JSON)
 def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: object) -> None:
     """No JSON breaks the bound on the length of answers; no answer exceeds the limit."""

@@ -31,15 +31,31 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
         (b'{"temperature": NaN}', 400),
         (b'{"a": Infinity}', 400),
         (b"[" * 100_000, 400),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b'{"prompt": "x", "\\udfff": 1}', 400),
         (EIGHT_MIB + b" ", 413),
     ],
-    ids=["cut", "not UTF-8", "list", "NaN", "infinity", "deep", "long"],
+    ids=[
+        "cut",
+        "not UTF-8",
+        "list",
+        "NaN",
+        "infinity",
+        "deep",
+        "65 levels",
+        "half",
+        "half",
+        "long",
+    ],
 )
 def test_what_is_no_json_object_of_at_most_eight_mebibytes(raw: bytes, status: int) -> None:
     assert parse_body(EIGHT_MIB) == {}
+    assert parse_body(b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}")
     with pytest.raises(RequestRefused) as caught:
         parse_body(raw)
     assert caught.value.refusal.status == status
+    json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(

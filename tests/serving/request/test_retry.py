@@ -5,12 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.protocol.messages import Refusal
-from serving.request.prefill_eligibility import may_be_short, must_be_local, short_enough
-from serving.request.retry import DIED, NO_REPLICA, TIMEOUT, LocalPrefill, PrefillAttempt, next_step
+from serving.request.prefill import (
+    DIED,
+    TIMEOUT,
+    LocalPrefill,
+    PrefillAttempt,
+    may_be_short,
+    must_be_local,
+    next_step,
+)
 from tests.serving.configs import unplanned
-
-FAIL = unplanned()
-LOCAL = unplanned(fallback="local")
 
 
 @given(
@@ -37,36 +41,6 @@ def test_every_request_ends(
         assert "Retry-After" in step.headers
 
 
-def test_a_second_replica_has_half_of_the_time() -> None:
-    for failures, live, left_s, timeout_s in (
-        ([], 2, 2.0, 1.0),
-        ([TIMEOUT], 2, 1.0, 1.0),
-        ([], 1, 2.0, 2.0),
-    ):
-        step = next_step(failures, live=live, left_s=left_s, config=FAIL)
-        assert step == PrefillAttempt(timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize(
-    ("failures", "live", "status", "reason"),
-    [
-        ([], 0, 503, NO_REPLICA),
-        ([DIED], 0, 503, NO_REPLICA),
-        ([DIED, DIED], 1, 503, DIED),
-        ([DIED, TIMEOUT], 1, 504, TIMEOUT),
-        ([TIMEOUT], 1, 504, TIMEOUT),
-    ],
-)
-def test_the_fallback_is_reported(failures: list[str], live: int, status: int, reason: str) -> None:
-    """Without prefill a request fails with the reason, or is computed locally and says so."""
-    left_s = 0.0 if failures == [TIMEOUT] else 1.0
-    refusal = next_step(failures, live=live, left_s=left_s, config=FAIL)
-    assert isinstance(refusal, Refusal)
-    assert (refusal.status, refusal.code) == (status, reason)
-    local = next_step(failures, live=live, left_s=left_s, config=LOCAL)
-    assert local == LocalPrefill(path="fallback-local", reason=reason)
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -85,14 +59,12 @@ def test_what_one_fetched_cache_cannot_answer_is_local(
     body: dict[str, object], reason: str | None
 ) -> None:
     """Several answers, and what looks at the prompt; all else is prefilled remotely."""
-    local = reason and LocalPrefill(path="local", reason=reason)
+    local = reason and LocalPrefill(reason=reason)
     assert must_be_local(body) == local
 
 
 def test_prompts_up_to_the_threshold_are_local() -> None:
     """Without a threshold nothing is counted."""
-    assert short_enough(8, 8) == LocalPrefill(path="local", reason="short")
-    assert (short_enough(9, 8), short_enough(1, 0)) == (None, None)
     for body, threshold, may_be in (
         ({"prompt": "x"}, 0, False),
         ({"prompt": [1] * 8}, 8, True),

@@ -13,32 +13,18 @@ import pytest
 from minicluster import routing
 from minicluster.plan import Plan, read_plan
 from minicluster.specs.scenario import EngineChoice
-from minicluster.workload.arrivals import poisson_arrivals
+from minicluster.workload.sources import RequestSource, drawn
 from sizing import catalog
 from sizing.catalog import cluster, engine, folder, gpu, model
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import row_from
 from sizing.simulation.planned import simulate_plan
-from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import QUICK, Sizing
 
 CACHES = (
     cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,
     model._model_names, engine.engines,
 )  # fmt: skip
-SCENARIO = """
-[model]
-id = "llama-3.1-8b"
-[cluster]
-gpu = "h100-sxm"
-gpus_per_node = 8
-max_gpus = 16
-[workload]
-requests_per_s = 20.0
-input_tokens = 4000
-output_tokens = 200
-[search]
-pools = "split"
-"""
 
 
 @pytest.fixture
@@ -55,11 +41,10 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def planned(sizing: Sizing, tmp_path: Path, *overrides: str) -> Plan:
-    """Return the plan that `sizing plan` makes of the scenario with some of its keys changed."""
-    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    """Return the plan that `sizing plan` makes with some keys of its scenario changed."""
     changes = [part for each in overrides for part in ("--set", each)]
     plan = tmp_path / "plan.json"
-    done = sizing("plan", str(tmp_path / "scenario.toml"), *changes, "-o", str(plan))
+    done = sizing("plan", *QUICK, *changes, "-o", str(plan))
     assert done.code == 0, done.err
     return read_plan(plan)
 
@@ -87,8 +72,8 @@ def test_a_gpu_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> Non
 def test_an_engine_version_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
     """The newest profile that can be deployed is planned with; a scenario may name the older."""
     added(configs / "engines" / "vllm-0.29-nixl.toml", "vllm-1.2-nixl", version='"1.2.3"')
-    assert planned(sizing, tmp_path).engine.version == "1.2.3"
-    assert catalog.find_engine(EngineChoice(version="1.2")).version == "1.2.3"
+    assert catalog.find_engine(EngineChoice()).version == "1.2.3"
+    assert planned(sizing, tmp_path, "engine.version=1.2.3").engine.version == "1.2.3"
     assert catalog.find_engine(EngineChoice(version="0.29")).version == "0.29.0"
 
 
@@ -125,6 +110,10 @@ def test_a_model_of_a_known_family_is_one_file(
 def test_a_routing_policy_is_one_function(
     sizing: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A scenario may name any policy of the registry, and the simulator routes by it."""
+    for policy in routing.POLICIES:
+        scenario = catalog.read_scenario(Path(QUICK[0]), [f"search.routing={policy}"])
+        assert scenario.search.routing == policy
     monkeypatch.setitem(routing.POLICIES, "last-of-least", routing.find_policy("random"))
 
     @routing.routing_policy("last-of-least")
@@ -135,19 +124,7 @@ def test_a_routing_policy_is_one_function(
     assert plan.routing.policy == "last-of-least"
     replicas = plan.pool("prefill").replicas
     assert replicas > 1
-    arrivals = poisson_arrivals(plan.workload, duration_s=10.0, seed=0)
+    arrivals = drawn(plan.workload, RequestSource(), count=100, seed=0)
     used = simulate_plan(plan, arrivals, seed=0).prefill_of
     assert used[0] == replicas - 1
     assert set(np.unique(used)) <= set(range(replicas))
-
-
-@pytest.mark.parametrize("policy", list(routing.POLICIES))
-def test_every_policy_of_a_plan_is_one_of_a_scenario(
-    sizing: Sizing, tmp_path: Path, policy: str
-) -> None:
-    (tmp_path / "scenario.toml").write_text(SCENARIO)
-    path = tmp_path / "plan.json"
-    options = ("--set", f"search.routing={policy}", "-o", str(path))
-    done = sizing("plan", str(tmp_path / "scenario.toml"), *options)
-    assert done.code == 0, done.err
-    assert read_plan(path).routing.policy == policy

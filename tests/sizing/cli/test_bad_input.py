@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.sizing.conftest import Sizing
+from sizing.report import plan_page
+from tests.sizing.conftest import QUICK, Sizing
 
-SCENARIO = "llama-3.1-8b-h100"
+SCENARIO = QUICK[0]
 DEEP = "[" * 100_000
 
 
@@ -38,11 +39,14 @@ def test_files_that_are_none(
 
 
 @pytest.mark.parametrize("pools", ["split", "mixed"])
-def test_answers_of_one_token(sizing: Sizing, pools: str, tmp_path: Path) -> None:
+def test_answers_of_one_token(
+    sizing: Sizing, pools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No gap follows the only token; the plan is made, drawn, simulated and explained."""
+    monkeypatch.setattr(plan_page, "REQUESTS", 500)
     path, page = str(tmp_path / "plan.json"), str(tmp_path / "plan.html")
     keys = ("--set", "workload.output_tokens=1", "--set", f"search.pools={pools}")
-    assert sizing("plan", SCENARIO, *keys, "-o", path, "--html", page).code == 0
+    assert sizing("plan", *QUICK, *keys, "-o", path, "--html", page).code == 0
     assert sizing("explain", path).code == 0
     done = sizing("simulate", path, "--requests", "500", "--json")
     assert done.code == 0

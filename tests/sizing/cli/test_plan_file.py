@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
-from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import QUICK, Sizing
 
-SMALL = "llama-3.1-8b-h100"
 TOP = {
     *("schema_version", "model", "engine", "step_model", "inputs", "slo", "workload", "pools"),
     *("routing", "prediction", "cost", "headroom", "calibration", "validated_on", "deployable"),
@@ -27,8 +26,8 @@ TOP = {
 
 @pytest.fixture(scope="module")
 def file(plan_of: Callable[..., Path]) -> Path:
-    """Return a plan of 8B on H100."""
-    return plan_of(SMALL)
+    """Return the file of a plan."""
+    return plan_of(*QUICK)
 
 
 @pytest.fixture(params=["datasheet", "calibrated"])
@@ -48,17 +47,8 @@ def calibrated(plan: Plan) -> Plan:
         model_config_hash=plan.model.config_hash,
         dtype=plan.model.weight_dtype,
     )
-    model = plan.step_model
-    calibration = CalibrationSpec(
-        name="made up",
-        date="2026-11-20",
-        key=key,
-        num_rows=3,
-        prefill=model.prefill,
-        decode=model.decode,
-        path=model.path,
-        interference=model.interference,
-    )
+    steps = {f.name: getattr(plan.step_model, f.name) for f in fields(plan.step_model)}
+    calibration = CalibrationSpec(name="made up", date="2026-11-20", key=key, num_rows=3, **steps)
     return replace(plan, inputs=replace(plan.inputs, calibration=calibration))
 
 
@@ -106,7 +96,7 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
 
 def test_kinds_of_gpus_stand_in_the_file_once(plan_of: Callable[..., Path]) -> None:
     """The cluster's GPU is not listed again among those that a pool may be made of."""
-    path = plan_of(SMALL, "--set", 'search.gpus=["H100","h200-sxm"]')
+    path = plan_of(*QUICK, "--set", 'search.gpus=["H100","h200-sxm"]')
     raw = json.loads(path.read_text(encoding="utf-8"))
     assert [gpu["name"] for gpu in raw["inputs"]["other_gpus"]] == ["h200-sxm"]
     assert raw["inputs"]["gpu"]["name"] == "h100-sxm"

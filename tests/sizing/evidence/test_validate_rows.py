@@ -26,7 +26,6 @@ CLOSED = {
 
 
 def written(path: Path, *lines: dict[str, str]) -> Path:
-    """Write lines as a CSV of measured rows."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(CLOSED))
         writer.writeheader()
@@ -35,13 +34,9 @@ def written(path: Path, *lines: dict[str, str]) -> Path:
 
 
 def test_gpus_that_tp_and_pp_leave_are_copies_of_attention() -> None:
-    """`gpus` is the only column that counts hardware: 8 = tp 2 x pp 2 x dp 2."""
+    """8 GPUs = tp 2 x pp 2 x dp 2; in pools, EP wider than TP is attention data parallel."""
     slicing = row_from(CLOSED, "rows.csv:2").groups[0].slicing
     assert (slicing.tp, slicing.pp, slicing.dp, slicing.gpus) == (2, 2, 2, 8)
-
-
-def test_pools_of_a_disaggregated_row_have_all_its_gpus() -> None:
-    """EP wider than TP is attention data parallel; 1 x 16 + 3 x 16 GPUs make 64."""
     row = row_from(
         CLOSED
         | {
@@ -71,6 +66,8 @@ def test_pools_of_a_disaggregated_row_have_all_its_gpus() -> None:
         ("prefix_tokens", "1024", "expected fewer than isl = 1024"),
         ("statistic", "p99", "expected one of mean, median"),
         ("ttft_s", "fast", "expected a number above 0"),
+        ("concurrency", "1e12", "expected a whole number from 1"),
+        ("isl", "100000000", "expected a whole number from 1"),
     ],
 )
 def test_a_bad_cell_is_named(column: str, text: str, said: str) -> None:
@@ -107,12 +104,8 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
         read_rows(path)
     with pytest.raises(InputError, match="CSV of measured rows"):
         read_rows(tmp_path / "none.csv")
-
-
-def test_a_header_alone_is_refused(tmp_path: Path) -> None:
-    """No measurement, no errors to show."""
     with pytest.raises(InputError, match="a line for each measurement"):
-        read_rows(written(tmp_path / "rows.csv"))
+        read_rows(written(path))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +118,3 @@ def test_a_column_in_another_unit_is_refused(tmp_path: Path, column: str, other:
     path.write_text(path.read_text(encoding="utf-8").replace(column, other), encoding="utf-8")
     with pytest.raises(InputError, match=f"'{other}'; expected {column}"):
         read_rows(path)
-
-
-@pytest.mark.parametrize(("column", "text"), [("concurrency", "1e12"), ("isl", "100000000")])
-def test_what_nobody_runs_is_refused(column: str, text: str) -> None:
-    """A replay of it would take hours."""
-    with pytest.raises(InputError, match=f"{column} is '{text}'; expected a whole number from 1"):
-        row_from(CLOSED | {column: text}, "rows.csv:2")

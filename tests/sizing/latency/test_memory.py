@@ -13,27 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
-from minicluster.specs.engine import EngineProfile
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.parameters import num_parameters, parameters
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.catalog import find_engine
 from sizing.latency import memory
 from sizing.latency.memory import kv_space_bytes, stage_weight_bytes, weight_bytes
 
 MEASURED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")
 )
-
+ROWS = MEASURED["rows"]
 GIB = 2**30
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "glm-5",
     "kimi-k2.5", "qwen3.5-397b-a17b", "qwen3-0.6b", "falcon-180b", "bloom-176b", "llama-4-scout",
 )  # fmt: skip
-
-
 SLICINGS = st.sampled_from(
     [Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
      for tp in (1, 2, 4, 8) for pp in (1, 2, 3) for dp in (1, 2, 8) for ep in (1, 2, 8)
@@ -79,19 +75,13 @@ def spec_of(row: dict[str, Any]) -> ModelSpec:
     return ModelSpec(id="row", source="row", config_hash="0" * 16, **row["shapes"])
 
 
-def working_of(row: dict[str, Any], other_gib: float) -> EngineProfile:
-    """Return vLLM with the limits of a published row, its runtime as in the others."""
-    return replace(
-        find_engine(EngineChoice()),
-        gpu_memory_utilization=row["memory_fraction"],
-        activation_bytes=0.0,
-        max_num_seqs=row["sequences"],
-        max_num_batched_tokens=MEASURED["batched_tokens"],
-        runtime_bytes=other_gib * GIB,
-    )
+def bytes_per_logit(row: dict[str, Any]) -> float:
+    spec = spec_of(row)
+    sampled = row["activation_gib"] * GIB - MEASURED["batched_tokens"] * spec.hidden_size * 2
+    return float(sampled / (row["sequences"] * spec.vocab_size))
 
 
-@pytest.mark.parametrize("number", range(len(MEASURED["rows"])))
+@pytest.mark.parametrize("number", range(len(ROWS)))
 def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Every part of vLLM's own accounting, the row left out of the fit (eq. M4, M7, M8).
@@ -104,38 +94,29 @@ def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> N
     memory outside torch of one GPU. The table lacks vLLM's version, max_num_seqs and
     max_num_batched_tokens; towers for images are not in our weights.
     """
-    rows = MEASURED["rows"]
-    row, others = rows[number], [each for each in rows if each is not rows[number]]
-    per_logit = [
-        (each["activation_gib"] * GIB - MEASURED["batched_tokens"] * spec.hidden_size * 2)
-        / (each["sequences"] * spec.vocab_size)
-        for each in others if each["sequences"] == 1024 for spec in (spec_of(each),)
-    ]  # fmt: skip
-    fitted = float(np.mean(per_logit))
+    row, others = ROWS[number], [each for each in ROWS if each is not ROWS[number]]
+    fitted = float(np.mean([bytes_per_logit(each) for each in others if each["sequences"] == 1024]))
     assert fitted == pytest.approx(memory.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
     monkeypatch.setattr(memory, "SAMPLER_BYTES_PER_LOGIT", fitted)
     alone = float(np.mean([each["other_gib"] for each in others if each["tp"] == 1]))
-    model, gpu, engine = spec_of(row), catalog.find_gpu("h100-sxm"), working_of(row, alone)
-    slicing = Slicing(tp=row["tp"])
-    space = kv_space_bytes(model, gpu, engine, slicing=slicing) / GIB
+    model, slicing = spec_of(row), Slicing(tp=row["tp"])
+    engine = replace(
+        catalog.find_engine(EngineChoice()),
+        gpu_memory_utilization=row["memory_fraction"],
+        activation_bytes=0.0,
+        max_num_seqs=row["sequences"],
+        max_num_batched_tokens=MEASURED["batched_tokens"],
+        runtime_bytes=alone * GIB,
+    )
+    space = kv_space_bytes(model, catalog.find_gpu("h100-sxm"), engine, slicing=slicing) / GIB
     weights = weight_bytes(model, slicing=slicing) / GIB
     activations = memory.activation_bytes(model, engine, slicing=slicing) / GIB
     tower = 2 * (row["parameters"] - num_parameters(model)) / GIB if "parameters" in row else 0.0
     assert weights + tower == pytest.approx(row["weights_gib"], abs=0.15)
     other = row["memory_fraction"] * MEASURED["memory_gib"] - weights - activations - space
     assert other == pytest.approx(row["other_gib"], abs=0.1)
-    short = 0.0
-    if row["sequences"] == 1024:
-        assert activations == pytest.approx(row["activation_gib"], abs=0.05)
-    else:
-        assert activations == pytest.approx(row["activation_gib"], rel=0.3)
-        short = row["activation_gib"] - activations
+    full = row["sequences"] == 1024
+    off = {"abs": 0.05} if full else {"rel": 0.3}
+    assert activations == pytest.approx(row["activation_gib"], **off)
+    short = 0.0 if full else row["activation_gib"] - activations
     assert space - tower - short == pytest.approx(row["kv_gib"], abs=0.2)
-
-
-def test_rows_add_up() -> None:
-    """What vLLM printed is consistent: the share of memory less the parts is the KV space."""
-    for row in MEASURED["rows"]:
-        parts = row["weights_gib"] + row["activation_gib"] + row["other_gib"]
-        left = row["memory_fraction"] * MEASURED["memory_gib"] - parts
-        assert left == pytest.approx(row["kv_gib"], abs=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minicluster.errors import InputError
-from minicluster.plan import to_json
+from minicluster.plan import read_plan
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.cli.common import read_inputs
@@ -18,50 +19,45 @@ from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
-from sizing.planner.studies.loss import losses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.plan import Plan
+    from tests.sizing.conftest import Sizing
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
+FAILING = ("cluster.gpu_mtbf_s=1.8e8", "cluster.repair_s=86400")
+SPARE = "search.spare_replicas=1"
+AVAILABLE = "search.availability_fraction=0.999"
+TIERS = ("--set", "cluster.preset=roce-24k", "--set", "cluster.max_gpus=64",
+         "--set", "search.pools=split", "--set", "cluster.pools_meet_in=zone")  # fmt: skip
 
 
 @cache
-def planned(*overrides: str, scenario: Path = SMALL) -> Plan:
-    inputs = read_inputs(scenario, list(overrides), None)
-    answer = search(inputs)
-    assert isinstance(answer, Found)
-    return build_plan(inputs, answer)
+def answer() -> Found:
+    found = search(read_inputs(SMALL, [], None))
+    assert isinstance(found, Found)
+    return found
+
+
+def with_keys(*overrides: str) -> Plan:
+    """Write the answer of one search as a plan, spares and failures as *overrides* say."""
+    return build_plan(read_inputs(SMALL, list(overrides), None), answer())
 
 
 def test_spare_replicas_reach_the_availability() -> None:
-    """N+k from failures and repair (U4); the prediction does not count on the spares."""
-    failing = ("cluster.gpu_mtbf_s=1.8e8", "cluster.repair_s=86400")
-    plain, spare = planned(*failing), planned(*failing, "search.availability_fraction=0.999")
+    """N+k by number, or from failures and repair (U4); the prediction does not count on them."""
+    plain, one, spare = with_keys(), with_keys(SPARE), with_keys(*FAILING, AVAILABLE)
+    assert plain.prediction == one.prediction == spare.prediction
+    assert [pool.replicas - 1 for pool in one.pools] == [pool.replicas for pool in plain.pools]
     for pool in spare.pools:
         needed = plain.pool(pool.role).replicas
         assert pool.replicas == needed + pool.spare_replicas
         ratio = 86_400 / 1.8e8 * pool.gpus / pool.replicas
         assert availability_of(needed, pool.spare_replicas, ratio=ratio) >= 0.999**0.5
         assert availability_of(needed, pool.spare_replicas - 1, ratio=ratio) < 0.999**0.5
-    assert spare.prediction == plain.prediction
-
-
-def test_with_a_spare_the_loss_of_a_replica_breaks_nothing() -> None:
-    """N+1 asked for by number: what is left of each pool after a loss is what the SLO needs."""
-    plain, spare = planned(), planned("search.spare_replicas=1")
-    assert [pool.replicas - 1 for pool in spare.pools] == [pool.replicas for pool in plain.pools]
-    assert spare.prediction == plain.prediction
-    assert not all(each.holds for each in losses(plain, requests=4000, seed=0))
-    assert all(each.holds for each in losses(spare, requests=4000, seed=0))
-
-
-ZONES = ("cluster.preset=roce-24k", "cluster.max_gpus=64", "search.pools=split")
-SPARE = "search.spare_replicas=1"
-AVAILABLE = "search.availability_fraction=0.999"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +65,8 @@ AVAILABLE = "search.availability_fraction=0.999"
     [
         ((SPARE, AVAILABLE), "0 beside availability_fraction"),
         ((AVAILABLE,), "the failure rate of cluster"),
-        (("cluster.gpu_mtbf_s=1.8e8",), "repair_s"),
-        ((*ZONES, "cluster.pools_meet_in=region"), "one of"),
+        (FAILING[:1], "repair_s"),
+        (("cluster.preset=roce-24k", "cluster.pools_meet_in=region"), "one of"),
         (("cluster.pools_meet_in=pod",), "no such key without"),
     ],
 )
@@ -78,53 +74,44 @@ def test_keys_that_contradict_or_lack_another_are_refused(
     overrides: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        planned(*overrides)
+        with_keys(*overrides)
 
 
-def zoned(*overrides: str) -> Plan:
-    return planned(*ZONES, *overrides, scenario=LARGE)
+@pytest.fixture(scope="module")
+def zoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Plan on a cluster with tiers; return the file, and what `sizing plan -v` printed."""
+    file = tmp_path_factory.mktemp("zoned") / "plan.json"
+    done = CliRunner().invoke(app, ["plan", str(LARGE), "-v", *TIERS, "-o", str(file)])
+    assert done.exit_code == 0
+    return file, done.stdout
 
 
-def test_pools_that_meet_further_out_pull_longer() -> None:
-    """The plan's KV pull pays the whole 7:1 of the zone, and nothing within a pod."""
-    near, far = (zoned(f"cluster.pools_meet_in={tier}") for tier in ("pod", "zone"))
-    times = [{each.tier: each.seconds for each in crossing(plan).transfers} for plan in (near, far)]
-    assert times[0] == times[1]
-    assert times[0]["rack"] == times[0]["pod"]
-    zone = next(each for each in crossing(far).transfers if each.tier == "zone")
-    assert zone.planned
+def test_crossing_costs_what_its_tier_costs(zoned: tuple[Path, str]) -> None:
+    """A pull pays the whole 7:1 of the zone, and nothing within a pod; TP beyond costs ms."""
+    plan = read_plan(zoned[0])
+    found = crossing(plan)
+    rack, pod, zone = found.transfers
+    assert [each.tier for each in found.transfers if each.planned] == ["zone"]
+    assert 0 < rack.seconds == pod.seconds == pod.without_oversubscription_s
     assert zone.seconds / zone.without_oversubscription_s == pytest.approx(7, rel=0.05)
-    assert far.prediction.ttft.mean_s > near.prediction.ttft.mean_s
-
-
-def test_tp_beyond_the_domain_costs_milliseconds() -> None:
-    wide = crossing(zoned()).wide
-    assert [each.role for each in wide] == ["prefill", "decode"]
-    assert wide[0].now_s > 2 * wide[1].now_s  # a prompt, and one token of a batch
-    for each in wide:
+    assert [each.role for each in found.wide] == ["prefill", "decode"]
+    assert found.wide[0].now_s > 2 * found.wide[1].now_s  # a prompt, and one token of a batch
+    for each in found.wide:
         assert each.tp == 16
         assert 1e-3 < each.beyond_s < each.step_s
 
-
-def test_one_domain_crosses_nothing() -> None:
-    alone = crossing(planned("cluster.max_gpus=8", "workload.requests_per_s=0.2"))
+    one_domain = replace(plan.inputs.cluster, max_gpus=8)
+    alone = crossing(replace(plan, inputs=replace(plan.inputs, cluster=one_domain)))
     assert (alone.transfers, alone.wide) == ((), ())
 
 
-def test_placing_prints_what_crossing_costs(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(to_json(zoned("cluster.pools_meet_in=zone")))
-    told = CliRunner().invoke(app, ["place", str(file)])
-    assert "at 7:1" in told.stdout
-    assert "for leaving the HB domain" in told.stdout
-    found = json.loads(CliRunner().invoke(app, ["place", str(file), "--json"]).stdout)
+def test_commands_print_what_crossing_costs(sizing: Sizing, zoned: tuple[Path, str]) -> None:
+    """`sizing place` and `sizing plan -v` end with KV by tier and TP beyond the domain."""
+    file, text = zoned
+    assert "meet in zone" in text
+    assert "TP16 in decode" in text
+    placed = sizing("place", str(file)).out
+    assert "at 7:1" in placed
+    assert "for leaving the HB domain" in placed
+    found = json.loads(sizing("place", str(file), "--json").out)
     assert [each["tier"] for each in found["crossing"]["transfers"]] == ["rack", "pod", "zone"]
-
-
-def test_planning_on_tiers_prints_what_crossing_costs() -> None:
-    """`sizing plan -v` on a cluster with tiers ends with KV by tier and TP beyond the domain."""
-    overrides = [word for key in (*ZONES, "cluster.pools_meet_in=zone") for word in ("--set", key)]
-    told = CliRunner().invoke(app, ["plan", str(LARGE), "-v", *overrides])
-    assert told.exit_code == 0
-    assert "meet in zone" in told.stdout
-    assert "TP16 in decode" in told.stdout

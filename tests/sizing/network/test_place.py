@@ -1,4 +1,4 @@
-"""Placement: constraints hold, the bound is a bound, and what schedulers are told is complete."""
+"""Placement: constraints hold, and the bound is a bound."""
 
 from __future__ import annotations
 
@@ -28,28 +28,8 @@ if TYPE_CHECKING:
 
 PRICES = (1.0, 4.0, 8.0, 20.0)
 """Seconds per byte of four tiers; only their order matters here."""
-
-
-def preset(name: str) -> tuple[Inventory, tuple[float, ...]]:
-    cluster = catalog.clusters()[name]
-    topology = topology_of(cluster, catalog.find_gpu(cluster.gpu))
-    return inventory_of(topology), tuple(tier.oversubscription for tier in topology.tiers)
-
-
-def test_a_job_of_16384_on_the_24k_cluster() -> None:
-    """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
-    inventory, over = preset("roce-24k")
-    found = place_ranks(
-        Degrees(tp=8, pp=16, dp=128), unit_tree(inventory), inventory.tiers,
-        RankRules(oversubscription=over),
-    )  # fmt: skip
-    pod = next(cut for cut in found.cuts if cut.tier == "pod")
-
-    assert (pod.units, pod.ring_edges, pod.bound, pod.stage_edges) == (6, 6, 6, 0)
-    assert found.optimal
-    assert pod.random_fraction == pytest.approx(0.827, abs=0.001)
-    assert pod.uplink_fraction == pytest.approx(128 * 7 / 3072)
-    assert len(set(found.ranks)) == 16_384
+TIERS = ("hb", "rack", "pod")
+COUNTS = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
 @st.composite
@@ -75,30 +55,6 @@ def test_ranks_respect_constraints_and_the_bound(
     assert all(cut.bound <= cut.ring_edges <= cut.ring for cut in found.cuts)
 
 
-@settings(max_examples=25)
-@given(
-    inventory=sites(),
-    counts=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    widths=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([2, 4])),
-)
-def test_pools_are_placed_as_well_as_any_enumeration(
-    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
-) -> None:
-    """Cost equals the bound and the least of all placements, tried one by one."""
-    least = enumerated(inventory, counts, widths)
-    try:
-        found = pooled(inventory, counts, widths)
-    except NegativeAnswer:
-        assert least is None
-        return
-
-    assert found.optimal
-    assert least is not None
-    assert found.cost == pytest.approx(least)
-    used = [gpu for group in found.groups for gpu in group.gpus]
-    assert len(used) == len(set(used)) == counts[0] * widths[0] + counts[1] * widths[1]
-
-
 def pooled(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
 ) -> PoolPlan:
@@ -118,190 +74,60 @@ def pooled(
 def enumerated(
     inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
 ) -> float | None:
-    free = [node.gpus for node in inventory.nodes]
-    racks = [node.units["rack"] for node in inventory.nodes]
-    best = None
-    places = range(len(free))
-    for first in itertools.combinations_with_replacement(places, counts[0]):
-        for second in itertools.combinations_with_replacement(places, counts[1]):
-            if any(
-                first.count(i) * widths[0] + second.count(i) * widths[1] > free[i] for i in places
-            ):
-                continue
-            cost = sum(
-                PRICES[0] if a == b else PRICES[1] if racks[a] == racks[b] else PRICES[2]
-                for a in first
-                for b in second
-            )
-            best = cost if best is None else min(best, cost)
-    return best
+    """Return the least cost of all placements, tried one by one; `None` if none fits."""
+    nodes = inventory.nodes
+    places = range(len(nodes))
 
+    def price(a: int, b: int) -> float:
+        if a == b:
+            return PRICES[0]
+        return PRICES[1] if nodes[a].units["rack"] == nodes[b].units["rack"] else PRICES[2]
 
-@pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
-def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
-    found = pooled(preset(name)[0], (8, 4), (4, 8))
-    assert (found.optimal, found.method) == (True, "exact")
-
-
-@pytest.mark.parametrize("counts", [(3, 2), (6, 2)])
-def test_local_search_exchanges_replicas_while_pairs_get_nearer(
-    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
-) -> None:
-    """Leaves filled in the order of the tree are farther apart here; exchanges reach the least."""
-    exact = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
-    monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
-    found = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
-
-    assert (exact.method, found.method) == ("exact", "search")
-    assert found.cost == exact.cost
-
-
-def test_spread_over_racks_is_kept_or_said_to_be_impossible() -> None:
-    found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
-    assert {role: units["rack"] for role, units in found.spread.items()} == {
-        "prefill": 2,
-        "decode": 2,
-    }
-    assert not found.warnings
-
-    narrow = pooled(site([8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
-    assert narrow.warnings[0].startswith("not spread over 2 units of rack")
-
-
-def test_pairs_within_a_rack_are_hard() -> None:
-    found = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
-    assert found.meeting_fraction["pod"] == 0
-    with pytest.raises(NegativeAnswer, match=r"24 GPUs, 16 are free: 8 too few.*within one rack"):
-        pooled(site([8, 8, 8, 8]), (2, 2), (4, 8), pairs_within=1)
-
-
-@pytest.mark.parametrize(
-    ("domains", "widths", "share"),
-    [
-        ([8, 8, 8, 8], (4, 8), 0.5),  # the most that one NIC a rank allows
-        ([8, 8], (4, 4), 1.0),  # the pair that crosses the network meets on its rails
-    ],
-)
-def test_narrow_groups_stride_over_the_rails(
-    domains: list[int], widths: tuple[int, int], share: float
-) -> None:
-    assert pooled(site(domains), (2, 1), widths).rail_aligned_fraction == share
-
-
-def test_spares_are_kept_free() -> None:
-    inventory = site([8] * 4)
-    root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
-    assert root.free == 16
-    down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
-    assert unit_tree(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
-    with pytest.raises(InputError, match="at most the 2 nodes"):
-        unit_tree(inventory, spare_nodes=3, spare_tier="rack")
-
-
-@pytest.mark.parametrize(
-    ("degrees", "rules", "message"),
-    [
-        ({"tp": 16}, {}, "--allow-tp-straddle"),
-        ({"tp": 12}, {"straddle": True}, "a multiple of the 8 GPUs of one hb"),
-        ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
-        ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
-        ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
-    ],
-)
-def test_refusals_say_how_many_and_why(
-    degrees: dict[str, int], rules: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((InputError, NegativeAnswer), match=message):
-        place_ranks(
-            Degrees(**degrees), unit_tree(site([8, 8])), ("hb", "rack", "pod"), RankRules(**rules)
-        )
-
-
-@pytest.mark.parametrize(
-    ("widths", "rules", "message"),
-    [
-        ((16, 1), {}, "prefill tp"),
-        ((16, 8), {"straddle": True}, "need 24 GPUs, 16 are free: 8 too few"),
-        (
-            (8, 16),
-            {"straddle": True, "replica_within": 0},
-            "a decode replica .* does not fit one hb",
-        ),
-    ],
-)
-def test_pools_that_do_not_fit_are_refused(
-    widths: tuple[int, int], rules: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((InputError, NegativeAnswer), match=message):
-        pooled(site([8, 8]), (1, 1), widths, **rules)
-
-
-def test_tp_that_may_straddle_takes_whole_domains() -> None:
-    root = unit_tree(site([8, 8, 8]))
-    wide = place_ranks(Degrees(tp=16), root, ("hb", "rack", "pod"), RankRules(straddle=True))
-    assert "straddles 2 hb units" in wide.warnings[0]
-    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
-    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
-    assert [len(group.gpus) for group in found.groups] == [16, 8]
-
-
-def test_command(sizing: Sizing, tmp_path: Path) -> None:
-    done = sizing(
-        "place", "--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json"
-    )
-    found = json.loads(done.out)
-    assert done.code == 0, done.err
-    pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
-    assert (pod["units"], pod["ring_edges"], pod["bound"], found["optimal"]) == (6, 6, 6, True)
-    twice = tmp_path / "nodes.toml"
-    twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
-    for arguments, code, message in (
-        (("--dp", "64"), 3, "256 GPUs too few"),
-        (("--inventory", str(twice)), 2, "a name of its own"),
-        (("--emit", "yaml"), 2, "one of ray, kueue"),
+    costs = []
+    for first, second in itertools.product(
+        *(itertools.combinations_with_replacement(places, count) for count in counts)
     ):
-        refused = sizing("place", "--cluster", "dgx-h100", "--tp", "8", *arguments)
-        assert (refused.code, message in refused.err) == (code, True), refused.err
-    ranks = sizing("place", "--cluster", "dgx-h100", "--tp", "8", "--dp", "2", "--emit", "ranks")
-    assert len(ranks.out.splitlines()) == 17
+        taken = [first.count(i) * widths[0] + second.count(i) * widths[1] for i in places]
+        if all(gpus <= node.gpus for gpus, node in zip(taken, nodes, strict=True)):
+            costs.append(sum(price(a, b) for a in first for b in second))
+    return min(costs, default=None)
 
 
-@settings(max_examples=25)
-@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
-def test_local_search_never_beats_the_exact_one(
-    inventory: Inventory, counts: tuple[int, int]
+@settings(max_examples=40)
+@given(
+    inventory=sites(),
+    counts=COUNTS,
+    widths=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([2, 4])),
+)
+def test_pools_are_placed_as_well_as_any_enumeration(
+    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int]
 ) -> None:
-    """The bound is below the exact cost, that below the searched one; the same answer twice."""
+    """The exact search costs its bound and the least of all; the other one is between them."""
+    least = enumerated(inventory, counts, widths)
     with pytest.MonkeyPatch.context() as patch:
         try:
-            exact = pooled(inventory, counts, (2, 4))
-            patch.setattr("sizing.network.pools.WORK_LIMIT", 0)
-            found = pooled(inventory, counts, (2, 4))
+            exact = pooled(inventory, counts, widths)
         except NegativeAnswer:
+            assert least is None
             return
-        again = pooled(inventory, counts, (2, 4))
+        patch.setattr("sizing.network.gpu_groups.MOST_GROUPS", 0)
+        packed_only = pooled(inventory, counts, widths)
+        patch.setattr("sizing.network.pools.WORK_LIMIT", 0)
+        try:
+            searched = pooled(inventory, counts, widths)
+        except NegativeAnswer:  # filled in the order of the tree, groups may not fit
+            searched = exact
 
-    assert found == again
-    assert found.bound <= exact.cost * (1 + 1e-9) <= found.cost * (1 + 2e-9)
-
-
-@settings(max_examples=25)
-@given(inventory=sites(), counts=st.tuples(st.integers(1, 3), st.integers(1, 2)))
-def test_alignment_moves_no_group_out_of_its_domain(
-    inventory: Inventory, counts: tuple[int, int]
-) -> None:
-    try:
-        found = pooled(inventory, counts, (2, 4))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sizing.network.gpu_groups.MOST_GROUPS", 0)
-            packed_only = pooled(inventory, counts, (2, 4))
-    except NegativeAnswer:
-        return
-    assert found.cost == packed_only.cost
-    assert found.rail_aligned_fraction >= packed_only.rail_aligned_fraction
-    used = [gpu for group in found.groups for gpu in group.gpus]
-    assert len(set(used)) == len(used)
-    for here, there in zip(found.groups, packed_only.groups, strict=True):
+    assert least is not None
+    assert exact.optimal
+    assert exact.cost == pytest.approx(least)
+    assert searched.bound <= least * (1 + 1e-9) <= searched.cost * (1 + 2e-9)
+    used = [gpu for group in exact.groups for gpu in group.gpus]
+    assert len(used) == len(set(used)) == counts[0] * widths[0] + counts[1] * widths[1]
+    # Alignment moves no group out of its domain, and brings no fewer bytes onto one rail.
+    assert exact.cost == packed_only.cost
+    assert exact.rail_aligned_fraction >= packed_only.rail_aligned_fraction
+    for here, there in zip(exact.groups, packed_only.groups, strict=True):
         assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
 
 
@@ -325,3 +151,119 @@ def test_pairs_are_counted_as_if_listed(inventory: Inventory, counts: tuple[int,
         assert share == pytest.approx(tiers.count(tier) / len(tiers))
     expected = np.mean(on_rail) if on_rail else 1.0
     assert found.rail_aligned_fraction == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
+def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
+    cluster = catalog.clusters()[name]
+    inventory = inventory_of(topology_of(cluster, catalog.find_gpu(cluster.gpu)))
+    found = pooled(inventory, (8, 4), (4, 8))
+    assert (found.optimal, found.method) == (True, "exact")
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (6, 2)])
+def test_local_search_exchanges_replicas_while_pairs_get_nearer(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
+) -> None:
+    """Leaves filled in the order of the tree are farther apart here; exchanges reach the least."""
+    exact = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
+    monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
+    found = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
+    assert (exact.method, found.method) == ("exact", "search")
+    assert found.cost == exact.cost
+    assert found == pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
+
+
+def test_rules_of_pools() -> None:
+    """Spread is kept or said to be impossible; pairs within a rack are hard."""
+    found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert [units["rack"] for units in found.spread.values()] == [2, 2]
+    assert not found.warnings
+    narrow = pooled(site([8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
+    assert narrow.warnings[0].startswith("not spread over 2 units of rack")
+    near = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
+    assert near.meeting_fraction["pod"] == 0
+
+
+def test_narrow_groups_stride_over_the_rails() -> None:
+    """Half is the most that one NIC a rank allows; the pair that crosses meets on its rails."""
+    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+    assert pooled(site([8, 8]), (2, 1), (4, 4)).rail_aligned_fraction == 1.0
+
+
+def test_spares_are_kept_free() -> None:
+    inventory = site([8] * 4)
+    root = unit_tree(inventory, spare_nodes=1, spare_tier="rack")
+    assert root.free == 16
+    down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
+    assert unit_tree(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
+    with pytest.raises(InputError, match="at most the 2 nodes"):
+        unit_tree(inventory, spare_nodes=3, spare_tier="rack")
+
+
+@pytest.mark.parametrize(
+    ("degrees", "rules", "message"),
+    [
+        ({"tp": 16}, {}, "--allow-tp-straddle"),
+        ({"tp": 12}, {"straddle": True}, "a multiple of the 8 GPUs of one hb"),
+        ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
+        ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
+        ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
+        ((16, 1), {}, "prefill tp"),
+        ((16, 8), {"straddle": True}, "need 24 GPUs, 16 are free: 8 too few"),
+        ((8, 16), {"straddle": True, "replica_within": 0}, "a decode replica .* not fit one hb"),
+        ((8, 8), {"pairs_within": 0}, r"16 GPUs, 8 are free: 8 too few.*within one hb"),
+    ],
+)
+def test_refusals_say_how_many_and_why(
+    degrees: dict[str, int] | tuple[int, int], rules: dict[str, Any], message: str
+) -> None:
+    """Ranks of degrees, or a prefill and a decode replica of two widths."""
+
+    def place() -> object:
+        if isinstance(degrees, tuple):
+            return pooled(site([8, 8]), (1, 1), degrees, **rules)
+        root = unit_tree(site([8, 8]))
+        return place_ranks(Degrees(**degrees), root, TIERS, RankRules(**rules))
+
+    with pytest.raises((InputError, NegativeAnswer), match=message):
+        place()
+
+
+def test_tp_that_may_straddle_takes_whole_domains() -> None:
+    root = unit_tree(site([8, 8, 8]))
+    wide = place_ranks(Degrees(tp=16), root, TIERS, RankRules(straddle=True))
+    assert "straddles 2 hb units" in wide.warnings[0]
+    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
+    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
+    assert [len(group.gpus) for group in found.groups] == [16, 8]
+
+
+def test_a_job_of_16384_on_the_24k_cluster(sizing: Sizing) -> None:
+    """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
+    done = sizing(
+        "place", "--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json"
+    )
+    found = json.loads(done.out)
+    pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
+    assert (pod["units"], pod["ring_edges"], pod["bound"], pod["stage_edges"]) == (6, 6, 6, 0)
+    assert pod["random_fraction"] == pytest.approx(0.827, abs=0.001)
+    assert pod["uplink_fraction"] == pytest.approx(128 * 7 / 3072)
+    assert found["optimal"]
+    assert len({tuple(gpu) for gpu in found["ranks"]}) == 16_384
+
+
+def test_command(sizing: Sizing, tmp_path: Path) -> None:
+    twice = tmp_path / "nodes.toml"
+    twice.write_text('[[nodes]]\nname = "a"\ngpus = 8\nunits = {hb = "h"}\n' * 2)
+    for arguments, code, message in (
+        (("--dp", "64"), 3, "256 GPUs too few"),
+        (("--inventory", str(twice)), 2, "a name of its own"),
+        (("--emit", "yaml"), 2, "one of ray, kueue"),
+    ):
+        refused = sizing("place", "--cluster", "dgx-h100", "--tp", "8", *arguments)
+        assert (refused.code, message in refused.err) == (code, True), refused.err
+    job = ("place", "--cluster", "dgx-h100", "--tp", "8", "--pp", "2", "--dp", "2", "--emit")
+    assert len(sizing(*job, "ranks").out.splitlines()) == 33
+    groups = json.loads(sizing(*job, "ray").out)["placement_groups"]
+    assert [group["bundles"] for group in groups] == [[{"GPU": 8}] * 2] * 2

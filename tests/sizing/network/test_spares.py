@@ -34,15 +34,17 @@ def test_unlimited_crews_are_binomial(parts: int, ratio: float) -> None:
     """Without a queue for repair, each part is down by itself."""
     q = ratio / (1 + ratio)
     binomial = [math.comb(parts, k) * q**k * (1 - q) ** (parts - k) for k in range(parts + 1)]
-
     assert distribution(parts, ratio=ratio) == pytest.approx(binomial)
 
 
-@given(needed=st.integers(1, 500), target=st.sampled_from([0.9, 0.99, 0.9999]))
+@pytest.mark.parametrize("needed", [1, 7, 60, 500])
+@pytest.mark.parametrize("target", [0.9, 0.99, 0.9999])
 def test_spares_are_the_fewest(needed: int, target: float) -> None:
     found = spares(needed, mtbf_s=1000.0, repair_s=10.0, availability=target)
-
     assert found.availability >= target
+    assert found.without == availability_of(needed, 0, ratio=0.01)
+    down = (needed + found.spares) * 0.01 / 1.01  # mean of the binomial distribution
+    assert found.failures_in_repair == pytest.approx(down)
     if found.spares:
         assert availability_of(needed, found.spares - 1, ratio=0.01) < target
 
@@ -56,6 +58,8 @@ def test_fewer_crews_need_more_spares() -> None:
     assert counts[0].spares > counts[-1].spares
     with pytest.raises(InputError, match="failures per repair time"):
         spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)
 
 
 def test_replicas_fail_as_often_as_their_gpus() -> None:
@@ -74,6 +78,8 @@ def test_daly_is_the_best_interval() -> None:
 
     assert max(left(best * factor) for factor in np.linspace(0.5, 2, 31)) <= left(best) * (1 + 1e-5)
     assert checkpoint_interval_s(2.5 * mtbf, mtbf) == mtbf
+    even = math.sqrt(2) * (1 + math.sqrt(0.5) / 3 + 1 / 18) - 1
+    assert checkpoint_interval_s(mtbf, mtbf) == pytest.approx(even * mtbf)
 
 
 def test_effective_fraction_is_what_a_simulation_leaves() -> None:
@@ -100,7 +106,5 @@ def test_command_takes_times_from_a_preset(sizing: Sizing) -> None:
     """2,048 nodes of the 24K cluster need 18 spares for three nines; a missing time is named."""
     done = sizing("spares", "2048", "--gpus-each", "8", "--cluster", "roce-24k", "--json")
     missing = sizing("spares", "2048")
-
     assert json.loads(done.out)["spares"] == 18, done.err
-    assert missing.code == 2
-    assert "--mtbf-hours" in missing.err
+    assert (missing.code, "--mtbf-hours" in missing.err) == (2, True)

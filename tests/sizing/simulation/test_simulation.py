@@ -18,7 +18,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate
-from sizing.simulation.system import Path, SimulatedPool, System
+from sizing.simulation.system import Path, SimulatedPool, System, steady_decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -379,3 +379,56 @@ def test_full_interference_of_a_saturated_pool_is_the_fraction() -> None:
     middle = slice(50, 200)
     ratio = np.nanmean(beside.tpot_s[middle]) / np.nanmean(apart.tpot_s[middle])
     assert ratio == pytest.approx(1.5, rel=0.05)
+
+
+def decoders(count: int, *, kv_blocks: int = 100_000) -> System:
+    """Return replicas whose decode steps grow with their batch, and whose prompts cost nothing."""
+    limits = EngineLimits(
+        max_num_seqs=256, max_num_batched_tokens=8192, kv_blocks=kv_blocks, block_size=16
+    )
+    step = linear(base_s=0.01, per_sequence_s=2.2e-4)
+    return System(decode=SimulatedPool(replicas=count, limits=limits, step=step), path=Path())
+
+
+def test_a_run_that_begins_in_the_steady_state_need_not_fill_its_batches() -> None:
+    """The pace t = base + m b, b = rate E[o] t / D, is that of the first requests already."""
+    load = WorkloadSpec(
+        requests_per_s=60.0, input_tokens=Lengths.fixed(16), output_tokens=Lengths.fixed(200)
+    )
+    arrivals = drawn(load, RequestSource(), count=2_000, seed=3)
+    per_replica = 60.0 * 200 / 4
+    pace_s = 0.01 / (1 - per_replica * 2.2e-4)
+    decoding = steady_decoding(arrivals, round(4 * per_replica * pace_s), seed=0)
+    begun, empty = (
+        simulate(decoders(4), arrivals, seed=0, decoding=each) for each in (decoding, None)
+    )
+    assert len(begun.ttft_s) == len(arrivals)  # the sequences of the begin are no requests
+    first = slice(0, 500)
+    assert begun.tpot_s[first].mean() == pytest.approx(pace_s, rel=0.04)
+    assert empty.tpot_s[first].mean() < 0.85 * pace_s
+    assert begun.settled
+
+
+def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
+    """E[o^2] / (2 E[o]) tokens are done on average, and as many are left (model.md, eq. T5)."""
+    outputs = Lengths(distribution="uniform", low=1, high=400)
+    load = WorkloadSpec(requests_per_s=1.0, input_tokens=Lengths.fixed(1000), output_tokens=outputs)
+    arrivals = drawn(load, RequestSource(), count=20_000, seed=1)
+    found = steady_decoding(arrivals, 20_000, seed=0)
+    mean = 400**2 / 3 / 400
+    assert (found.context_tokens - 1000).mean() == pytest.approx(mean, rel=0.03)
+    assert found.remaining_tokens.mean() == pytest.approx(mean, rel=0.03)
+    assert found.remaining_tokens.min() >= 1
+    assert found.context_tokens.min() >= 1000
+
+
+def test_sequences_that_the_cache_has_no_room_for_do_not_decode_at_the_begin() -> None:
+    """A cache of 64 blocks holds 9 sequences of 100 tokens, whatever was drawn."""
+    load = WorkloadSpec(
+        requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
+    )
+    arrivals = drawn(load, RequestSource(), count=100, seed=1)
+    decoding = steady_decoding(arrivals, 500, seed=0)
+    found = simulate(decoders(1, kv_blocks=64), arrivals, seed=0, decoding=decoding)
+    assert found.occupancy.running["mixed"][0] <= 9
+    assert np.isfinite(found.e2e_s).all()

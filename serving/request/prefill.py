@@ -1,10 +1,10 @@
-"""The retry rule of prefill: one pure decision before and after each attempt."""
+"""Where a prompt is computed: which prompts decode computes alone, and the retries of prefill."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serving.protocol.messages import Refusal
 
@@ -22,6 +22,16 @@ RETRY_AFTER_S = 5.0
 NO_REPLICA, DIED, TIMEOUT = "no-prefill-replica", "prefill-failed", "prefill-timeout"
 """Why prefill did not answer; values of headers and metrics."""
 
+LATE = {
+    TIMEOUT: "No prefill replica answered within {:g} s.",
+    "kv-wait-timeout": "The first token did not come within {:g} s of prefill.",
+    "answer-timeout": "The answer did not come within {:g} s.",
+}
+"""The message for a client whose request exceeded a time limit, by the code of the refusal."""
+
+MAX_TOKEN_BYTES = 64
+"""Longest usual token of any tokenizer: a text longer than this times the threshold exceeds it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillAttempt:
@@ -32,10 +42,47 @@ class PrefillAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPrefill:
-    """The decision that the decode replica computes the prompt."""
+    """The decision that the decode replica computes the prompt; fields as in `RequestPhases`."""
 
-    path: str
     reason: str
+    path: str = "local"
+
+
+def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
+    """
+    Return why decode has to compute the prompt itself; `None`: prefill may.
+
+    A KV cache can be fetched only once, so several answers cannot share one; log-probabilities of
+    the prompt need its logits, which stay where they were computed (vllm #50792: asking decode for
+    them stops it).
+
+    Args:
+        body: a request that `serving.request.validation.check` accepted.
+    """
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    reasons = {
+        "beam-search": bool(body.get("use_beam_search")),
+        "n": (body.get("n") or 1) > 1,
+        "prompt-list": several,
+        "prompt-logprobs": body.get("prompt_logprobs") is not None,
+        "echo": bool(body.get("echo")),
+    }
+    return next((LocalPrefill(reason=reason) for reason, holds in reasons.items() if holds), None)
+
+
+def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
+    """Return whether counting a prompt's tokens could find it within the threshold."""
+    if threshold_tokens <= 0:
+        return False
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        return len(prompt) <= threshold_tokens
+    if isinstance(prompt, str):
+        return len(prompt) <= threshold_tokens * MAX_TOKEN_BYTES
+    messages = body.get("messages")
+    length = sum(len(str(each)) for each in messages) if isinstance(messages, list) else 0
+    return length <= threshold_tokens * MAX_TOKEN_BYTES
 
 
 def next_step(
@@ -65,7 +112,7 @@ def _without_prefill(reason: str, config: EndpointConfig) -> LocalPrefill | Refu
     if config.routing.fallback == "local":
         return LocalPrefill(path="fallback-local", reason=reason)
     if reason == TIMEOUT:
-        return late_prefill(config.prefill_deadline_s)
+        return late(TIMEOUT, config.prefill_deadline_s)
     message = {
         NO_REPLICA: "No prefill replica is up; try again later.",
         DIED: "Prefill failed; try again later.",
@@ -73,23 +120,13 @@ def _without_prefill(reason: str, config: EndpointConfig) -> LocalPrefill | Refu
     return Refusal(status=503, message=message, code=reason, retry_after_s=RETRY_AFTER_S)
 
 
-def late_prefill(limit_s: float) -> Refusal:
-    """Return the refusal of a prompt that no prefill replica computed in time."""
-    message = f"No prefill replica answered within {limit_s:g} s."
-    return Refusal(status=504, message=message, code=TIMEOUT, retry_after_s=RETRY_AFTER_S)
-
-
-def late_first_token(limit_s: float) -> Refusal:
-    """Return the refusal of a request whose first token did not come within *limit_s*."""
-    message = f"The first token did not come within {limit_s:g} s of prefill."
-    retry_after_s = max(RETRY_AFTER_S, math.ceil(limit_s))
-    return Refusal(status=504, message=message, code="kv-wait-timeout", retry_after_s=retry_after_s)
-
-
-def late_answer(limit_s: float) -> Refusal:
-    """Return the refusal of a request whose answer, in one piece, did not come in time."""
-    message = f"The answer did not come within {limit_s:g} s."
-    return Refusal(status=504, message=message, code="answer-timeout", retry_after_s=RETRY_AFTER_S)
+def late(code: str, limit_s: float) -> Refusal:
+    """Return the refusal of a request that missed the time limit of *code*, a key of `LATE`."""
+    message = LATE[code].format(limit_s)
+    waits_s = math.ceil(limit_s) if code == "kv-wait-timeout" else 0
+    return Refusal(
+        status=504, message=message, code=code, retry_after_s=max(RETRY_AFTER_S, waits_s)
+    )
 
 
 def choose_domain(live: Mapping[str, int | None], tried: str | None) -> str:
