@@ -72,11 +72,25 @@ class StampedSocket(gevent.socket.socket):  # type: ignore[misc]
         return received
 
 
+class TlsSocket(gevent.ssl.SSLSocket):  # type: ignore[misc]
+    """A TLS socket that a timeout or a kill in its handshake closes; gevent's own stays open."""
+
+    def do_handshake(self) -> None:
+        """Shake hands; a failure of any kind closes the connection."""
+        try:
+            super().do_handshake()
+        except BaseException:
+            self.close()
+            raise
+
+
 def connections(job: Job) -> HTTPClientPool:
     """Return clients for any number of streams: Locust's own have 10 connections, and queue."""
 
     def context(**_: object) -> gevent.ssl.SSLContext:
-        return client_context(gevent.ssl.SSLContext, insecure=job.insecure)
+        made = client_context(gevent.ssl.SSLContext, insecure=job.insecure)
+        made.sslsocket_class = TlsSocket
+        return made
 
     return HTTPClientPool(
         concurrency=1_000_000,

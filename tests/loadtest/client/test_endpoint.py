@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import ipaddress
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -235,6 +237,17 @@ def test_an_endpoint_that_is_not_checked_gets_no_key(
 
     assert len(keys) > 5
     assert set(keys) == {None}
+
+
+def test_a_timeout_in_a_tls_handshake_closes_the_connection(tmp_path: Path) -> None:
+    """A socket that is left to the garbage collector is a warning, which fails this test."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        host = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        job = replace(order(host, FEW), insecure=True, timeout_s=0.5)
+        found = send(job, tmp_path / "run")
+        gc.collect()
+
+    assert {s.outcome for s in found.samples} <= {"timeout", "unfinished"}
 
 
 def test_a_trusted_endpoint_is_loaded_with_the_key(
