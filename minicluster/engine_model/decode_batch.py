@@ -86,6 +86,11 @@ class DecodeBatch:
         self._note_longest_gap(request)
         return self._finish_step.pop(request) - self.num_steps
 
+    def steps_left(self, request: int) -> int | None:
+        """Return the steps that a sequence still has to do; `None` where it does not decode."""
+        finish_step = self._finish_step.get(request)
+        return None if finish_step is None else finish_step - self.num_steps
+
     def delay_batch(self, seconds: float, sequences: int) -> None:
         """Let *sequences*, all that have had a token, wait *seconds* longer for their next one."""
         if not sequences:

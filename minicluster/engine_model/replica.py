@@ -30,8 +30,8 @@ class Replica(Scheduler):
     """
 
     __slots__ = (
-        "_began_s", "_late", "_scheduled_ahead", "_seconds", "_steps", "_used_end", "active",
-        "busy_s", "end_s", "epoch",
+        "_began_s", "_late", "_scheduled_ahead", "_seconds", "_steps", "_stepwise", "_used_end",
+        "active", "busy_s", "end_s", "epoch",
     )  # fmt: skip
 
     def __init__(
@@ -42,14 +42,20 @@ class Replica(Scheduler):
         *,
         prefill_only: bool = False,
         prefix_cache: PrefixCache | None = None,
+        stepwise: bool = False,
     ) -> None:
-        """Start idle and empty; the arguments are the scheduler's."""
+        """
+        Start idle and empty; the arguments are the scheduler's, and one more.
+
+        *stepwise*: every stretch is one step, for a caller that shows each token when it is there.
+        """
         super().__init__(
             requests, step, limits, prefill_only=prefill_only, prefix_cache=prefix_cache
         )
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
         self._scheduled_ahead = limits.scheduled_ahead
+        self._stepwise = stepwise
         self._late: deque[tuple[int, float]] = deque()
         self._began_s = 0.0
         self._steps = self._used_end = 0
@@ -105,6 +111,11 @@ class Replica(Scheduler):
                 self.start_s = next_step_s
                 self.schedule_arrived()
                 self._set_stretch()
+
+    def recompute(self, request: int, now_s: float) -> None:
+        """Compute the prompt of a request whose KV cache was lost on its way here."""
+        self.drop_pull(request)
+        self._queue(request, now_s)
 
     @property
     def handover_s(self) -> float:
@@ -193,7 +204,7 @@ class Replica(Scheduler):
             if self.pending_delays:
                 self._delay_step()
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
-            steps = 1 if one_step else self.next_finish() - self.num_steps
+            steps = 1 if one_step or self._stepwise else self.next_finish() - self.num_steps
             self._used_end = self.used_blocks + self.new_blocks(steps)
             if self._used_end > self._num_blocks:
                 steps = self._until_full(steps)

@@ -54,6 +54,20 @@ class RequestTable:
         self.finished_s = [inf] * count
         self.stall_s = [0.0] * count
 
+    def add(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Append a request that was not known at the start; return its index."""
+        self.num_prompt_tokens.append(num_prompt_tokens)
+        self.max_tokens.append(max_tokens)
+        for zeros in (
+            self.num_prefix_tokens, self.num_output_tokens, self.num_cached_tokens,
+            self.num_preemptions,
+        ):  # fmt: skip
+            zeros.append(0)
+        for times in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
+            times.append(inf)
+        self.stall_s.append(0.0)
+        return len(self.max_tokens) - 1
+
     def __len__(self) -> int:
         """Count the requests."""
         return len(self.num_prompt_tokens)

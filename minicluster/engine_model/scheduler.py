@@ -356,6 +356,41 @@ class Scheduler(DecodeBatch):
         self.waiting.appendleft(request)
         return before - self.used_blocks
 
+    def num_generated(self, request: int) -> int:
+        """Tokens that a request has got so far, of an unfinished stretch none."""
+        steps_left = self.steps_left(request)
+        if steps_left is None:
+            return self._requests.num_output_tokens[request]
+        return self._requests.max_tokens[request] - steps_left
+
+    def abort(self, request: int) -> None:
+        """
+        Take an unfinished request out and give back its blocks, between two steps.
+
+        A request whose KV cache is being pulled must not be aborted: the blocks would still arrive.
+        """
+        if request in self.running:
+            del self.running[request]
+            num_computed = self.prefilling.pop(request, None)
+            if num_computed is None:
+                self.leave(request)
+                if request in self.newly_joined:
+                    self.newly_joined.remove(request)
+            else:
+                self.used_blocks -= -(-num_computed // self._block_size)
+            if self._kv_reserved_fraction:
+                self._final_blocks -= self._blocks_at_end(request)
+            self.free_to_cache(request, 0)
+        else:
+            self.waiting.remove(request)
+            self.remote_prefills.discard(request)
+
+    def drop_pull(self, request: int) -> None:
+        """Give back the blocks of a request whose KV cache will not come."""
+        del self.waiting_for_kv[request]
+        num_tokens = self._requests.num_prompt_tokens[request]
+        self.used_blocks -= -(-num_tokens // self._block_size)
+
     def update_from_output(self, end_s: float) -> list[int]:
         """Count the prompt tokens of a step that is over; return requests that end with it."""
         finished: list[int] = []

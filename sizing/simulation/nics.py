@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.kv_pull import pull_times
+
 if TYPE_CHECKING:
     from sizing.simulation.system import Path
 
@@ -31,11 +33,10 @@ class NicQueues:
     def pull(self, source: int, target: int, tokens: int, now_s: float) -> float:
         """Return the end of a pull of *tokens* from prefill *source* to decode replica *target*."""
         path = self._path
-        extra_s = path.transfer_base_s
+        start_s = max(now_s, self._free_out[source], self._free_in[target])
+        free_s, end_s = pull_times(path, tokens, start_s)
+        self._free_out[source] = self._free_in[target] = free_s
         if path.handshake_s and (source, target) not in self._met:
             self._met.add((source, target))
-            extra_s += path.handshake_s
-        wire_s = tokens * path.transfer_per_token_s
-        start_s = max(now_s, self._free_out[source], self._free_in[target])
-        self._free_out[source] = self._free_in[target] = start_s + wire_s
-        return start_s + wire_s + extra_s
+            end_s += path.handshake_s
+        return end_s

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
 from sizing.simulation.outcome import simulate
@@ -19,29 +18,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan, Pool, StepModel
     from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.outcome import Outcome
-
-
-def kv_blocks(deployment: Deployment, pool: Pool) -> int:
-    """
-    Blocks of KV cache for one batch: of a copy of attention, shared by its pipeline stages.
-
-    Windowed layers get their windows first, one for each sequence that may run; the rest is for
-    the layers that see everything (docs/model.md, eq. M2 and M3).
-
-    Raises:
-        InputError: no block is left.
-    """
-    model, size = deployment.model, deployment.engine.block_size
-    block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
-    longest = size * -(-deployment.engine.max_model_len // size)
-    whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)
-    windows = pool.max_num_seqs * (whole - block_bytes * longest / size)
-    blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
-    if blocks < 1:
-        raise InputError(
-            f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {block_bytes:.0f}"
-        )
-    return blocks
 
 
 def deployed_system(
@@ -120,14 +96,5 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
 def _pool(deployment: Deployment, pool: Pool, step: FittedStep) -> SimulatedPool:
     """Return one pool, a queue for each of its batches; vLLM caches prefixes by default."""
     return SimulatedPool(
-        replicas=pool.lanes,
-        limits=EngineLimits(
-            max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
-            max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
-            kv_blocks=kv_blocks(deployment, pool),
-            block_size=deployment.engine.block_size,
-            long_prefill_token_threshold=deployment.engine.chunked_prefill_tokens,
-        ),
-        step=step,
-        prefix_cache=True,
+        replicas=pool.lanes, limits=planned_limits(deployment, pool), step=step, prefix_cache=True
     )

@@ -1,0 +1,51 @@
+"""The scheduler and the KV cache of a replica that a plan describes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from minicluster.plan import Deployment, Pool
+
+
+def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
+    """
+    Return the settings of each of a pool's `lanes`: stages of a pipeline share a replica's batch.
+
+    Raises:
+        InputError: its KV cache has no room for a block.
+    """
+    return EngineLimits(
+        max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
+        max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
+        kv_blocks=kv_blocks(deployment, pool),
+        block_size=deployment.engine.block_size,
+        long_prefill_token_threshold=deployment.engine.chunked_prefill_tokens,
+    )
+
+
+def kv_blocks(deployment: Deployment, pool: Pool) -> int:
+    """
+    Blocks of KV cache for one batch: of a copy of attention, shared by its pipeline stages.
+
+    Windowed layers get their windows first, one for each sequence that may run; the rest is for
+    the layers that see everything (docs/model.md, eq. M2 and M3).
+
+    Raises:
+        InputError: no block is left.
+    """
+    model, size = deployment.model, deployment.engine.block_size
+    block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
+    longest = size * -(-deployment.engine.max_model_len // size)
+    whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)
+    windows = pool.max_num_seqs * (whole - block_bytes * longest / size)
+    blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
+    if blocks < 1:
+        raise InputError(
+            f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {block_bytes:.0f}"
+        )
+    return blocks

@@ -1,0 +1,1 @@
+"""Simulated engines: the engine model by the clock, without torch, vLLM or a model."""

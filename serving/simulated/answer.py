@@ -1,0 +1,116 @@
+"""The answers of simulated engines, as vLLM writes them: events of a stream, or one object."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from serving.simulated.request import SimulatedRequest, answer_ids
+
+NAMES = {"chat": ("chatcmpl-", "chat.completion"), "completions": ("cmpl-", "text_completion")}
+"""Prefix of an answer's id, and its `object`."""
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWriter:
+    """
+    Writes one answer.
+
+    A token is a number in text, which the prompt and its place determine (`answer_ids`).
+    """
+
+    request: SimulatedRequest
+    vocab_size: int
+    created: int
+
+    @classmethod
+    def of(cls, request: SimulatedRequest, vocab_size: int) -> AnswerWriter:
+        """Begin an answer now."""
+        return cls(request=request, vocab_size=vocab_size, created=int(time.time()))
+
+    def events(self, before: int, after: int, metrics_ms: dict[str, float]) -> list[str]:
+        """
+        Return an event for each token from number *before* up to *after*.
+
+        With the last token come the end, and the usage if it was asked for.
+        """
+        request = self.request
+        ids = answer_ids(request.seed, after - before, self.vocab_size, before)
+        found = [self._event(number + 1, each) for number, each in enumerate(ids, before)]
+        if after == request.max_tokens:
+            if request.include_usage:
+                extra = {"choices": [], "usage": self._usage(after), "metrics": metrics_ms}
+                found.append(_sse(self._chunk() | extra))
+            found.append(DONE)
+        return found
+
+    def whole(self, metrics_ms: dict[str, float]) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        request = self.request
+        ids = answer_ids(request.seed, request.max_tokens, self.vocab_size)
+        text = "".join(_text(each) for each in ids)
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": request.finish_reason,
+            "stop_reason": None,
+        }
+        if request.kind == "chat":
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        if request.token_ids:
+            choice["token_ids"] = ids
+        usage = self._usage(request.max_tokens)
+        chunk = self._chunk() | {"choices": [choice], "usage": usage, "metrics": metrics_ms}
+        return chunk | {"object": NAMES[request.kind][1]}
+
+    def _event(self, number: int, token: int) -> str:
+        request, text = self.request, _text(token)
+        last = number == request.max_tokens
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": request.finish_reason if last else None,
+            "stop_reason": None,
+        }
+        if request.kind == "chat":
+            role = {"role": "assistant"} if number == 1 else {}
+            choice["delta"] = {**role, "content": text}
+        else:
+            choice["text"] = text
+        if request.token_ids:
+            choice["token_ids"] = [token]
+        chunk = self._chunk() | {"choices": [choice]}
+        if request.usage_each:
+            chunk["usage"] = self._usage(number)
+        return _sse(chunk)
+
+    def _chunk(self) -> dict[str, Any]:
+        prefix, kind = NAMES[self.request.kind]
+        return {
+            "id": prefix + self.request.request_id,
+            "object": kind if self.request.kind == "completions" else f"{kind}.chunk",
+            "created": self.created,
+            "model": self.request.model,
+        }
+
+    def _usage(self, completion_tokens: int) -> dict[str, int]:
+        prompt = self.request.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+
+
+def _text(token: int) -> str:
+    return f" {token}"
+
+
+def _sse(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"

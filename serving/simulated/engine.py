@@ -1,0 +1,313 @@
+"""The engine model by the clock: one engine's requests, their tokens, and its KV cache."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from minicluster.engine_model.prefix_cache import ContentCache
+from minicluster.engine_model.replica import Replica
+from minicluster.engine_model.request_table import RequestTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from minicluster.engine_model.limits import EngineLimits
+    from minicluster.engine_model.step_seconds import StepTime
+    from serving.simulated.clock import EngineClock, EngineTimer
+
+
+class EngineDied(Exception):
+    """The engine died, or was told to fail."""
+
+
+class SlowedStep:
+    """Steps of a plan that take *factor* times as long: a fault that can be set and taken back."""
+
+    join_delay_s = 0.0
+
+    def __init__(self, step: StepTime) -> None:
+        """Start as planned."""
+        self._step = step
+        self.factor = 1.0
+
+    def decode_line(self, batch: int) -> tuple[float, float]:
+        """See `StepTime`."""
+        fixed_s, per_token_s = self._step.decode_line(batch)
+        return fixed_s * self.factor, per_token_s * self.factor
+
+    def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
+        """See `StepTime`."""
+        return self._step.step_s(chunks, batch, context) * self.factor
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """
+    One request in an engine; times are engine seconds.
+
+    Attributes:
+        index: its row of the engine's table.
+        prompt_tokens: length of its prompt.
+        num_tokens: tokens generated so far.
+        scheduled_s: when its prompt's first step began, or its KV cache had been pulled.
+        done: no token follows.
+        failed: the engine died before the last one.
+    """
+
+    lane: _Lane
+    index: int
+    prompt_tokens: int
+    arrived_s: float
+    num_tokens: int = 0
+    done: bool = False
+    failed: bool = False
+    scheduled_s: float = inf
+    first_token_s: float | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def more_than(self, seen: int) -> int:
+        """
+        Wait for more tokens than *seen*, or the end; return how many there are.
+
+        Raises:
+            EngineDied: there will be none.
+        """
+        while self.num_tokens <= seen and not self.done:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.failed:
+            raise EngineDied("the simulated engine died")
+        return self.num_tokens
+
+    def progress(self, num_tokens: int, *, done: bool) -> None:
+        """Note new tokens or the end, and wake what waits for them."""
+        if num_tokens > self.num_tokens or done:
+            self.num_tokens, self.done = num_tokens, done
+            self._changed.set()
+
+
+class _Lane:
+    """One batch of an engine: a copy of attention, or a stage of a pipeline."""
+
+    def __init__(self, engine: SimulatedEngine, replica: Replica) -> None:
+        self.engine = engine
+        self.replica = replica
+        self.sequences: dict[int, Sequence] = {}
+        self.aborted: list[Sequence] = []
+        self._timer: EngineTimer | None = None
+
+    def catch_up(self) -> float:
+        """End all steps that are over; return the engine time."""
+        now_s, replica = self.engine.clock.now_s(), self.replica
+        while replica.active and replica.end_s <= now_s:
+            end_s = replica.end_s
+            self._report(replica.end_stretch())
+            for sequence in self.aborted:
+                self._forget(sequence)
+            self.aborted.clear()
+            replica.start_stretch(end_s)
+        return now_s
+
+    def changed(self) -> None:
+        """Begin the pulls that the last change allowed, and wake up when the step is over."""
+        replica, clock = self.replica, self.engine.clock
+        for request, begin_s in replica.started_pulls:
+            self.engine.pull_begins(self.sequences[request], begin_s)
+        replica.started_pulls.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if replica.active:
+            self._timer = clock.call_at(replica.end_s, self._step_over)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a request out, at the end of the step in progress if there is one."""
+        if self.replica.active:
+            self.aborted.append(sequence)
+        else:
+            self._forget(sequence)
+
+    def fail(self) -> None:
+        """End every request: the engine died."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for sequence in self.sequences.values():
+            sequence.failed = True
+            sequence.progress(sequence.num_tokens, done=True)
+        self.sequences.clear()
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a request that has no blocks left."""
+        self.sequences.pop(sequence.index, None)
+        self.engine.forget_prompt(sequence.index)
+
+    def _step_over(self) -> None:
+        self._timer = None
+        self.catch_up()
+        self.changed()
+
+    def _forget(self, sequence: Sequence) -> None:
+        if not sequence.done:
+            self.replica.abort(sequence.index)
+            sequence.progress(sequence.num_tokens, done=True)
+            self.end(sequence)
+
+    def _report(self, finished: list[int]) -> None:
+        """Give every request the tokens of the step that is over."""
+        replica, now_s = self.replica, self.replica.end_s
+        replica.gaps.clear()
+        for sequence in [each for each in self.sequences.values() if not each.done]:
+            index = sequence.index
+            done = index in finished
+            max_tokens = self.engine.table.max_tokens[index]
+            tokens = max_tokens if done else replica.num_generated(index)
+            if tokens and sequence.first_token_s is None:
+                sequence.first_token_s = now_s
+                scheduled_s = self.engine.table.scheduled_s[index]
+                sequence.scheduled_s = min(sequence.scheduled_s, scheduled_s)
+            sequence.progress(tokens, done=done)
+            if done and not replica.prefill_only:
+                self.end(sequence)
+
+
+class SimulatedEngine:
+    """
+    An engine that computes nothing and takes the time that the plan's model says.
+
+    Its scheduler, KV blocks, prefix cache and step seconds are those that `sizing` drives with
+    virtual time; here every step is a stretch of its own, and ends by the clock.
+
+    Attributes:
+        table: the requests.
+        pull_begins: called when a request may pull its KV cache, with the engine time of it.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        step: StepTime,
+        clock: EngineClock,
+        *,
+        prefill_only: bool = False,
+        lanes: int = 1,
+    ) -> None:
+        """
+        Start idle and empty.
+
+        Args:
+            limits: of each lane.
+            step: seconds of its steps.
+            clock: engine time.
+            prefill_only: requests keep their blocks until `release`.
+            lanes: batches of the engine, each with its own queue and KV cache.
+        """
+        self.clock = clock
+        self.step = SlowedStep(step)
+        self.table = RequestTable([], [])
+        self.pull_begins: Callable[[Sequence, float], None] = _no_pull
+        self.died = False
+        self._content: list[tuple[int, ...]] = []
+        self._lanes = [
+            _Lane(
+                self,
+                Replica(
+                    self.table,
+                    self.step,
+                    limits,
+                    prefill_only=prefill_only,
+                    prefix_cache=ContentCache(
+                        self._content, limits.block_size, tokens_each=limits.block_size
+                    ),
+                    stepwise=True,
+                ),
+            )
+            for _ in range(lanes)
+        ]
+
+    def add(
+        self, prompt_tokens: int, blocks: tuple[int, ...], max_tokens: int, *, pulled: bool = False
+    ) -> Sequence:
+        """
+        Take a request that arrives now.
+
+        Args:
+            prompt_tokens: length of its prompt.
+            blocks: ids of the contents of its whole blocks, for the prefix cache.
+            max_tokens: tokens to generate.
+            pulled: its KV cache comes from another engine: see `pull_begins` and `kv_received`.
+
+        Raises:
+            EngineDied: it takes no more requests.
+        """
+        if self.died:
+            raise EngineDied("the simulated engine died")
+        lane = min(self._lanes, key=lambda each: len(each.sequences))
+        now_s = lane.catch_up()
+        index = self.table.add(prompt_tokens, max_tokens)
+        self._content.append(blocks)
+        sequence = Sequence(lane=lane, index=index, prompt_tokens=prompt_tokens, arrived_s=now_s)
+        lane.sequences[index] = sequence
+        take = lane.replica.add_remote_prefill if pulled else lane.replica.add
+        take(index, now_s)
+        lane.changed()
+        return sequence
+
+    def kv_received(self, sequence: Sequence) -> None:
+        """Note that a request's KV cache is there; it decodes from the next step on."""
+        now_s = sequence.lane.catch_up()
+        if sequence.index in sequence.lane.sequences:
+            sequence.scheduled_s = now_s
+            sequence.lane.replica.kv_received(sequence.index, now_s)
+        sequence.lane.changed()
+
+    def kv_lost(self, sequence: Sequence) -> None:
+        """Note that a request's KV cache will not come; the engine computes the prompt itself."""
+        now_s = sequence.lane.catch_up()
+        if sequence.index in sequence.lane.sequences:
+            sequence.lane.replica.recompute(sequence.index, now_s)
+        sequence.lane.changed()
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the blocks of a prompt that was pulled, or never will be."""
+        if sequence.index in sequence.lane.sequences:
+            sequence.lane.replica.release(sequence.index, sequence.lane.catch_up())
+            sequence.lane.end(sequence)
+            sequence.lane.changed()
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request whose answer is not wanted any more; one that is done stays done."""
+        if not sequence.done:
+            sequence.lane.catch_up()
+            sequence.lane.abort(sequence)
+            sequence.lane.changed()
+
+    def fail(self) -> None:
+        """Let the engine die: all requests fail, and it takes no more."""
+        self.died = True
+        for lane in self._lanes:
+            lane.fail()
+
+    def freeze(self, seconds: float) -> None:
+        """Let nothing happen for *seconds* of the clock."""
+        for lane in self._lanes:
+            lane.catch_up()
+        self.clock.freeze(seconds)
+        for lane in self._lanes:
+            lane.changed()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that hold or wait for KV blocks."""
+        return sum(len(lane.sequences) for lane in self._lanes)
+
+    def forget_prompt(self, index: int) -> None:
+        """Drop the block ids of a request that has ended: thousands of numbers."""
+        self._content[index] = ()
+
+
+def _no_pull(sequence: Sequence, begin_s: float) -> None:
+    """Stand in for `SimulatedEngine.pull_begins` where no KV cache is ever pulled."""
+    raise AssertionError(f"request {sequence.index} pulls at {begin_s} s, and nothing serves it")

@@ -1,0 +1,235 @@
+"""Simulated engines take the time that `sizing` simulates, request by request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.specs.step import StepCoefficients
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.sources import RequestSource, drawn
+from serving.simulated.clock import EngineClock
+from serving.simulated.engine import EngineDied, Sequence, SimulatedEngine
+from serving.simulated.kv_transfer import KvSink, KvSource, Transfer
+from sizing.simulation.outcome import simulate
+from sizing.simulation.system import Path, SimulatedPool, System
+from tests.serving.simulated.virtual_time import run_virtual
+
+STEP = FittedStep(
+    StepCoefficients(
+        base_s=3e-3,
+        stream_s=7e-3,
+        per_prefill_token_s=5e-5,
+        per_sequence_s=3e-5,
+        per_pair_s=1e-9,
+        per_context_token_s=2e-8,
+        max_tokens=8192,
+        max_batch=256,
+        max_context_tokens=8192,
+        error_fraction=0.0,
+    )
+)
+LIMITS = EngineLimits(max_num_seqs=32, max_num_batched_tokens=2048, kv_blocks=900, block_size=16)
+PATH = Path(request_s=0.0, transfer_base_s=2e-3, transfer_per_token_s=1e-5)
+
+
+def load(rate: float, count: int, seed: int) -> Arrivals:
+    workload = WorkloadSpec(
+        requests_per_s=rate,
+        input_tokens=Lengths(distribution="uniform", low=20, high=900),
+        output_tokens=Lengths(distribution="uniform", low=1, high=60),
+    )
+    return drawn(workload, RequestSource(), count=count, seed=seed)
+
+
+async def follow(sequence: Sequence, clock: EngineClock) -> tuple[float, float, list[int]]:
+    """Return when the first and the last token came, and how many there were each time."""
+    seen, first_s = [0], 0.0
+    while not sequence.done:
+        seen.append(await sequence.more_than(seen[-1]))
+        first_s = first_s or clock.now_s()
+    return first_s, clock.now_s(), seen
+
+
+async def mixed(arrivals: Arrivals, limits: EngineLimits, slowdown: float) -> np.ndarray:
+    clock = EngineClock(slowdown)
+    engine = SimulatedEngine(limits, STEP, clock)
+
+    async def send(at: int) -> tuple[float, float]:
+        await clock.sleep(float(arrivals.due_s[at]))
+        sequence = engine.add(int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at]))
+        first_s, last_s, seen = await follow(sequence, clock)
+        assert seen == list(range(seen[-1] + 1)), "every token is seen when it comes"
+        return first_s, last_s
+
+    times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
+    assert engine.num_requests == 0
+    return np.array(times)
+
+
+async def split(arrivals: Arrivals, slowdown: float) -> np.ndarray:
+    clock = EngineClock(slowdown)
+    prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
+    decode = SimulatedEngine(LIMITS, STEP, clock)
+    source = KvSource(prefill, PATH)
+
+    async def fetch(place: Mapping[str, Any], start_in_s: float) -> Transfer:
+        return source.fetch(place["key"], start_in_s)
+
+    sink = KvSink(decode, fetch)
+
+    async def send(at: int) -> tuple[float, float]:
+        await clock.sleep(float(arrivals.due_s[at]))
+        tokens = int(arrivals.input_tokens[at])
+        prompt = prefill.add(tokens, (), 1)
+        await prompt.more_than(0)
+        place = {"key": source.keep(prompt, lease_s=60)}
+        sequence = sink.add(tokens, (), int(arrivals.output_tokens[at]), place)
+        return (await follow(sequence, clock))[:2]
+
+    times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
+    assert prefill.num_requests == decode.num_requests == 0
+    assert source.empty
+    return np.array(times)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    slowdown=st.sampled_from([1.0, 3.7, 50.0]),
+    kv_blocks=st.sampled_from([120, 900]),
+)
+def test_an_engine_takes_the_time_that_is_simulated(
+    seed: int, slowdown: float, kv_blocks: int
+) -> None:
+    """With too few blocks as well, where requests are preempted."""
+    arrivals, limits = load(30.0, 40, seed), replace(LIMITS, kv_blocks=kv_blocks)
+    pool = SimulatedPool(replicas=1, limits=limits, step=STEP)
+    expected = simulate(System(decode=pool, path=Path()), arrivals, seed=0)
+
+    times = run_virtual(mixed(arrivals, limits, slowdown))
+
+    assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, rel=1e-6)
+    assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)
+
+
+@given(seed=st.integers(0, 1000), slowdown=st.sampled_from([1.0, 20.0]))
+def test_split_engines_take_the_time_that_is_simulated(seed: int, slowdown: float) -> None:
+    arrivals = load(20.0, 40, seed)
+    pool = SimulatedPool(replicas=1, limits=LIMITS, step=STEP)
+    expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
+
+    times = run_virtual(split(arrivals, slowdown))
+
+    assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, rel=1e-6)
+    assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    async def second_ttft_s(blocks: tuple[int, ...]) -> float:
+        clock = EngineClock(1.0)
+        engine = SimulatedEngine(LIMITS, STEP, clock)
+        await engine.add(800, tuple(range(50)), 1).more_than(0)
+        begun_s = clock.now_s()
+        await engine.add(800, blocks, 1).more_than(0)
+        return clock.now_s() - begun_s
+
+    same = run_virtual(second_ttft_s(tuple(range(50))))
+    other = run_virtual(second_ttft_s(tuple(range(50, 100))))
+
+    assert other == pytest.approx(STEP.step_s([(800, 0)], 0, 0))
+    assert same == pytest.approx(STEP.step_s([(16, 784)], 0, 0))
+
+
+def test_an_aborted_request_gives_back_its_blocks() -> None:
+    async def run() -> None:
+        clock = EngineClock(1.0)
+        limits = replace(LIMITS, kv_blocks=8, max_num_seqs=1)
+        engine = SimulatedEngine(limits, STEP, clock)
+        running, waiting = engine.add(100, (), 20), engine.add(100, (), 20)
+        await running.more_than(3)
+        engine.abort(waiting)
+        engine.abort(running)
+        third = engine.add(100, (), 2)
+        assert await third.more_than(1) == 2
+        assert engine.num_requests == 0
+
+    run_virtual(run())
+
+
+def test_a_frozen_engine_goes_on_where_it_stood() -> None:
+    async def e2e_s(frozen_s: float) -> float:
+        clock, loop = EngineClock(2.0), asyncio.get_running_loop()
+        engine = SimulatedEngine(LIMITS, STEP, clock)
+        sequence = engine.add(100, (), 20)
+        await sequence.more_than(5)
+        engine.freeze(frozen_s)
+        await sequence.more_than(19)
+        return loop.time()
+
+    assert run_virtual(e2e_s(7.0)) == pytest.approx(run_virtual(e2e_s(0.0)) + 7.0)
+
+
+def test_a_dead_engine_fails_what_it_has_and_takes_no_more() -> None:
+    async def run() -> None:
+        engine = SimulatedEngine(LIMITS, STEP, EngineClock(1.0))
+        sequence = engine.add(100, (), 20)
+        await sequence.more_than(2)
+        engine.fail()
+        with pytest.raises(EngineDied):
+            await sequence.more_than(3)
+        with pytest.raises(EngineDied):
+            engine.add(100, (), 20)
+
+    run_virtual(run())
+
+
+def test_a_prompt_whose_kv_cache_is_lost_is_computed_by_decode() -> None:
+    async def ttft_s(*, lost: bool) -> float:
+        clock = EngineClock(1.0)
+        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
+        source = KvSource(prefill, PATH)
+        source.fail_next = int(lost)
+
+        async def fetch(place: Mapping[str, Any], start_in_s: float) -> Transfer:
+            return source.fetch(place["key"], start_in_s)
+
+        decode = SimulatedEngine(LIMITS, STEP, clock)
+        prompt = prefill.add(500, (), 1)
+        await prompt.more_than(0)
+        begun_s = clock.now_s()
+        sequence = KvSink(decode, fetch).add(500, (), 3, {"key": source.keep(prompt, lease_s=9)})
+        await sequence.more_than(0)
+        found = clock.now_s() - begun_s
+        assert await sequence.more_than(2) == 3
+        assert prefill.num_requests == decode.num_requests == 0
+        return found
+
+    transfer_s = PATH.transfer_base_s + 500 * PATH.transfer_per_token_s
+    assert run_virtual(ttft_s(lost=False)) == pytest.approx(transfer_s + STEP.step_s([], 1, 499))
+    assert run_virtual(ttft_s(lost=True)) == pytest.approx(STEP.step_s([(500, 0)], 0, 0))
+
+
+def test_a_kv_cache_that_is_not_fetched_is_dropped() -> None:
+    async def run() -> None:
+        clock = EngineClock(1.0)
+        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
+        prompt = prefill.add(500, (), 1)
+        await prompt.more_than(0)
+        source = KvSource(prefill, PATH)
+        source.keep(prompt, lease_s=3.0)
+        await clock.sleep(2.9)
+        assert prefill.num_requests == 1
+        await clock.sleep(0.2)
+        assert prefill.num_requests == 0
+
+    run_virtual(run())
