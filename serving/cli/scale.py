@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minicluster.errors import Inconclusive, InputError, NegativeAnswer
+from minicluster.errors import Inconclusive, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cli.progress import progress
 from serving.operations.scale import is_substituted, replica_changes
@@ -47,7 +47,7 @@ def scale(
         if replicas is not None
     }
     if requested:
-        found = Advice(replicas=_requested(state, requested), reason="requested", holds=False)
+        found = Advice(replicas=_requested(state, requested), reason="requested")
     else:
         with progress() as report:
             report(f"measuring {state.base_url} for {window_s:.0f} s")
@@ -69,12 +69,8 @@ def scale(
 def _requested(state: State, requested: dict[str, int]) -> dict[str, int]:
     """Return the replicas of all pools after the request, if the plan allows them."""
     planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
-    wanted = {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
-    unknown = set(requested) - set(wanted)
-    if unknown:
-        raise InputError(f"--{min(unknown)}", requested[min(unknown)], f"a pool of {list(wanted)}")
-    replica_changes(planned, now, wanted)
-    return wanted
+    replica_changes(planned, now, requested)
+    return {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
 
 
 def _measured_advice(state: State, window_s: float) -> Advice:

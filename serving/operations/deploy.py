@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -343,9 +342,7 @@ def take_down(state: State) -> None:
     """
     with _uninterrupted():
         if state.cluster_id:
-            left = stop(state.cluster_id)
-            if left:
-                raise TargetFailed(f"processes {sorted(left)} do not end; the state is kept")
+            stop(state.cluster_id)
         else:
             _remove_application(state.address)
         remove_state(state)
@@ -371,9 +368,6 @@ def _remove_application(address: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -13,7 +13,7 @@ import pytest
 
 from minicluster.errors import InputError
 from minicluster.plan import Deployable, Plan, to_json
-from serving.cluster.ports import free_port
+from serving.cluster.ports import free_ports
 from serving.cluster.state import State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
@@ -126,7 +126,7 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
         raise KeyboardInterrupt
 
     monkeypatch.setattr(operations, "deploy", deploy)
-    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_port("127.0.0.1"))
+    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0])
     with pytest.raises(KeyboardInterrupt):
         operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
     return seen
