@@ -116,12 +116,11 @@ def test_across_hosts_no_shared_memory(deployment: Deployment) -> None:
 def test_a_mixed_pool_hands_nothing_over(deployment: Deployment) -> None:
     """An aggregated plan is one deployment that answers, without any KV transfer."""
     deployment = replace(deployment, pools=(make_pool("mixed", (0, 1), replicas=2),))
-    app = compile_app(deployment, CPU, plan=make_plan(deployment))
+    app = compile_app(deployment, CPU)
     [pool] = app.servers
     assert (pool.role, pool.name, pool.replicas) == ("mixed", "Mixed:demo", 2)
     assert "kv_transfer_config" not in pool.llm_config["engine_kwargs"]
-    assert not app.endpoint.split
-    assert app.endpoint.pairing == {"d0": ()}
+    assert (app.endpoint.split, app.endpoint.pairing) == (False, {"d0": ()})
 
 
 def _two_nodes(deployment: Deployment, per_domain: int) -> Plan:
