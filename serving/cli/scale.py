@@ -41,11 +41,8 @@ def scale(
 ) -> None:
     """Move replicas between prefill and decode, within the plan's devices, without downtime."""
     state = current()
-    requested = {
-        role: replicas
-        for role, replicas in (("prefill", prefill), ("decode", decode))
-        if replicas is not None
-    }
+    given = {"prefill": prefill, "decode": decode}
+    requested = {role: replicas for role, replicas in given.items() if replicas is not None}
     if requested:
         found = Advice(replicas=_requested(state, requested), reason="requested")
     else:

@@ -181,10 +181,10 @@ def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], N
 
     deadline = time.monotonic() + START_LIMIT_S
     while True:
-        status = serve.status().applications.get(APP)
-        if status is not None and status.status == "RUNNING":
+        status = serve.status().applications[APP]
+        if status.status == "RUNNING":
             return
-        if status is not None and status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+        if status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
             messages = [each.message for each in status.deployments.values()]
             raise TargetFailed(root_cause(logs, "\n".join([*messages, status.message])))
         if time.monotonic() > deadline:
@@ -192,15 +192,13 @@ def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], N
                 f"not up after {START_LIMIT_S:.0f} s: {root_cause(logs, 'no error logged')}"
             )
         up = {
-            name: each.replica_states.get("RUNNING", 0)
-            for name, each in (status.deployments.items() if status is not None else ())
+            name: each.replica_states.get("RUNNING", 0) for name, each in status.deployments.items()
         }
-        report(
-            "starting engines: "
-            + ", ".join(
-                f"{p.prefix[:-1].lower()} {up.get(p.name, 0)} of {p.replicas}" for p in served.pools
-            )
+        counts = (
+            f"{pool.prefix[:-1].lower()} {up.get(pool.name, 0)} of {pool.replicas}"
+            for pool in served.pools
         )
+        report("starting engines: " + ", ".join(counts))
         time.sleep(0.5)
 
 
