@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.plan import Plan, to_json
-from serving.cluster.connection import FIRST_CALL
 from serving.cluster.local_cluster import CLUSTER_TOKEN, LocalCluster, token_file
-from serving.cluster.ports import free_ports
 from serving.cluster.processes import environment
 from serving.cluster.state import TOKEN as OWN_TOKEN
 from serving.cluster.state import remove_state, write_state
@@ -28,7 +22,6 @@ from serving.cluster.token import (
     refuse_missing_token,
     write_token,
 )
-from tests.serving.command import serving_here
 from tests.serving.plans import make_state
 
 
@@ -76,49 +69,6 @@ def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.Monke
     assert not OWN_TOKEN.exists()
     write_state(make_state(address="127.0.0.1:2", cluster_id=""))
     assert token_file("127.0.0.1:2") == CLUSTER_TOKEN
-
-
-@pytest.fixture
-def refusing() -> Iterator[str]:
-    """Return the address of a head that refuses every token."""
-
-    def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
-        return b""
-
-    _, service, method = FIRST_CALL.split("/")
-    handler = grpc.unary_unary_rpc_method_handler(refuse)
-    head = grpc.server(ThreadPoolExecutor(max_workers=1))
-    head.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(service, {method: handler})]
-    )
-    port = head.add_insecure_port("127.0.0.1:0")
-    head.start()
-    yield f"127.0.0.1:{port}"
-    head.stop(None)
-
-
-@pytest.mark.parametrize(
-    ("variables", "code", "says"),
-    [
-        ({}, 2, f"{TOKEN_PATH} is missing; expected a file with the token"),
-        ({TOKEN_PATH: "/nowhere"}, 2, f"{TOKEN_PATH} is '/nowhere'"),
-        ({TOKEN: "0" * 64}, 2, "which refuses this one"),
-        ({TOKEN: "0" * 64, "HEAD": "gone"}, 5, "no process listens there"),
-        ({TOKEN: "0" * 64, USE_TLS: "1"}, 2, f"{CERTIFICATES[0]} is missing"),
-    ],
-)
-def test_a_foreign_cluster(
-    tmp_path: Path, refusing: str, plan: Plan, variables: dict[str, str], code: int, says: str
-) -> None:
-    """No token, an unreadable one, a wrong one, no cluster, no certificate: a line, no wait."""
-    address = f"127.0.0.1:{free_ports(1)[0]}" if "HEAD" in variables else refusing
-    (tmp_path / "plan.json").write_text(to_json(plan))
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env = ours | {"HOME": str(tmp_path)} | variables
-    done = serving_here(tmp_path, "up", "plan.json", "--address", address, env=env)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
-    assert says in done.stderr
 
 
 def test_ray_finds_a_token_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
