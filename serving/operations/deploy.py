@@ -22,7 +22,16 @@ from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
 from serving.cluster.processes import stop
 from serving.cluster.raylets import new_session, start_nodes
-from serving.cluster.state import HOME, TOKEN, State, read_state, remove_state, write_state
+from serving.cluster.state import (
+    DEPLOYMENT,
+    HOME,
+    PLAN,
+    TOKEN,
+    State,
+    read_state,
+    remove_state,
+    write_state,
+)
 from serving.cluster.token import refuse_missing_certificates
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.cpu_fallback import substituted
@@ -121,9 +130,7 @@ def _new_state(site: Site, nixl_port: int) -> State:
         address=site.address or "",
         base_url=site.base_url,
         target=site.target.kind,
-        plan=str(HOME / "plan.json"),
         plan_hash="",
-        deployment=str(HOME / "deployment.json"),
         session="",
         nixl_port=nixl_port,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -249,8 +256,8 @@ def bring_up(
     served = compile_app(deployment, target, plan=plan, substitutions=changes)
     # `serving verify` compares with these copies, beside the state file.
     HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(state.plan), to_json(plan or deployment))
-    write_atomically(Path(state.deployment), to_json(deployment))
+    write_atomically(PLAN, to_json(plan or deployment))
+    write_atomically(DEPLOYMENT, to_json(deployment))
     state = replace(
         state,
         base_url=site.base_url,
@@ -297,7 +304,7 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
     """Return whether *running* is a deployment to measure on the same nodes and routing."""
     if running.planned or not running.ready or site.address not in {None, running.address}:
         return False
-    measured = read_deployment(Path(running.deployment))
+    measured = read_deployment(DEPLOYMENT)
     return (
         site.target.kind == running.target
         and deployment.model == measured.model

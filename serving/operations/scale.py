@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
@@ -13,7 +12,7 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deplo
 from serving.cluster.local_cluster import cluster_at, token_file
 from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
-from serving.cluster.state import write_state
+from serving.cluster.state import DEPLOYMENT, PLAN, write_state
 from serving.deployment.compile import Place, devices, ray_node, replica_places
 from serving.operations.status import by_role, cluster_status
 from serving.protocol.app_spec import APP
@@ -65,7 +64,7 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
     """
     if is_substituted(state):
         raise NegativeAnswer("the deployment was substituted: it has none of the plan's devices")
-    planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
+    planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
     for role, replicas in replica_changes(planned, now, wanted).items():
         pool = now.pool(role)
         name = _deployment_name(state, role)
@@ -219,7 +218,7 @@ def _deployment_name(state: State, role: str) -> str:
 
 def _record(state: State, planned: Deployment, now: Deployment) -> State:
     """Record the deployment as it is now, for `verify` and `status`."""
-    write_atomically(Path(state.deployment), to_json(now))
+    write_atomically(DEPLOYMENT, to_json(now))
     scaled = tuple(
         f"pools[{before.role}].replicas: {after.replicas} instead of {before.replicas} {SCALED}"
         for before, after in zip(planned.pools, now.pools, strict=True)

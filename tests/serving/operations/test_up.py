@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,29 @@ import pytest
 from minicluster.errors import InputError
 from minicluster.plan import Plan, to_json
 from serving.cluster.ports import free_ports
-from serving.cluster.state import State, write_state
+from serving.cluster.state import HOME, State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from tests.serving.command import serving_here, taken_port
-from tests.serving.plans import make_pool, make_state, places
+from tests.serving.plans import deployed, make_pool, places
 
 
 @pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
-def test_a_port_in_use_is_named(tmp_path: Path, plan: Plan, options: tuple[str, ...]) -> None:
+def test_a_port_in_use_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, options: tuple[str, ...]
+) -> None:
     """What a dead cluster left does not stand in the way, nor an open address: the port does."""
     host = options[1] if options else "127.0.0.1"
-    kept = tmp_path / ".minicluster/serving/state.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps(asdict(make_state(plan="gone", deployment="gone"))))
+    monkeypatch.chdir(tmp_path)
+    deployed(plan)
     (tmp_path / "plan.json").write_text(to_json(plan))
     with taken_port(host) as port:
         done = serving_here(tmp_path, "up", "plan.json", *options, "--port", port)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"--port is {port}; expected a port of {host} that is free" in done.stderr
-    assert not kept.exists()
+    assert not [*HOME.iterdir()]
 
 
 @pytest.fixture
@@ -41,17 +41,7 @@ def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stat
     """Have the plan's deployment up to be measured, without a plan behind it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(operations, "is_gone", lambda _state: False)
-    file = tmp_path / "deployment.json"
-    file.write_text(to_json(plan.deployment))
-    state = make_state(
-        plan=str(tmp_path / "plan.json"),
-        deployment=str(file),
-        nixl_port=20_100,
-        planned=False,
-        ready=True,
-    )
-    write_state(state)
-    return state
+    return deployed(plan, nixl_port=20_100, planned=False, ready=True)
 
 
 def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
