@@ -75,9 +75,12 @@ def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a t
 def test_verify_expects_what_was_compiled(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deadlines and token limit of `serving up` are kept for `serving verify`."""
+    """Deadlines and token limit of `serving up` are the endpoint's, and `serving verify`'s."""
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
     found = bounds(deployed(plan, **given))
-    for pool in compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan).pools:
+    app = compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan)
+    for pool in app.pools:
         assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()
+    # What is not given stays the plan's: twice the TTFT.
+    assert (app.endpoint.prefill_deadline_s, app.endpoint.kv_wait_deadline_s) == (60.0, 300.0)
