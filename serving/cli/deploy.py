@@ -15,7 +15,7 @@ from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
 from serving.api.auth import refuse_open
 from serving.cli.progress import progress
-from serving.cluster.ports import free_port
+from serving.cluster.ports import free_ports
 from serving.cluster.state import read_state
 from serving.deployment.compile import kind_of
 from serving.deployment.engine_args import DeployTarget
@@ -120,7 +120,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             token_limit=read_token_limit(os.environ),
         ),
         host=host,
-        port=port or free_port(host),
+        port=port or free_ports(1, host)[0],
         address=address,
         wait_s=wait_s,
     )

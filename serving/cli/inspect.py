@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from minicluster.errors import NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cluster.logs import replica_logs
 from serving.cluster.processes import cluster_processes
+from serving.cluster.state import DEPLOYMENT, PLAN
 from serving.deployment.compile import limits
 from serving.operations.scale import cluster_id_of, is_substituted
 from serving.operations.status import cluster_status, current
@@ -40,7 +40,7 @@ def status(
         _show_sockets(state, as_json=as_json)
         return
     deployed = cluster_status(state)
-    planned = read_deployment(Path(state.plan))
+    planned = read_deployment(PLAN)
     rows = [
         {
             "role": pool.role,
@@ -87,7 +87,7 @@ def _show_sockets(state: State, *, as_json: bool) -> None:
 def verify(*, as_json: AsJson = False) -> None:
     """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
     state = current()
-    planned = read_deployment(Path(state.deployment))
+    planned = read_deployment(DEPLOYMENT)
     found = differences(planned, cluster_status(state, facts=True), state.target, bounds(state))
     if as_json:
         data = {"as_planned": not found, "differences": found, "changes": state.changes}
@@ -113,9 +113,8 @@ def logs(
 
 def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return the compiled queue bounds of each role."""
-    file = Path(state.plan)
-    plan = read_plan(file) if state.planned and not is_substituted(state) else None
+    plan = read_plan(PLAN) if state.planned and not is_substituted(state) else None
     return {
         pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
-        for pool in read_deployment(file).pools
+        for pool in read_deployment(PLAN).pools
     }

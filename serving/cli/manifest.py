@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import Annotated
 
@@ -50,12 +49,18 @@ def manifest(
     planned = read_plan(plan)
     if not planned.deployable.ok:
         raise NegativeAnswer(f"{plan}: not deployable: {planned.deployable.rule_broken}")
-    found = manifest_of(planned, plan, kind, image=image, model=model)
-    typer.echo(FORMATS[kind](replace(found, open_access=open_access)), nl=False)
+    found = manifest_of(planned, plan, kind, image=image, model=model, open_access=open_access)
+    typer.echo(FORMATS[kind](found), nl=False)
 
 
 def manifest_of(
-    plan: Plan, file: Path, kind: str, *, image: str, model: str | None = None
+    plan: Plan,
+    file: Path,
+    kind: str,
+    *,
+    image: str,
+    model: str | None,
+    open_access: bool = False,
 ) -> Manifest:
     """Compile *plan* of *file* for its own hosts, which have the model at *model*."""
     target, source = plan.inputs.gpu.kind, plan.model.source
@@ -69,4 +74,5 @@ def manifest_of(
         plan_file=str(file),
         model_here=source if is_directory(source) else deployment.model.source,
         image=image,
+        open_access=open_access,
     )

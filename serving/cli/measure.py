@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import aiohttp
@@ -23,6 +23,7 @@ from minicluster.specs.calibration import Measurement, write_measurements
 from serving.api.auth import authorization
 from serving.cli.progress import progress
 from serving.cluster.processes import cluster_processes
+from serving.cluster.state import DEPLOYMENT
 from serving.measurement.step_benchmark import GridPoint, time_grid
 from serving.measurement.timing_client import TimingClient
 from serving.operations.status import current
@@ -42,7 +43,7 @@ def measure(
 ) -> None:
     """Time a grid of steps of the deployed pools, each alone and beside the other one busy."""
     state = current()
-    deployment = read_deployment(Path(state.deployment))
+    deployment = read_deployment(DEPLOYMENT)
     if {pool.role for pool in deployment.pools} != {"prefill", "decode"}:
         raise InputError("serving", "a mixed pool", "a prefill and a decode pool to time")
     with progress() as report, terminable():

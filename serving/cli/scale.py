@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minicluster.errors import Inconclusive, InputError, NegativeAnswer
+from minicluster.errors import Inconclusive, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cli.progress import progress
+from serving.cluster.state import DEPLOYMENT, PLAN
 from serving.operations.scale import is_substituted, replica_changes
 from serving.operations.scale import scale as apply_scale
 from serving.operations.scaling_policy import Advice, advise
@@ -41,13 +41,10 @@ def scale(
 ) -> None:
     """Move replicas between prefill and decode, within the plan's devices, without downtime."""
     state = current()
-    requested = {
-        role: replicas
-        for role, replicas in (("prefill", prefill), ("decode", decode))
-        if replicas is not None
-    }
+    given = {"prefill": prefill, "decode": decode}
+    requested = {role: replicas for role, replicas in given.items() if replicas is not None}
     if requested:
-        found = Advice(replicas=_requested(state, requested), reason="requested", holds=False)
+        found = Advice(replicas=_requested(requested), reason="requested")
     else:
         with progress() as report:
             report(f"measuring {state.base_url} for {window_s:.0f} s")
@@ -66,21 +63,17 @@ def scale(
             typer.echo(f"not as planned, by request: {change}")
 
 
-def _requested(state: State, requested: dict[str, int]) -> dict[str, int]:
+def _requested(requested: dict[str, int]) -> dict[str, int]:
     """Return the replicas of all pools after the request, if the plan allows them."""
-    planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
-    wanted = {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
-    unknown = set(requested) - set(wanted)
-    if unknown:
-        raise InputError(f"--{min(unknown)}", requested[min(unknown)], f"a pool of {list(wanted)}")
-    replica_changes(planned, now, wanted)
-    return wanted
+    planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
+    replica_changes(planned, now, requested)
+    return {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
 
 
 def _measured_advice(state: State, window_s: float) -> Advice:
     if is_substituted(state):
         raise NegativeAnswer("the deployment was substituted: the plan's SLO does not apply to it")
-    plan, now = read_plan(Path(state.plan)), read_deployment(Path(state.deployment))
+    plan, now = read_plan(PLAN), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")
     before = scrape(state.base_url)

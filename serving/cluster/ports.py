@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import ExitStack
 
 from minicluster.errors import TargetFailed
 
@@ -19,23 +20,11 @@ LOOPBACK = "127.0.0.1"
 """The address of all processes of a cluster on this machine."""
 
 
-def free_port(host: str) -> int:
-    """Return a free port of *host*."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def free_ports(count: int) -> list[int]:
-    """Return *count* free ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Return *count* free ports of *host*."""
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 def free_nixl_port(num_workers: int) -> int:
@@ -58,10 +47,8 @@ def free_nixl_port(num_workers: int) -> int:
 
 def is_free(host: str, port: int) -> bool:
     """Return whether a server could listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True

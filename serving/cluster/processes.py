@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from minicluster.errors import TargetFailed
 from serving.cluster.token import use_token
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 
 RAYLET = "MINICLUSTER_RAYLET"
 """Environment variable that every process of one raylet inherits; it stops one raylet alone."""
+
+STOP_LIMIT_S = 30.0
+"""Longest time for processes to end."""
 
 
 def environment(cluster_id: str, token: Path) -> dict[str, str]:
@@ -60,22 +64,19 @@ def cluster_processes(mark: str, variable: str = MARK) -> set[int]:
     return found - {os.getpid()}
 
 
-def stop(
-    mark: str, *, variable: str = MARK, grace_s: float = 5.0, limit_s: float = 30.0
-) -> set[int]:
+def stop(mark: str, *, variable: str = MARK, grace_s: float = 5.0) -> None:
     """
     Stop every process of a cluster (or raylet): by SIGTERM, after *grace_s* by SIGKILL.
 
-    Returns:
-        The processes that are left after *limit_s*: none, unless the kernel blocks them.
+    Raises:
+        TargetFailed: some do not end, because the kernel blocks them.
     """
     started = time.monotonic()
     while alive := cluster_processes(mark, variable):
         waited = time.monotonic() - started
-        if waited > limit_s:
-            return alive
+        if waited > STOP_LIMIT_S:
+            raise TargetFailed(f"processes {sorted(alive)} do not end; their state is kept")
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if waited < grace_s else signal.SIGKILL)
         time.sleep(0.2)
-    return set()

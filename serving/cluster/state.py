@@ -17,6 +17,12 @@ Record = TypeVar("Record")
 
 HOME = Path(".minicluster/serving")
 STATE = HOME / "state.json"
+PLAN = HOME / "plan.json"
+"""Copy of the plan, or of the deployment to measure."""
+
+DEPLOYMENT = HOME / "deployment.json"
+"""What runs: the plan's deployment, except for the state's `changes`."""
+
 TOKEN = HOME / "token"
 """Token of the Ray cluster, if `serving up` started it; only its owner may read the file."""
 
@@ -34,9 +40,7 @@ class State:
             which `serving up` did not start.
         address: of the Ray cluster.
         base_url: of the endpoint.
-        plan: copy of the plan, beside the state file.
         plan_hash: SHA-256 of the plan, 16 hex digits.
-        deployment: copy of the deployment: the plan's, except for *changes*.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
         changes: differences from the plan that were asked for, by `--substitute` or `scale`.
@@ -51,11 +55,9 @@ class State:
     address: str
     base_url: str
     target: str
-    plan: str
     plan_hash: str
     session: str
     started: str
-    deployment: str
     instance: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()
@@ -108,7 +110,5 @@ def remove_state(state: State) -> None:
             with suppress(OSError):
                 shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
-    TOKEN.unlink(missing_ok=True)
-    Path(state.plan).unlink(missing_ok=True)
-    Path(state.deployment).unlink(missing_ok=True)
-    STATE.unlink(missing_ok=True)
+    for file in (TOKEN, PLAN, DEPLOYMENT, STATE):
+        file.unlink(missing_ok=True)

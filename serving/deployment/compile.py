@@ -259,8 +259,13 @@ def served_name(model_id: str) -> str:
 def replica_places(pool: Pool) -> list[Place]:
     """Return the place of each replica, in the order of the plan's placement."""
     width = pool.gpus // pool.replicas
-    flat = [(placement.node, gpu) for placement in pool.placement for gpu in placement.gpus]
+    flat = devices(pool)
     return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)]
+
+
+def devices(pool: Pool) -> list[tuple[str, int]]:
+    """Return node and number of every device of a pool."""
+    return [(placement.node, gpu) for placement in pool.placement for gpu in placement.gpus]
 
 
 def kind_of(deployment: Deployment) -> str:

@@ -10,6 +10,8 @@ from minicluster.plan import Placement
 from serving.deployment.engine_args import DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.plan import Deployment, Pool
     from serving.deployment.target import Target
 
@@ -52,7 +54,7 @@ def substituted(deployment: Deployment, target: Target) -> tuple[Deployment, tup
         block_size=max(CPU_BLOCK_SIZE, deployment.engine.block_size),
     )
     changed = replace(deployment, pools=tuple(pools), engine=engine)
-    return changed, _changes(deployment, changed)
+    return changed, tuple(_changes(deployment, changed))
 
 
 def _sizes(deployment: Deployment, num_cores: int) -> dict[str, tuple[int, int]]:
@@ -90,21 +92,21 @@ def _on_cores(pool: Pool, tp: int, cores: list[int], kv_bytes: float) -> Pool:
     )
 
 
-def _changes(planned: Deployment, changed: Deployment) -> tuple[str, ...]:
-    """Return each difference as `pools[decode].tp: 2 instead of 8`."""
-    found = [
-        f"pools[{pool.role}].{name}: {_text(getattr(changed.pool(pool.role), name))} instead of "
-        f"{_text(getattr(pool, name))}"
-        for pool in planned.pools
-        for name in COMPARED
-        if getattr(changed.pool(pool.role), name) != getattr(pool, name)
-    ]
-    found += [
-        f"engine.{name}: {getattr(changed.engine, name)} instead of {getattr(planned.engine, name)}"
-        for name in ("kv_dtype", "block_size")
-        if getattr(changed.engine, name) != getattr(planned.engine, name)
-    ]
-    return (*found, "placement: cores of this machine instead of the planned devices")
+def _changes(planned: Deployment, changed: Deployment) -> Iterator[str]:
+    """Yield each difference as `pools[decode].tp: 2 instead of 8`."""
+    for before, after in zip(planned.pools, changed.pools, strict=True):
+        yield from _differences(f"pools[{before.role}]", before, after, COMPARED)
+    yield from _differences("engine", planned.engine, changed.engine, ("kv_dtype", "block_size"))
+    yield "placement: cores of this machine instead of the planned devices"
+
+
+def _differences(
+    place: str, before: object, after: object, names: tuple[str, ...]
+) -> Iterator[str]:
+    for name in names:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{place}.{name}: {_text(new)} instead of {_text(old)}"
 
 
 def _text(value: object) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster.ports import NIXL_PORT
@@ -35,7 +34,6 @@ class DeployTarget:
         kind: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
         one_host: all planned nodes are this machine, whatever their names.
         nixl_port: first of the ports at which the engines exchange the places of KV caches.
-        decode_engine_kwargs: further vLLM arguments of the decode pool; tests inject faults there.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
     """
@@ -43,7 +41,6 @@ class DeployTarget:
     kind: str
     one_host: bool = True
     nixl_port: int = NIXL_PORT
-    decode_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None
 
@@ -76,7 +73,7 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         kwargs["enforce_eager"] = True
     elif pool.dtype == "fp8":
         kwargs["quantization"] = "fp8"
-    return kwargs if pool.role == "prefill" else {**kwargs, **target.decode_engine_kwargs}
+    return kwargs
 
 
 def _kv_transfer(pool: Pool, target: DeployTarget) -> dict[str, Any]:

@@ -35,6 +35,9 @@ KEYS_NAME = "minicluster-keys"
 KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 """Path of that file on the head."""
 
+PORT = 8000
+"""Port of the endpoint."""
+
 PLAN_DIRECTORY = "/etc/minicluster"
 """Directory of the plan in pods and containers."""
 
@@ -64,7 +67,6 @@ class Manifest:
         model_here: path of the model on this machine.
         image: container image that holds minicluster and its stack.
         open_access: the endpoint asks for no key.
-        port: of the endpoint.
     """
 
     served: ServedApp
@@ -76,7 +78,6 @@ class Manifest:
     model_here: str
     image: str
     open_access: bool = False
-    port: int = 8000
 
 
 def ray_serve(manifest: Manifest) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
     keys = {"runtime_env": {"env_vars": {KEYS_FILE: KEYS_PATH}}}
     return {
         "proxy_location": "HeadOnly",
-        "http_options": {"host": "0.0.0.0", "port": manifest.port},  # noqa: S104  (a cluster's)
+        "http_options": {"host": "0.0.0.0", "port": PORT},  # noqa: S104  (a cluster's)
         "applications": [
             {
                 "name": APP,
@@ -121,11 +122,10 @@ def ray_service(manifest: Manifest) -> str:
     """
     _, documents = _rendered(
         "kuberay.yaml.j2",
-        manifest=manifest,
+        manifest,
         serve_config=as_yaml(ray_serve(manifest)),
         ray=RAY,
         plan_directory=PLAN_DIRECTORY,
-        keys_name=KEYS_NAME,
         keys_directory=str(Path(KEYS_PATH).parent),
     )
     return as_yaml(*documents)
@@ -138,18 +138,14 @@ def compose(manifest: Manifest) -> str:
     It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
     """
     text, documents = _rendered(
-        "compose.yaml.j2",
-        manifest=manifest,
-        keys_file=KEYS_FILE,
-        keys_name=KEYS_NAME,
-        object_store_bytes=OBJECT_STORE_BYTES,
+        "compose.yaml.j2", manifest, keys_file=KEYS_FILE, object_store_bytes=OBJECT_STORE_BYTES
     )
     comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(comments) + as_yaml(*documents)
 
 
-def _rendered(name: str, **values: object) -> tuple[str, list[Any]]:
-    """Return the text of the template *name* of this folder with *values*, and its documents."""
+def _rendered(name: str, manifest: Manifest, **values: object) -> tuple[str, list[Any]]:
+    """Return the text of the template *name* of this folder, and its documents."""
     environment = Environment(
         autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
         undefined=StrictUndefined,
@@ -158,7 +154,9 @@ def _rendered(name: str, **values: object) -> tuple[str, list[Any]]:
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     environment.filters |= {"here": _here, "quote": quote, "ray_options": ray_options}
     template = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    text = environment.from_string(template).render(**values)
+    text = environment.from_string(template).render(
+        manifest=manifest, port=PORT, keys_name=KEYS_NAME, **values
+    )
     return text, list(yaml.safe_load_all(text))
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from minicluster.errors import InputError
 from minicluster.machine import installed_version
 
@@ -24,7 +26,7 @@ class Target:
         kind: `cpu` or `gpu`.
         cores: core numbers that this process may use.
         num_gpus: NVIDIA GPUs of this machine.
-        memory_bytes: free memory of this machine.
+        memory_bytes: memory of this machine that can be allocated without swapping.
         ray: installed version; `None`: not installed.
         vllm: installed version; `None`: not installed.
         labels: of the nodes of an existing Ray cluster; `None`: a new one on this machine.
@@ -45,11 +47,9 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
     return Target(
         kind=kind,
         system=f"{platform.system()} {platform.machine()}",
-        cores=frozenset(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else frozenset(),
-        num_gpus=_num_gpus(),
-        memory_bytes=_free_memory_bytes(),
+        cores=frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()),
+        num_gpus=len([*Path("/proc/driver/nvidia/gpus").glob("*")]),
+        memory_bytes=psutil.virtual_memory().available,
         ray=_version("ray"),
         vllm=_version("vllm"),
         labels=labels,
@@ -73,21 +73,6 @@ def located(deployment: Deployment, model: str | None = None) -> Deployment:
 def is_directory(source: str) -> bool:
     """Return whether *source* is a directory, existing or not, or else a model's name on a hub."""
     return source.startswith(("/", ".")) or Path(source).is_dir()
-
-
-def _num_gpus() -> int:
-    gpus = Path("/proc/driver/nvidia/gpus")
-    return sum(1 for _ in gpus.iterdir()) if gpus.is_dir() else 0
-
-
-def _free_memory_bytes() -> int:
-    """Return the memory that can be allocated without swapping (MemAvailable); 0 if unknown."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _version(name: str) -> str | None:

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,16 @@ from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
 from serving.cluster.processes import stop
 from serving.cluster.raylets import new_session, start_nodes
-from serving.cluster.state import HOME, TOKEN, State, read_state, remove_state, write_state
+from serving.cluster.state import (
+    DEPLOYMENT,
+    HOME,
+    PLAN,
+    TOKEN,
+    State,
+    read_state,
+    remove_state,
+    write_state,
+)
 from serving.cluster.token import refuse_missing_certificates
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.cpu_fallback import substituted
@@ -122,9 +130,7 @@ def _new_state(site: Site, nixl_port: int) -> State:
         address=site.address or "",
         base_url=site.base_url,
         target=site.target.kind,
-        plan=str(HOME / "plan.json"),
         plan_hash="",
-        deployment=str(HOME / "deployment.json"),
         session="",
         nixl_port=nixl_port,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,10 +188,10 @@ def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], N
 
     deadline = time.monotonic() + START_LIMIT_S
     while True:
-        status = serve.status().applications.get(APP)
-        if status is not None and status.status == "RUNNING":
+        status = serve.status().applications[APP]
+        if status.status == "RUNNING":
             return
-        if status is not None and status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+        if status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
             messages = [each.message for each in status.deployments.values()]
             raise TargetFailed(root_cause(logs, "\n".join([*messages, status.message])))
         if time.monotonic() > deadline:
@@ -193,15 +199,13 @@ def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], N
                 f"not up after {START_LIMIT_S:.0f} s: {root_cause(logs, 'no error logged')}"
             )
         up = {
-            name: each.replica_states.get("RUNNING", 0)
-            for name, each in (status.deployments.items() if status is not None else ())
+            name: each.replica_states.get("RUNNING", 0) for name, each in status.deployments.items()
         }
-        report(
-            "starting engines: "
-            + ", ".join(
-                f"{p.prefix[:-1].lower()} {up.get(p.name, 0)} of {p.replicas}" for p in served.pools
-            )
+        counts = (
+            f"{pool.prefix[:-1].lower()} {up.get(pool.name, 0)} of {pool.replicas}"
+            for pool in served.pools
         )
+        report("starting engines: " + ", ".join(counts))
         time.sleep(0.5)
 
 
@@ -252,8 +256,8 @@ def bring_up(
     served = compile_app(deployment, target, plan=plan, substitutions=changes)
     # `serving verify` compares with these copies, beside the state file.
     HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(state.plan), to_json(plan or deployment))
-    write_atomically(Path(state.deployment), to_json(deployment))
+    write_atomically(PLAN, to_json(plan or deployment))
+    write_atomically(DEPLOYMENT, to_json(deployment))
     state = replace(
         state,
         base_url=site.base_url,
@@ -300,7 +304,7 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
     """Return whether *running* is a deployment to measure on the same nodes and routing."""
     if running.planned or not running.ready or site.address not in {None, running.address}:
         return False
-    measured = read_deployment(Path(running.deployment))
+    measured = read_deployment(DEPLOYMENT)
     return (
         site.target.kind == running.target
         and deployment.model == measured.model
@@ -343,9 +347,7 @@ def take_down(state: State) -> None:
     """
     with _uninterrupted():
         if state.cluster_id:
-            left = stop(state.cluster_id)
-            if left:
-                raise TargetFailed(f"processes {sorted(left)} do not end; the state is kept")
+            stop(state.cluster_id)
         else:
             _remove_application(state.address)
         remove_state(state)
@@ -371,9 +373,6 @@ def _remove_application(address: str) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
@@ -13,8 +12,8 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deplo
 from serving.cluster.local_cluster import cluster_at, token_file
 from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
-from serving.cluster.state import write_state
-from serving.deployment.compile import Place, ray_node, replica_places
+from serving.cluster.state import DEPLOYMENT, PLAN, write_state
+from serving.deployment.compile import Place, devices, ray_node, replica_places
 from serving.operations.status import by_role, cluster_status
 from serving.protocol.app_spec import APP
 
@@ -31,42 +30,22 @@ SCALED = "(serving scale)"
 """Suffix of the state's changes that scaling made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaChange:
-    """A pool, and its replicas after the change."""
-
-    pool: Pool
-    replicas: int
-
-    @property
-    def grows(self) -> bool:
-        """Whether replicas are added."""
-        return self.replicas > self.pool.replicas
-
-
 def replica_changes(
     planned: Deployment, now: Deployment, wanted: Mapping[str, int]
-) -> tuple[ReplicaChange, ...]:
+) -> dict[str, int]:
     """
-    Return the pools that change, those that shrink first, because the others take their devices.
+    Return the replicas of the pools that change, those that shrink first: others get their devices.
 
     Raises:
-        InputError: no such pool, below one replica, or more devices than the plan has.
+        InputError: no such pool, or more devices than the plan has.
     """
-    for role, replicas in wanted.items():
-        now.pool(role)
-        if replicas < 1:
-            raise InputError(f"--{role}", replicas, "at least 1 replica")
-    changed = tuple(
-        ReplicaChange(pool=pool, replicas=wanted[pool.role])
-        for pool in now.pools
-        if wanted.get(pool.role, pool.replicas) != pool.replicas
-    )
-    devices = sum(pool.gpus for pool in planned.pools)
+    added = {role: replicas - now.pool(role).replicas for role, replicas in wanted.items()}
+    most = sum(pool.gpus for pool in planned.pools)
     after = sum(pool.slicing.gpus * wanted.get(pool.role, pool.replicas) for pool in now.pools)
-    if after > devices:
-        raise InputError("scale", f"{after} devices", f"at most the plan's {devices} (plan again)")
-    return tuple(sorted(changed, key=lambda change: change.grows))
+    if after > most:
+        raise InputError("scale", f"{after} devices", f"at most the plan's {most} (plan again)")
+    changed = sorted(filter(added.get, wanted), key=lambda role: added[role] > 0)
+    return {role: wanted[role] for role in changed}
 
 
 def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]) -> State:
@@ -85,19 +64,21 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
     """
     if is_substituted(state):
         raise NegativeAnswer("the deployment was substituted: it has none of the plan's devices")
-    planned, now = read_deployment(Path(state.plan)), read_deployment(Path(state.deployment))
-    for change in replica_changes(planned, now, wanted):
-        name = _deployment_name(state, change.pool.role)
-        if change.grows:
-            after = _placed(change, _free(planned, now))
-            _ensure_room(state, now, after, report)
-        _set_replicas(state, name, change, report)
-        if not change.grows:
-            after = _remaining(state, change)
-            _retire(state, change.pool.role)
-        now = replace(
-            now, pools=tuple(after if pool.role == after.role else pool for pool in now.pools)
-        )
+    planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
+    for role, replicas in replica_changes(planned, now, wanted).items():
+        pool = now.pool(role)
+        name = _deployment_name(state, role)
+        if replicas > pool.replicas:
+            added = tuple(_free(planned, now)[: (replicas - pool.replicas) * pool.slicing.gpus])
+            _ensure_room(state, role, added, report)
+            _set_replicas(state, name, role, replicas, report)
+            places = [*replica_places(pool), added]
+        else:
+            _set_replicas(state, name, role, replicas, report)
+            places = _remaining(state, pool, replicas)
+            _retire(state, role)
+        after = _with_places(pool, replicas, places)
+        now = replace(now, pools=tuple(after if each.role == role else each for each in now.pools))
         state = _record(state, planned, now)
     return state
 
@@ -108,35 +89,22 @@ def is_substituted(state: State) -> bool:
 
 
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
-    held = {device for pool in now.pools for device in _devices(pool)}
-    return [device for pool in planned.pools for device in _devices(pool) if device not in held]
+    """Return node and number of the planned devices that no pool has now."""
+    held = {device for pool in now.pools for device in devices(pool)}
+    return [device for pool in planned.pools for device in devices(pool) if device not in held]
 
 
-def _devices(pool: Pool) -> list[tuple[str, int]]:
-    """Return node and device of every worker of a pool."""
-    return [device for place in replica_places(pool) for device in place]
-
-
-def _placed(change: ReplicaChange, free: list[tuple[str, int]]) -> Pool:
-    added = (change.replicas - change.pool.replicas) * change.pool.slicing.gpus
-    return _with_places(
-        change.pool, change.replicas, [*replica_places(change.pool), tuple(free[:added])]
-    )
-
-
-def _remaining(state: State, change: ReplicaChange) -> Pool:
-    """Return the pool with the remaining replicas, which Serve chose, found by node and cores."""
-    places = replica_places(change.pool)
-    facts = cluster_status(state, facts=True).pool(change.pool.role).facts
+def _remaining(state: State, pool: Pool, replicas: int) -> list[Place]:
+    """Return the places of the remaining replicas, which Serve chose, found by node and cores."""
+    places = replica_places(pool)
     found = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
         )
-        for fact in facts
+        for fact in cluster_status(state, facts=True).pool(pool.role).facts
     ]
     stayed = [place for place in places if sorted(place) in found]
-    kept = stayed if len(stayed) == change.replicas else places[: change.replicas]
-    return _with_places(change.pool, change.replicas, kept)
+    return stayed if len(stayed) == replicas else places[:replicas]
 
 
 def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
@@ -149,32 +117,30 @@ def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
     return replace(pool, replicas=replicas, placement=placement, spare_replicas=spares)
 
 
-def _by_node(devices: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+def _by_node(place: Place) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for node, device in devices:
+    for node, device in place:
         found.setdefault(node, []).append(device)
     return found
 
 
-def _ensure_room(state: State, now: Deployment, after: Pool, report: Callable[[str], None]) -> None:
-    """Start raylets of the pool's role for the added replicas, if the cluster has no free ones."""
-    before = _devices(now.pool(after.role))
-    added = [device for device in _devices(after) if device not in before]
+def _ensure_room(state: State, role: str, added: Place, report: Callable[[str], None]) -> None:
+    """Start raylets of *role* for the *added* devices, if the cluster has no free ones."""
     kind = _kind(state)
-    if sum(int(free.get(kind, 0)) for _, free in _nodes(state, after.role)) >= len(added):
+    if sum(int(free.get(kind, 0)) for _, free in _nodes(state, role)) >= len(added):
         return
-    cluster_id, token = cluster_id_of(state), token_file(state.address)
+    token = token_file(state.address)
     if token is None:
         raise NegativeAnswer(
-            f"no free node is labelled {ROLE_LABEL}={after.role}; start one with "
-            f"--labels {ROLE_LABEL}={after.role},{NODE_LABEL}={added[0][0]}"
+            f"no free node is labelled {ROLE_LABEL}={role}; start one with "
+            f"--labels {ROLE_LABEL}={role},{NODE_LABEL}={added[0][0]}"
         )
     nodes = [
-        ray_node(node, after.role, devices, state.target, moved=True)
-        for node, devices in _by_node(added).items()
+        ray_node(node, role, numbers, state.target, moved=True)
+        for node, numbers in _by_node(added).items()
     ]
-    report(f"starting {len(nodes)} raylet(s) for {after.role}")
-    join_nodes(nodes, environment(cluster_id, token), address=state.address)
+    report(f"starting {len(nodes)} raylet(s) for {role}")
+    join_nodes(nodes, environment(cluster_id_of(state), token), address=state.address)
 
 
 def cluster_id_of(state: State) -> str:
@@ -215,7 +181,7 @@ def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, floa
 
 
 def _set_replicas(
-    state: State, name: str, change: ReplicaChange, report: Callable[[str], None]
+    state: State, name: str, role: str, replicas: int, report: Callable[[str], None]
 ) -> None:
     from ray import serve  # noqa: PLC0415  (a second to import)
 
@@ -223,16 +189,16 @@ def _set_replicas(
     from serving.cluster.serve_compat import deployment_options, set_replicas  # noqa: PLC0415
 
     with connected(state.address):
-        set_replicas(APP, name, change.replicas)
+        set_replicas(APP, name, replicas)
         limit_s = LIMIT_S + deployment_options(APP)[name]["graceful_shutdown_timeout_s"]
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             states = dict(serve.status().applications[APP].deployments[name].replica_states)
-            report(f"{change.pool.role}: {states.get('RUNNING', 0)} of {change.replicas} replicas")
-            if states == {"RUNNING": change.replicas}:
+            report(f"{role}: {states.get('RUNNING', 0)} of {replicas} replicas")
+            if states == {"RUNNING": replicas}:
                 return
             time.sleep(0.5)
-    raise TargetFailed(f"{name} did not reach {change.replicas} replicas in {limit_s:.0f} s")
+    raise TargetFailed(f"{name} did not reach {replicas} replicas in {limit_s:.0f} s")
 
 
 def _deployment_name(state: State, role: str) -> str:
@@ -252,12 +218,11 @@ def _deployment_name(state: State, role: str) -> str:
 
 def _record(state: State, planned: Deployment, now: Deployment) -> State:
     """Record the deployment as it is now, for `verify` and `status`."""
-    write_atomically(Path(state.deployment), to_json(now))
+    write_atomically(DEPLOYMENT, to_json(now))
     scaled = tuple(
-        f"pools[{pool.role}].replicas: {now.pool(pool.role).replicas} instead of {pool.replicas} "
-        f"{SCALED}"
-        for pool in planned.pools
-        if now.pool(pool.role).replicas != pool.replicas
+        f"pools[{before.role}].replicas: {after.replicas} instead of {before.replicas} {SCALED}"
+        for before, after in zip(planned.pools, now.pools, strict=True)
+        if after.replicas != before.replicas
     )
     state = replace(state, changes=scaled)
     write_state(state)

@@ -48,13 +48,11 @@ class Advice:
     The recommended replicas of each pool, and the reason.
 
     Attributes:
-        holds: no change is needed.
         conclusive: there were enough requests for a judgement.
     """
 
     replicas: dict[str, int]
     reason: str
-    holds: bool
     conclusive: bool = True
 
 
@@ -74,19 +72,17 @@ def advise(seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec) -> Advi
     now = {role: pool.replicas for role, pool in pools.items()}
     if seen.requests < MIN_REQUESTS:
         reason = f"{seen.requests} requests measured; {MIN_REQUESTS} are needed"
-        return Advice(replicas=now, reason=reason, holds=True, conclusive=False)
-    wanted = slo.level
-    late, slow = seen.ttft_fraction < wanted, seen.tpot_fraction < wanted
+        return Advice(replicas=now, reason=reason, conclusive=False)
+    late, slow = seen.ttft_fraction < slo.level, seen.tpot_fraction < slo.level
     attainment = (
         f"TTFT met by {seen.ttft_fraction:.1%}, TPOT by {seen.tpot_fraction:.1%} of requests"
     )
     if not late and not slow:
-        return Advice(replicas=now, reason=f"{attainment}: the SLO holds", holds=True)
+        return Advice(replicas=now, reason=f"{attainment}: the SLO holds")
     if late and slow:
-        reason = f"{attainment}: both pools are short; plan again"
-        return Advice(replicas=now, reason=reason, holds=False)
+        return Advice(replicas=now, reason=f"{attainment}: both pools are short; plan again")
     moved, reason = _move(seen, pools, slo, to="prefill" if late else "decode")
-    return Advice(replicas=moved or now, reason=f"{attainment}{reason}", holds=False)
+    return Advice(replicas=moved or now, reason=attainment + reason)
 
 
 def _move(

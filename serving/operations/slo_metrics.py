@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ def scrape(base_url: str) -> Samples:
         )
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             return read_histograms(answer.read().decode())
-    except (urllib.error.URLError, OSError) as error:
+    except OSError as error:
         raise TargetFailed(f"{base_url}/metrics: {error}") from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -140,5 +139,5 @@ def _answers(base_url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{base_url}/health", timeout=10) as answer:  # noqa: S310
             return bool(answer.status == 200)  # noqa: PLR2004
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False

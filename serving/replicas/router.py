@@ -33,20 +33,19 @@ class Outstanding:
         self._recent: deque[float] = deque(maxlen=64)
 
     def add(self, replica: Hashable, request: Hashable, tokens: float) -> None:
-        """Add a request that is sent to a replica; one that is there already is not added twice."""
-        if request not in self._tokens[replica]:
-            self._tokens[replica][request] = tokens
-            self._recent.append(tokens)
+        """Add a request that is sent to a replica."""
+        self._tokens[replica][request] = tokens
+        self._recent.append(tokens)
 
     def remove(self, replica: Hashable, request: Hashable) -> None:
         """Remove a request that has ended, or was not sent."""
         self._tokens[replica].pop(request, None)
 
-    def requests(self, replica: Hashable, total: int | None = None) -> int:
+    def requests(self, replica: Hashable, total: int | None) -> int:
         """Return a replica's requests; *total* is what the replica itself last reported."""
         return max(len(self._tokens[replica]), total or 0)
 
-    def tokens(self, replica: Hashable, total: int | None = None) -> float:
+    def tokens(self, replica: Hashable, total: int | None) -> float:
         """Return a replica's prompt tokens, as `requests`."""
         ours = self._tokens[replica]
         others = self.requests(replica, total) - len(ours)

@@ -13,12 +13,13 @@ from minicluster.plan import (
     Plan,
     Pool,
     Routing,
+    to_json,
 )
 from minicluster.specs.model import ModelSpec, architecture_hash
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from serving.cluster.state import State
+from serving.cluster.state import DEPLOYMENT, PLAN, State, write_state
 from sizing import catalog
 from tests.plans import plan_of, prediction_of
 
@@ -113,13 +114,20 @@ def make_state(**changes: object) -> State:
         "address": "127.0.0.2:1",
         "base_url": "http://127.0.0.1:1",
         "target": "cpu",
-        "plan": "plan.json",
         "plan_hash": "0" * 16,
-        "deployment": "deployment.json",
         "session": "",
         "started": "2026-11-20T00:00:00+00:00",
     }
     return State(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def deployed(plan: Plan, **changes: object) -> State:
+    """Record that a plan runs from the current directory; return the state."""
+    state = make_state(**changes)
+    write_state(state)
+    PLAN.write_text(to_json(plan))
+    DEPLOYMENT.write_text(to_json(plan.deployment))
+    return state
 
 
 def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:

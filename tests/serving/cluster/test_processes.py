@@ -41,9 +41,9 @@ def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
     does not touch them.
     """
     subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
-    assert stop(secrets.token_hex(8)) == set()
+    stop(secrets.token_hex(8))
     until(lambda: len(cluster_processes(cluster_id)) == 3, "the orphans and a child", 60)
-    assert stop(cluster_id, grace_s=0.3) == set()
+    stop(cluster_id, grace_s=0.3)
     assert cluster_processes(cluster_id) == set()
 
 

@@ -11,7 +11,7 @@ import pytest
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains
-from serving.deployment.engine_args import DeployTarget, engine_kwargs
+from serving.deployment.engine_args import DeployTarget
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -35,7 +35,8 @@ def _on_cores(deployment: Deployment) -> Deployment:
     two = places(("laptop", (1, 2)), ("second", (3, 4)))
     limits = {"max_num_seqs": 7, "max_num_batched_tokens": 513, "kv_bytes": 1e8 + 0.5}
     decode = make_pool("decode", replicas=2, tp=2, placement=two, **limits)
-    return replace(deployment, pools=(deployment.pools[0], decode))
+    engine = replace(deployment.engine, chunked_prefill_tokens=512, gpu_memory_utilization=0.5)
+    return replace(deployment, engine=engine, pools=(deployment.pools[0], decode))
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
@@ -93,18 +94,6 @@ def test_the_endpoint_gets_the_plan(plan: Plan) -> None:
         assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
 
 
-def test_scheduler_limits_are_deployed(deployment: Deployment) -> None:
-    """Chunks, memory share and blocks reach vLLM; without a chunk size vLLM's default stays."""
-    changed = {"chunked_prefill_tokens": 512, "gpu_memory_utilization": 0.5, "block_size": 64}
-    limited = replace(deployment, engine=replace(deployment.engine, **changed))  # type: ignore[arg-type]
-    wanted = {"long_prefill_token_threshold": 512, **changed}
-    del wanted["chunked_prefill_tokens"]
-    for pool in deployment.pools:
-        assert wanted.items() <= engine_kwargs(limited, pool, DeployTarget(kind="gpu")).items()
-        kwargs = engine_kwargs(deployment, pool, DeployTarget(kind="gpu"))
-        assert "long_prefill_token_threshold" not in kwargs
-
-
 def test_across_hosts_no_shared_memory(deployment: Deployment) -> None:
     """Between hosts only TCP is offered, with a lease short enough to keep prefill moving."""
     [pool] = compile_app(deployment, DeployTarget(kind="cpu", one_host=False)).of("prefill")
@@ -116,12 +105,11 @@ def test_across_hosts_no_shared_memory(deployment: Deployment) -> None:
 def test_a_mixed_pool_hands_nothing_over(deployment: Deployment) -> None:
     """An aggregated plan is one deployment that answers, without any KV transfer."""
     deployment = replace(deployment, pools=(make_pool("mixed", (0, 1), replicas=2),))
-    app = compile_app(deployment, CPU, plan=make_plan(deployment))
+    app = compile_app(deployment, CPU)
     [pool] = app.servers
     assert (pool.role, pool.name, pool.replicas) == ("mixed", "Mixed:demo", 2)
     assert "kv_transfer_config" not in pool.llm_config["engine_kwargs"]
-    assert not app.endpoint.split
-    assert app.endpoint.pairing == {"d0": ()}
+    assert (app.endpoint.split, app.endpoint.pairing) == (False, {"d0": ()})
 
 
 def _two_nodes(deployment: Deployment, per_domain: int) -> Plan:
@@ -191,14 +179,6 @@ def _renamed(deployment: Deployment, name: Callable[[str, str], str]) -> Deploym
         for pool in deployment.pools
     )
     return replace(deployment, pools=pools)
-
-
-def test_deadlines_that_an_operator_sets(plan: Plan) -> None:
-    """A deadline given is kept to; the other one stays the plan's, twice the TTFT."""
-    for given_s, kept_s in (((None, None), (60.0, 60.0)), ((None, 3.0), (60.0, 3.0))):
-        target = DeployTarget(kind="cpu", deadlines_s=given_s)
-        config = compile_app(plan.deployment, target, plan=plan).endpoint
-        assert (config.prefill_deadline_s, config.kv_wait_deadline_s) == kept_s
 
 
 def test_a_substitution_keeps_no_promise(plan: Plan) -> None:

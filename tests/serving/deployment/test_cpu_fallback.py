@@ -36,29 +36,25 @@ def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
     assert not findings(small, four)
 
 
-def test_what_fits_is_left_alone(deployment: Deployment, target: Target) -> None:
+def test_what_fits_is_left_alone_and_what_cannot_is_refused(
+    deployment: Deployment, wide: Deployment, target: Target
+) -> None:
     assert substituted(deployment, target) == (deployment, ())
-
-
-def test_too_few_cores(wide: Deployment, target: Target) -> None:
     with pytest.raises(NegativeAnswer, match="2 pools; this machine has 1"):
         substituted(wide, replace(target, cores=frozenset({0})))
 
 
-WIDTHS = st.sampled_from([1, 2, 4, 8])
-
-
 @given(
     cores=st.integers(2, 16),
-    tp=st.tuples(WIDTHS, WIDTHS),
-    replicas=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    widths=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2),
+    counts=st.tuples(*[st.integers(1, 5)] * 2),
 )
 def test_every_worker_has_a_core_of_its_own(
     deployment: Deployment,
     target: Target,
     cores: int,
-    tp: tuple[int, int],
-    replicas: tuple[int, int],
+    widths: tuple[int, int],
+    counts: tuple[int, int],
 ) -> None:
     """Whatever the plan: no core twice, none that is not there, TP divides the planned one."""
     pools = tuple(
@@ -69,7 +65,7 @@ def test_every_worker_has_a_core_of_its_own(
             gpu="h100-sxm",
             placement=places(*((f"{role}-{n}", tuple(range(width))) for n in range(count))),
         )
-        for role, width, count in zip(("prefill", "decode"), tp, replicas, strict=True)
+        for role, width, count in zip(("prefill", "decode"), widths, counts, strict=True)
     )
     planned = replace(deployment, pools=pools)
     machine = replace(target, cores=frozenset(range(cores)))

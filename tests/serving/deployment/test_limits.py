@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Plan
 from serving.cli.inspect import bounds
 from serving.deployment.compile import compile_app, limits
 from serving.deployment.engine_args import DeployTarget
-from tests.serving.plans import make_state, places
+from tests.serving.plans import deployed, places
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,15 @@ def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a t
     assert (found["max_ongoing_requests"], found["max_queued_requests"]) == (ongoing, queued)
 
 
-def test_verify_expects_what_was_compiled(tmp_path: Path, plan: Plan) -> None:
-    """Deadlines and token limit of `serving up` are kept for `serving verify`."""
-    file = tmp_path / "plan.json"
-    file.write_text(to_json(plan))
+def test_verify_expects_what_was_compiled(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines and token limit of `serving up` are the endpoint's, and `serving verify`'s."""
+    monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
-    found = bounds(make_state(plan=str(file), deployment=str(file), **given))
-    for pool in compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan).pools:
+    found = bounds(deployed(plan, **given))
+    app = compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan)
+    for pool in app.pools:
         assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()
+    # What is not given stays the plan's: twice the TTFT.
+    assert (app.endpoint.prefill_deadline_s, app.endpoint.kv_wait_deadline_s) == (60.0, 300.0)

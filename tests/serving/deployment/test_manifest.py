@@ -231,20 +231,3 @@ def test_the_endpoint_needs_a_key_unless_open(
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     said = serving_here(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
     assert "access: open" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "code", "says"),
-    [
-        ({}, "helm", 2, "--format is 'helm'; expected one of ray-serve"),
-        ({"deployable": BROKEN}, "kuberay", 3, "pp = 2"),
-    ],
-)
-def test_refusals(
-    tmp_path: Path, demo_plan: Plan, change: dict[str, Any], kind: str, code: int, says: str
-) -> None:
-    """An unknown format is bad input; a plan that cannot be deployed has no manifest."""
-    (tmp_path / "plan.json").write_text(to_json(replace(demo_plan, **change)))
-    done = serving_here(tmp_path, "manifest", "plan.json", "--format", kind)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
-    assert says in done.stderr

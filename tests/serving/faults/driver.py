@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 PREFILL, DECODE = "Prefill:demo", "Decode:demo"
@@ -47,12 +46,12 @@ class Driver:
     ) -> list[Any]:
         """Call decode directly, with both deadlines and the routing of the test."""
         from minicluster.plan import Routing, read_deployment  # noqa: PLC0415
+        from serving.cluster.state import DEPLOYMENT  # noqa: PLC0415
         from serving.deployment.compile import domains  # noqa: PLC0415
-        from serving.operations.status import current  # noqa: PLC0415
         from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
         from serving.protocol.messages import Refusal  # noqa: PLC0415
 
-        deployment = read_deployment(Path(current().deployment))
+        deployment = read_deployment(DEPLOYMENT)
         config = replace(
             endpoint_config(
                 deployment, domains=domains(deployment, None), deadlines_s=(deadline_s, deadline_s)

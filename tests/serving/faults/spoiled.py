@@ -8,10 +8,10 @@ It mixes `spoiler.Spoiler` into decode's workers, which does nothing until it is
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
-from serving.cli import deploy, main
+from serving.cli import main
+from serving.deployment import compile as compilation
 from serving.deployment import engine_args
 from serving.operations import deploy as operations
 
@@ -29,8 +29,11 @@ def spoil() -> None:
     engine_args.LEASE_S["shared memory"] = LEASE_S
     if CROWDED in os.environ:
         operations.findings = lambda _deployment, _target: ()
-    kwargs = {"worker_extension_cls": "spoiler.Spoiler"}
-    deploy.DeployTarget = partial(deploy.DeployTarget, decode_engine_kwargs=kwargs)
+    planned = compilation.engine_kwargs
+    extension = {"worker_extension_cls": "spoiler.Spoiler"}
+    compilation.engine_kwargs = lambda deployment, pool, target: (
+        planned(deployment, pool, target) | (extension if pool.role == "decode" else {})
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from serving.cluster.token import write_token
 from tests.serving.deployed import Shared, until
 from tests.serving.plans import make_deployment, make_plan
 
-from .network import Host, allowed, network
+from .network import Host, network
 
 ROOT = Path(__file__).parents[3]
 START_S = 300
@@ -67,7 +68,7 @@ def compose(
     demo_model: Path, tmp_path_factory: pytest.TempPathFactory, shared: Shared
 ) -> Iterator[Compose]:
     """Start head and workers by the commands of docker-compose.yml; mounts alone differ."""
-    if not allowed():
+    if os.geteuid() != 0:
         pytest.fail("may not make network namespaces: be root, or --ignore=tests/serving/netns")
     shared.end()
     place = tmp_path_factory.mktemp("compose")

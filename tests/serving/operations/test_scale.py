@@ -36,15 +36,14 @@ def three(deployment: Deployment) -> Deployment:
 def test_what_shrinks_goes_first(three: Deployment) -> None:
     """A pool that grows takes what another one left."""
     found = replica_changes(three, three, {"decode": 2, "prefill": 1})
-    assert [(move.pool.role, move.replicas) for move in found] == [("prefill", 1), ("decode", 2)]
-    assert replica_changes(three, three, {"decode": 1}) == ()
+    assert [*found.items()] == [("prefill", 1), ("decode", 2)]
+    assert replica_changes(three, three, {"decode": 1}) == {}
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
         ({"decode": 2}, "at most the plan's 3"),
-        ({"prefill": 0}, "at least 1"),
         ({"mixed": 1}, "mix"),
     ],
 )

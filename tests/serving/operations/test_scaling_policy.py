@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from minicluster.errors import TargetFailed
-from minicluster.plan import Plan, Pool, to_json
+from minicluster.plan import Plan, Pool
 from minicluster.specs.slo import SloSpec
 from serving.cli import scale as cli
 from serving.operations.scaling_policy import WindowMetrics, advise, moved_replicas
 from serving.operations.slo_metrics import read_histograms, window_metrics
 from tests.serving.command import serving_here
-from tests.serving.plans import make_pool, make_state, places
+from tests.serving.plans import deployed, make_pool, places
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 GOOD = WindowMetrics(
@@ -118,9 +118,8 @@ def test_advice_is_measured_between_two_scrapes(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two scrapes of the endpoint advise; too few requests are exit 4, a substitution is exit 3."""
-    file = tmp_path / "plan.json"
-    file.write_text(to_json(plan))
-    state = make_state(plan=str(file), deployment=str(file))
+    monkeypatch.chdir(tmp_path)
+    state = deployed(plan)
     scrapes = [_text({"ttft": [0.5] * n, "tpot": [0.1], "prefill_queue": [0.1]}) for n in (1, 2)]
     monkeypatch.setattr(cli, "current", lambda: state)
     monkeypatch.setattr(cli, "scrape", lambda _url: read_histograms(scrapes.pop(0)))

@@ -2,101 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.plan import Deployable, Plan, to_json
-from serving.cluster.ports import free_port
-from serving.cluster.state import State, write_state
+from minicluster.plan import Plan, to_json
+from serving.cluster.ports import free_ports
+from serving.cluster.state import HOME, State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from tests.serving.command import serving_here, taken_port
-from tests.serving.plans import make_pool, make_state, places
-
-
-def _up(
-    place: Path, plan: Plan | str, *options: str, left: Sequence[str] = ("plan.json",)
-) -> CompletedProcess[str]:
-    """Run `serving up`, and see to it that it left nothing."""
-    (place / "plan.json").write_text(plan if isinstance(plan, str) else to_json(plan))
-    done = serving_here(place, "up", "plan.json", *options)
-    assert sorted(file.name for file in place.iterdir()) == [*left]
-    assert done.stdout == ""
-    return done
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "says"),
-    [
-        (
-            {
-                "pools": (
-                    make_pool("prefill"),
-                    make_pool("decode", (98, 99), tp=2, ep=2, kv_bytes=1.0),
-                )
-            },
-            (),
-            ("serving deploys ep 1", "one sequence of 2048 tokens", "cores [98, 99]"),
-        ),
-        ({"deployable": Deployable(profile="x", rule_broken="pp = 2")}, (), ("pp = 2",)),
-        ({}, ("--target", "gpu"), ("plan again",)),
-    ],
-    ids=["every reason", "by its own account", "other hardware"],
-)
-def test_a_plan_that_cannot_be_realised_is_refused(
-    tmp_path: Path,
-    plan: Plan,
-    changes: dict[str, Any],
-    options: tuple[str, ...],
-    says: tuple[str, ...],
-) -> None:
-    """With all reasons, exit 3."""
-    done = _up(tmp_path, replace(plan, **changes), *options)
-    assert done.returncode == 3
-    assert all(reason in done.stderr for reason in says)
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "says"),
-    [
-        ({"schema_version": 99}, (), "schema_version is 99"),
-        ({"pools": []}, (), "one prefill and one decode pool"),
-        ({"surprise": 1}, (), "no such field"),
-        (None, (), "plan.json"),
-        ({}, ("--host", "0.0.0.0"), "--host is '0.0.0.0'; expected API keys"),  # noqa: S104
-    ],
-    ids=["another schema", "a missing pool", "an unknown field", "no JSON", "open to others"],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, plan: Plan, change: dict[str, object] | None, options: Sequence[str], says: str
-) -> None:
-    text = "plan?" if change is None else json.dumps({**json.loads(to_json(plan)), **change})
-    done = _up(tmp_path, text, *options)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert says in done.stderr
+from tests.serving.plans import deployed, make_pool, places
 
 
 @pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
-def test_a_port_in_use_is_named(tmp_path: Path, plan: Plan, options: tuple[str, ...]) -> None:
+def test_a_port_in_use_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, options: tuple[str, ...]
+) -> None:
     """What a dead cluster left does not stand in the way, nor an open address: the port does."""
     host = options[1] if options else "127.0.0.1"
-    kept = tmp_path / ".minicluster/serving/state.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps(asdict(make_state(plan="gone", deployment="gone"))))
+    monkeypatch.chdir(tmp_path)
+    deployed(plan)
+    (tmp_path / "plan.json").write_text(to_json(plan))
     with taken_port(host) as port:
-        done = _up(tmp_path, plan, *options, "--port", port, left=[".minicluster", "plan.json"])
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        done = serving_here(tmp_path, "up", "plan.json", *options, "--port", port)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"--port is {port}; expected a port of {host} that is free" in done.stderr
-    assert not kept.exists()
+    assert not [*HOME.iterdir()]
 
 
 @pytest.fixture
@@ -104,17 +41,7 @@ def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stat
     """Have the plan's deployment up to be measured, without a plan behind it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(operations, "is_gone", lambda _state: False)
-    file = tmp_path / "deployment.json"
-    file.write_text(to_json(plan.deployment))
-    state = make_state(
-        plan=str(tmp_path / "plan.json"),
-        deployment=str(file),
-        nixl_port=20_100,
-        planned=False,
-        ready=True,
-    )
-    write_state(state)
-    return state
+    return deployed(plan, nixl_port=20_100, planned=False, ready=True)
 
 
 def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
@@ -126,7 +53,7 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
         raise KeyboardInterrupt
 
     monkeypatch.setattr(operations, "deploy", deploy)
-    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_port("127.0.0.1"))
+    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0])
     with pytest.raises(KeyboardInterrupt):
         operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
     return seen

@@ -6,29 +6,26 @@ import json
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minicluster.errors import NegativeAnswer
-from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from serving.cli import inspect
 from serving.cluster import connection
 from serving.operations import status
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
-from tests.serving.plans import facts_of, make_state
+from tests.serving.plans import deployed, facts_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray import serve
 
     from serving.cluster import serve_compat
-
-from pathlib import Path
-
-from minicluster.plan import Deployment
 
 
 @pytest.fixture
@@ -116,12 +113,11 @@ def test_verify_lists_what_does_not_run_or_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    deployment: Deployment,
+    plan: Plan,
 ) -> None:
     """Pools without replicas are not queried, silence is a difference, and the exit code is 3."""
-    file = tmp_path / "deployment.json"
-    file.write_text(to_json(deployment))
-    state = make_state(plan=str(file), deployment=str(file), planned=False)
+    monkeypatch.chdir(tmp_path)
+    state = deployed(plan, planned=False)
     monkeypatch.setattr(inspect, "current", lambda: state)
     with pytest.raises(NegativeAnswer) as negative:
         inspect.verify(as_json=True)

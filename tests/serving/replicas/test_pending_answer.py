@@ -56,12 +56,15 @@ def test_the_first_token_is_waited_for(*, whole: bool) -> None:
     assert run(wait()) == ("", ["one", "two"])
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_nothing_in_flight_is_given_up(*, whole: bool) -> None:
-    """While a KV cache is in flight the engine's request lives on; then it is ended."""
+@pytest.mark.parametrize(
+    ("in_flight", "whole", "ended"),
+    [(True, False, "closed"), (True, True, "cancelled"), (False, False, "cancelled")],
+)
+def test_nothing_in_flight_is_given_up(*, in_flight: bool, whole: bool, ended: str) -> None:
+    """While a KV cache is in flight the engine's request lives on; all others end at once."""
 
     async def leave() -> tuple[str, str]:
-        engine = Engine(whole=whole)
+        engine = Engine(whole=whole, in_flight=in_flight)
         closing = asyncio.create_task(engine.answer.close())
         await asyncio.sleep(0.05)
         before = engine.ended
@@ -69,23 +72,7 @@ def test_nothing_in_flight_is_given_up(*, whole: bool) -> None:
         await closing
         return before, engine.ended
 
-    assert run(leave()) == ("", "cancelled" if whole else "closed")
-
-
-@pytest.mark.parametrize(("in_flight", "ended"), [(False, "cancelled"), (True, "closed")])
-def test_a_request_ends_where_it_stands(*, in_flight: bool, ended: str) -> None:
-    """At once if its prompt is computed where it is answered; a stream after its first token."""
-
-    async def leave() -> str:
-        engine = Engine(in_flight=in_flight)
-        await asyncio.sleep(0)
-        if in_flight:
-            engine.go.set()
-            await engine.answer.first_token(5.0)
-        await engine.answer.close()
-        return engine.ended
-
-    assert run(leave()) == ended
+    assert run(leave()) == ("" if in_flight else ended, ended)
 
 
 def test_what_never_arrives_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

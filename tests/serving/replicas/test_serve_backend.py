@@ -235,35 +235,6 @@ def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left:
     assert response.cancelled
 
 
-LIMITS = unplanned(
-    prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=2000, max_num_seqs=8
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "tokens"),
-    [
-        ("completions", {"prompt": "x", "max_tokens": 10}, 10),
-        ("completions", {"prompt": "x"}, 16),
-        ("completions", {"prompt": "x", "max_tokens": 0, "echo": True}, 0),
-        ("completions", {"prompt": "x", "max_completion_tokens": 1}, 16),
-        ("completions", {"prompt": "x", "max_tokens": None}, 2000),
-        ("chat", {"messages": []}, 2000),
-        ("chat", {"messages": [], "max_tokens": 10}, 10),
-        ("chat", {"messages": [], "max_tokens": 10, "max_completion_tokens": 20}, 20),
-        ("completions", {"prompt": "x", "max_tokens": 10, "n": 8}, 10),
-        ("completions", {"prompt": "x", "max_tokens": 10, "n": 9}, 20),
-        ("completions", {"prompt": ["x"] * 5, "max_tokens": 10, "n": 4}, 30),
-        ("completions", {"prompt": "x", "max_tokens": 10, "use_beam_search": True}, 10),
-    ],
-)
-def test_an_answer_in_one_piece_has_time_for_the_tokens_it_may_have(
-    kind: str, body: dict[str, Any], tokens: int
-) -> None:
-    """A second per requested token, or per token of the context, in turns of eight sequences."""
-    assert whole_answer_limit_s(LIMITS, kind, body) == pytest.approx(4.0 + tokens * 1.0)
-
-
 def test_limits_are_the_plans(plan: Plan) -> None:
     """
     Deadlines are twice the SLO's TTFT, and a first token has 2 s beyond both of them.
@@ -273,9 +244,18 @@ def test_limits_are_the_plans(plan: Plan) -> None:
     tight = plan.under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     config = endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=tight)
     assert (config.prefill_deadline_s, first_token_limit_s(config)) == (1.0, 4.0)
-    chat, batch = {"messages": []}, {"prompt": "x", "max_tokens": 1, "n": 17}
-    assert whole_answer_limit_s(config, "chat", chat) == pytest.approx(4.0 + 2048 * 0.5)
-    assert whole_answer_limit_s(config, "completions", batch) == pytest.approx(4.0 + 2 * 0.5)
     without = endpoint_config(plan.deployment, domains={"laptop": "d0"})
-    first_s = first_token_limit_s(without)
-    assert whole_answer_limit_s(without, "chat", chat) == pytest.approx(first_s + 2048)
+    one = {"max_tokens": 10}
+    for kind, body, tokens in (
+        ("chat", {"messages": []}, 2048),
+        ("chat", {"messages": [], "max_tokens": 0}, 0),
+        ("completions", {"prompt": "x"}, 16),
+        # Of sixteen sequences at once; beam search has the same time.
+        ("completions", {"prompt": "x", "n": 16} | one, 10),
+        ("completions", {"prompt": "x", "n": 17} | one, 20),
+        ("completions", {"prompt": ["x"] * 11, "n": 3} | one, 30),
+        ("completions", {"prompt": "x", "use_beam_search": True} | one, 10),
+    ):
+        for limits, token_s in ((config, 0.5), (without, 1.0)):
+            expected_s = first_token_limit_s(limits) + tokens * token_s
+            assert whole_answer_limit_s(limits, kind, body) == pytest.approx(expected_s), body

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.cluster.processes import KEEP_AFFINITY
-from serving.replicas.vllm_plugin import niceness_is_local
+from serving.cluster.processes import KEEP_AFFINITY, cluster_processes
+from serving.replicas.vllm_plugin import REPLICA, niceness_is_local
+from tests.serving.deployed import until
 
 if TYPE_CHECKING:
     from tests.serving.forks import Forks
@@ -79,33 +77,20 @@ ENGINE = (
     "from serving.replicas.vllm_plugin import end_with_replica;"
     " end_with_replica(); print(1, flush=True); "
 )
-REPLICA = f"""
+REPLICA_PROCESS = f"""
 import os, subprocess, sys
-os.environ["MINICLUSTER_REPLICA"] = str(os.getpid())
-engine = subprocess.Popen([sys.executable, "-c", {ENGINE!r} + "import time; time.sleep(600)"])
-print(engine.pid, flush=True)
-engine.wait()
+os.environ[{REPLICA!r}] = str(os.getpid())
+subprocess.run([sys.executable, "-c", {ENGINE!r} + "import time; time.sleep(600)"])
 """
 
 
 def test_an_engine_ends_with_its_replica() -> None:
     """When the process that started it is killed, an engine does not live on as an orphan."""
-    command = [sys.executable, "-c", REPLICA]
+    command = [sys.executable, "-c", REPLICA_PROCESS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        mark = str(replica.pid)
         assert replica.stdout is not None
-        said = {int(replica.stdout.readline()) for _ in range(2)}
-        [engine] = said - {1}
-        assert _lives(engine)
-        replica.send_signal(signal.SIGKILL)
-        replica.wait()
-        deadline = time.monotonic() + 30
-        while _lives(engine):
-            assert time.monotonic() < deadline, "an orphan lives on"
-            time.sleep(0.1)
-
-
-def _lives(pid: int) -> bool:
-    """Tell whether a process is there; one that is dead and not yet buried is not."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
+        assert replica.stdout.readline() == "1\n"
+        assert len(cluster_processes(mark, REPLICA)) == 1
+        replica.kill()
+        until(lambda: not cluster_processes(mark, REPLICA), "the orphan ends", 30)
