@@ -69,8 +69,14 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
 
 
 def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
+    """Return the number of replicas that *handle* can call now; `None`: it does not know yet."""
+    found = live_replica_ids(handle)
+    return None if found is None else len(found)
+
+
+def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
     """
-    Return the number of replicas that *handle* can call now; `None`: it does not know yet.
+    Return the names of the replicas that *handle* can call now; `None`: it does not know yet.
 
     The handle learns from the controller, and at once from a call that finds a replica dead.
     """
@@ -79,7 +85,7 @@ def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
     router = handle._router._asyncio_router  # noqa: SLF001
     if not router.running_replicas_populated() or router.request_router is None:
         return None
-    return len(router.request_router.curr_replicas)
+    return frozenset(each.unique_id for each in router.request_router.curr_replicas)
 
 
 async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa: ANN401

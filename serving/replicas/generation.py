@@ -10,24 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.messages import EngineFailed, FirstChunk, Refusal, RequestPhases
-from serving.replicas.engine_compat import first_token_seen, prompt_tokens
-from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_in
 from serving.replicas.pending_answer import PendingAnswer
 from serving.replicas.remote_prefill import PrefillHandles, RemotePrefill, prefill_remotely
-from serving.request.prefill import (
-    RETRY_AFTER_S,
-    LocalPrefill,
-    late,
-    may_be_short,
-    must_be_local,
-)
+from serving.request.prefill import LocalPrefill, late, may_be_short, must_be_local
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from serving.protocol.answer_engine import AnswerEngine
     from serving.protocol.endpoint_config import EndpointConfig
 
 AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
@@ -65,7 +57,7 @@ class _EngineCall:
 class GenerationMixin:
     """The answering part of decode servers and of the servers of aggregated plans."""
 
-    engine: Any
+    answers: AnswerEngine
     _config: EndpointConfig
     _prefill_pool: PrefillHandles | None
     _closing: dict[asyncio.Task[None], PendingAnswer]
@@ -93,9 +85,9 @@ class GenerationMixin:
         if isinstance(call, Refusal):
             yield call
             return
-        seen = partial(first_token_seen, self.engine, kind, call.request.request_id)
+        seen = partial(self.answers.first_token_seen, call.request)
         answer = PendingAnswer(
-            getattr(self.engine, kind)(call.request, None),
+            self.answers.answer(call.request),
             has_first_token=None if call.request.stream else seen,
             in_flight=isinstance(call.prefill, RemotePrefill),
         )
@@ -105,11 +97,12 @@ class GenerationMixin:
             if isinstance(came, Refusal):
                 yield came
                 return
-            first = _unfailed(await answer.first_item())
-            whole_or_events = [first] if isinstance(first, str) else first.model_dump()
-            yield FirstChunk(phases=call.phases(came - started), first=whole_or_events)
-            async for event in answer.stream:
-                yield [_unfailed(event)]
+            first = await answer.first_item()
+            yield FirstChunk(phases=call.phases(came - started), first=first)
+            async for item in answer.stream:
+                if isinstance(item, Refusal):
+                    raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
+                yield item
         except EngineFailed:
             raise
         except Exception as error:
@@ -132,16 +125,16 @@ class GenerationMixin:
     async def _prefilled_call(
         self, kind: str, body: dict[str, Any], config: EndpointConfig
     ) -> _EngineCall | Refusal:
-        request = engine_request(kind, body)
+        request = self.answers.read(kind, body)
         if isinstance(request, Refusal):
             return request
         started = time.perf_counter()
-        prefill = await self._prefill(kind, body, request, config)
+        prefill = await self._prefill(body, request, config)
         if isinstance(prefill, Refusal):
             return prefill
         prefill_s = time.perf_counter() - started
         if isinstance(prefill, RemotePrefill):
-            request = for_decode(request, prefill.prefilled)
+            request = self.answers.for_decode(request, prefill.prefilled)
             limit_s = config.kv_wait_deadline_s
         elif body.get("use_beam_search"):
             limit_s = math.inf  # its first token is its last: the endpoint's limit applies
@@ -151,7 +144,6 @@ class GenerationMixin:
 
     async def _prefill(
         self,
-        kind: str,
         body: dict[str, Any],
         request: Any,  # noqa: ANN401
         config: EndpointConfig,
@@ -162,11 +154,11 @@ class GenerationMixin:
         local = must_be_local(body)
         threshold = config.routing.local_threshold_tokens
         if local is None and may_be_short(body, threshold):
-            tokens = await prompt_tokens(self.engine, kind, request)
+            tokens = await self.answers.prompt_tokens(request)
             local = SHORT if tokens is not None and tokens <= threshold else None
         if local is not None:
             return local
-        return await prefill_remotely(self._prefill_pool, kind, for_prefill(request), config)
+        return await prefill_remotely(self._prefill_pool, self.answers.for_prefill(request), config)
 
 
 async def _first_token(
@@ -176,17 +168,7 @@ async def _first_token(
     try:
         await answer.first_token(limit_s)
         at = time.perf_counter()
-        failed = refusal_in(await answer.first_item()) if answer.done else None
+        failed = await answer.first_item() if answer.done else None
     except TimeoutError:
         return late("kv-wait-timeout", config.kv_wait_deadline_s)
-    except EngineDeadError:
-        message = "The engine died; try again later."
-        return Refusal(status=503, message=message, code="engine-died", retry_after_s=RETRY_AFTER_S)
-    return failed or at
-
-
-def _unfailed(item: Any) -> Any:  # noqa: ANN401
-    """Return an event or an answer; raises EngineFailed for an error."""
-    if refusal_in(item) is not None:
-        raise EngineFailed(str(item))
-    return item
+    return failed if isinstance(failed, Refusal) else at

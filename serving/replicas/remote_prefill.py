@@ -44,7 +44,6 @@ class PrefillHandles:
     async def call(
         self,
         domain: str,
-        kind: str,
         request: Any,  # noqa: ANN401
         tried: list[Any],
     ) -> Prefilled | Refusal:
@@ -54,7 +53,7 @@ class PrefillHandles:
         Cancelling this cancels the call.
         """
         handle = self._handles[domain]
-        response = handle.prefill.remote(kind, request, tried=tried)
+        response = handle.prefill.remote(request, tried=tried)
         try:
             answer: Prefilled | Refusal = await while_live(handle, response)
         except (asyncio.CancelledError, NoReplica):
@@ -65,15 +64,14 @@ class PrefillHandles:
 
 async def prefill_remotely(
     pool: PrefillHandles,
-    kind: str,
     request: Any,  # noqa: ANN401
     config: EndpointConfig,
 ) -> RemotePrefill | LocalPrefill | Refusal:
     """
     Prefill a prompt in *pool*, with the retries that `serving.request.prefill` decides.
 
-    *request* is vLLM's, for prefill. Returns where the KV cache is, or that decode computes the
-    prompt, or the client's error.
+    *request* is the engine's, for prefill. Returns where the KV cache is, or that decode computes
+    the prompt, or the client's error.
     """
     deadline = time.monotonic() + config.prefill_deadline_s
     failures: list[str] = []
@@ -93,7 +91,7 @@ async def prefill_remotely(
         domain = choose_domain(live, domain)
         try:
             async with asyncio.timeout(step.timeout_s):
-                answer = await pool.call(domain, kind, request, tried)
+                answer = await pool.call(domain, request, tried)
         except TimeoutError:
             failures.append(TIMEOUT)
         except Exception:  # any error: another replica may succeed

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
+ONLY = "only"
+"""Keyword argument of a call that one replica alone can answer: its name."""
+
 TRIED = "tried"
 """Keyword argument of a call that may be retried: the replicas tried, filled by the router."""
 
@@ -91,6 +94,8 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         if pending_request is not None:
             self._unchoose(pending_request)
             candidate_replicas = _untried(candidate_replicas, pending_request)
+            if not candidate_replicas:
+                return []
         loads = [self._load(replica.replica_id) for replica in candidate_replicas]
         best = self._choose(loads, self._random, self._turn)
         self._turn += 1
@@ -149,6 +154,8 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
 
 def _untried(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
     """Exclude the replicas that this call has tried, unless there are no others."""
+    if ONLY in pending.kwargs:
+        return [each for each in candidates if each.replica_id.unique_id == pending.kwargs[ONLY]]
     tried = pending.kwargs.get(TRIED, ())
     return [each for each in candidates if each.replica_id not in tried] or candidates
 

@@ -24,13 +24,12 @@ class AnswerWriter:
     """
 
     request: SimulatedRequest
-    vocab_size: int
     created: int
 
     @classmethod
-    def of(cls, request: SimulatedRequest, vocab_size: int) -> AnswerWriter:
+    def of(cls, request: SimulatedRequest) -> AnswerWriter:
         """Begin an answer now."""
-        return cls(request=request, vocab_size=vocab_size, created=int(time.time()))
+        return cls(request=request, created=int(time.time()))
 
     def events(self, before: int, after: int, metrics_ms: dict[str, float]) -> list[str]:
         """
@@ -39,7 +38,7 @@ class AnswerWriter:
         With the last token come the end, and the usage if it was asked for.
         """
         request = self.request
-        ids = answer_ids(request.seed, after - before, self.vocab_size, before)
+        ids = answer_ids(request.seed, after - before, request.vocab_size, before)
         found = [self._event(number + 1, each) for number, each in enumerate(ids, before)]
         if after == request.max_tokens:
             if request.include_usage:
@@ -51,7 +50,7 @@ class AnswerWriter:
     def whole(self, metrics_ms: dict[str, float]) -> dict[str, Any]:
         """Return the answer in one piece."""
         request = self.request
-        ids = answer_ids(request.seed, request.max_tokens, self.vocab_size)
+        ids = answer_ids(request.seed, request.max_tokens, request.vocab_size)
         text = "".join(_text(each) for each in ids)
         choice: dict[str, Any] = {
             "index": 0,

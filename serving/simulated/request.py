@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 import zlib
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ class SimulatedRequest:
     Attributes:
         prompt_tokens: length of the prompt.
         blocks: ids of the contents of its whole KV blocks; equal beginnings have equal ids.
-        seed: a number that the prompt determines; the answer follows from it.
+        seed: a number that the prompt determines; the answer, ids below *vocab_size*, follows.
         max_tokens: tokens of the answer.
         finish_reason: why it ends there.
         usage_each: whether every chunk has the counts so far.
@@ -55,6 +54,7 @@ class SimulatedRequest:
     prompt_tokens: int
     blocks: tuple[int, ...]
     seed: int
+    vocab_size: int
     max_tokens: int
     finish_reason: str
     stream: bool
@@ -76,6 +76,7 @@ class AnswerRules:
     """
 
     model: str
+    vocab_size: int
     max_model_len: int
     block_size: int
     unasked_tokens: int
@@ -114,6 +115,7 @@ class AnswerRules:
             prompt_tokens=len(tokens),
             blocks=block_ids(tokens, self.block_size),
             seed=prompt_seed(tokens),
+            vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),
             finish_reason="stop" if asked is None and wanted <= room else "length",
             stream=body.get("stream") is True,
@@ -180,11 +182,6 @@ def answer_ids(seed: int, count: int, vocab_size: int, first: int = 0) -> list[i
         zlib.crc32(number.to_bytes(8, "little"), seed) % vocab_size
         for number in range(first, first + count)
     ]
-
-
-def mean_answer_tokens(mean: float | None) -> int:
-    """Return the length of an answer that names none, for a planned load of *mean* tokens."""
-    return max(1, math.ceil(mean or 0))
 
 
 def _refusal(param: str, message: str, code: str = "unsupported_value") -> Refusal:

@@ -38,7 +38,7 @@ class Replicas:
     def live(self) -> Mapping[str, int | None]:
         return self._live
 
-    async def call(self, domain: str, _kind: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
+    async def call(self, domain: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
         assert tried == self.asked
         self.asked.append(domain)
         tried.append(domain)
@@ -57,7 +57,7 @@ class Replicas:
 
 def _ask(replicas: Replicas, fallback: str = "fail") -> object:
     config = unplanned(prefill_deadline_s=5.0, kv_wait_deadline_s=1.0, fallback=fallback)
-    return run(prefill_remotely(replicas, "completions", None, config))
+    return run(prefill_remotely(replicas, None, config))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_client_that_leaves_ends_the_call() -> None:
     config = unplanned(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
 
     async def leave() -> None:
-        asking = asyncio.create_task(prefill_remotely(replicas, "chat", None, config))
+        asking = asyncio.create_task(prefill_remotely(replicas, None, config))
         await asyncio.sleep(1.0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

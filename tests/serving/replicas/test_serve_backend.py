@@ -228,7 +228,7 @@ def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left:
 
     async def give_up() -> None:
         async with asyncio.timeout(1.0):
-            await PrefillHandles({"d0": _handle(response)}).call("d0", "chat", None, [])
+            await PrefillHandles({"d0": _handle(response)}).call("d0", None, [])
 
     with pytest.raises(TimeoutError if left else NoReplica):
         run(give_up())

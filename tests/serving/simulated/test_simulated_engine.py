@@ -23,7 +23,7 @@ from serving.simulated.engine import EngineDied, Sequence, SimulatedEngine
 from serving.simulated.kv_transfer import KvSink, KvSource, Transfer
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
-from tests.serving.simulated.virtual_time import run_virtual
+from tests.serving.virtual_time import run as run_virtual
 
 STEP = FittedStep(
     StepCoefficients(

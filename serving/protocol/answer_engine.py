@@ -1,0 +1,80 @@
+"""An engine as the servers of the pools use it: vLLM, or a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from serving.protocol.messages import Prefilled, Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedPrompt:
+    """
+    A prompt that an engine has computed.
+
+    Attributes:
+        kv_transfer_params: what another engine fetches its KV cache with.
+        queue_s: waiting inside the engine.
+        step_s: inside the engine, from being scheduled to the token.
+    """
+
+    prompt_tokens: int
+    kv_transfer_params: Mapping[str, object]
+    queue_s: float
+    step_s: float
+
+
+class AnswerEngine(Protocol):
+    """
+    One engine.
+
+    Its requests have attributes `request_id` and `stream`, and are passed on as they are.
+    """
+
+    def read(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return the request of *kind* (`chat` or `completions`), or the refusal of the body."""
+
+    async def prompt_tokens(self, request: Any) -> int | None:  # noqa: ANN401
+        """Return the tokens of a prompt; `None`: the engine refuses it."""
+
+    def for_prefill(self, request: Any) -> Any:  # noqa: ANN401
+        """Return the request for a prefill engine, as it travels there."""
+
+    def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
+        """Return the request with the place of its KV cache."""
+
+    def answer(self, request: Any) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:  # noqa: ANN401
+        """
+        Answer; closing the iterator ends the request.
+
+        Yields server-sent events as they come, or the whole answer; a refusal is the last item.
+        """
+
+    def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
+        """Return whether a request that is answered in one piece has its first token."""
+
+    async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
+        """
+        Compute the KV cache of a prompt.
+
+        Args:
+            request: as `for_prefill` returned it.
+            keep: for another engine to fetch it; else it is dropped.
+
+        Raises:
+            EngineFailed: the engine failed.
+        """
+
+    def died(self) -> bool:
+        """Return whether the engine is lost; it is never restarted."""
+
+    async def kv_is_free(self) -> bool:
+        """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that a plan decides, asked of the engine."""

@@ -1,0 +1,155 @@
+"""The servers of the pools with simulated engines. This module must not import torch or vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from minicluster.engine_model.step_seconds import FittedStep
+from serving.cluster.serve_compat import DIRECT_CALLS, keep_log_open, live_replica_ids
+from serving.replicas.roles import DecodeRole, EngineServer, MixedRole, PrefillRole
+from serving.simulated.answering import SimulatedAnswers
+from serving.simulated.clock import EngineClock
+from serving.simulated.engine import SimulatedEngine
+from serving.simulated.kv_transfer import KvLost, KvSink, KvSource, Transfer
+from serving.simulated.request import AnswerRules, read_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from serving.protocol.messages import FirstChunk, Refusal
+    from serving.protocol.simulated_settings import SimulatedSettings
+
+FETCH_LIMIT_S = 5.0
+"""Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
+
+FAULTS = ("die", "exit", "fail-pulls", "freeze", "lose-streams", "slow")
+"""What `SimulatedServer.fault` can do."""
+
+
+class SimulatedServer(EngineServer):
+    """A simulated engine."""
+
+    _source: KvSource | None = None
+
+    async def __init__(self, settings: SimulatedSettings) -> None:  # type: ignore[misc]
+        """Start the engine."""
+        keep_log_open()
+        self._settings = settings
+        self._engine = SimulatedEngine(
+            settings.limits,
+            FittedStep(settings.step),
+            EngineClock(settings.slowdown),
+            prefill_only=settings.role == "prefill",
+            lanes=settings.lanes,
+        )
+        if settings.role == "prefill":
+            self._source = KvSource(self._engine, settings.path)
+        rank = serve.get_replica_context().rank.rank
+        labels = settings.places[rank % len(settings.places)]
+        self.answers = self._simulated = SimulatedAnswers(
+            self._engine,
+            AnswerRules(
+                model=settings.model,
+                vocab_size=settings.vocab_size,
+                max_model_len=settings.max_model_len,
+                block_size=settings.limits.block_size,
+                unasked_tokens=settings.unasked_tokens,
+                tokenizer=read_tokenizer(settings.source),
+            ),
+            settings.facts | {"labels": labels},
+            source=self._source,
+            domain=settings.domain,
+            lease_s=settings.lease_s,
+        )
+        self.watch()
+
+    async def check_health(self) -> None:
+        """Pass: an engine that died ends this process."""
+
+    async def fault(self, kind: str, value: float = 1.0) -> None:
+        """
+        Let something go wrong; for tests of what then happens.
+
+        Args:
+            kind: one of `FAULTS`.
+            value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
+                pulls that fail and streams that break after their first token.
+        """
+        if kind == "exit":
+            os._exit(1)
+        elif kind == "die":
+            self._engine.fail()
+        elif kind == "freeze":
+            self._engine.freeze(value)
+        elif kind == "slow":
+            self._engine.step.factor = value
+        elif kind == "lose-streams":
+            self._simulated.lose_next = int(value)
+        elif kind == "fail-pulls" and self._source is not None:
+            self._source.fail_next = int(value)
+        else:
+            raise ValueError(f"no fault {kind} here")
+
+
+class SimulatedPrefillServer(PrefillRole, SimulatedServer):
+    """A simulated prefill engine."""
+
+    async def fetch(self, key: str, start_in_s: float, *, only: str) -> Transfer:  # noqa: ARG002
+        """Agree on a pull of the KV cache of *key*; the router reads *only*: this replica."""
+        assert self._source is not None  # noqa: S101  (a prefill engine has one)
+        return self._source.fetch(key, start_in_s)
+
+    async def __del__(self) -> None:
+        """Drain; Ray Serve awaits this once a replica that ends has no requests."""
+        await self.drain()
+
+
+class _Routed:
+    """Waits, before a request is routed, for as long as the plan says that takes."""
+
+    _settings: SimulatedSettings
+
+    async def answer(
+        self,
+        kind: str,
+        body: dict[str, Any],
+        **options: Any,  # noqa: ANN401
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+        """Answer as `GenerationMixin.answer` does."""
+        await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
+        async for item in super().answer(kind, body, **options):  # type: ignore[misc]
+            yield item
+
+
+class SimulatedDecodeServer(_Routed, DecodeRole, SimulatedServer):
+    """A simulated decode engine."""
+
+    async def __init__(  # type: ignore[misc]
+        self, settings: SimulatedSettings, *, prefill_servers: Mapping[str, Any], domain: str
+    ) -> None:
+        """Keep the handles of all prefill pools, then start."""
+        self.take_pools(prefill_servers, domain)
+        await super().__init__(settings)
+        self._simulated.pull_by(KvSink(self._engine, self._fetch))
+
+    async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> Transfer:
+        handle = self._prefill_servers[place["domain"]].options(**DIRECT_CALLS)
+        known = live_replica_ids(handle)
+        if known is not None and place["replica"] not in known:
+            raise KvLost(place["key"])
+        response = handle.fetch.remote(place["key"], start_in_s, only=place["replica"])
+        try:
+            async with asyncio.timeout(FETCH_LIMIT_S):
+                transfer: Transfer = await response
+        except BaseException:
+            response.cancel()
+            raise
+        return transfer
+
+
+class SimulatedMixedServer(_Routed, MixedRole, SimulatedServer):
+    """The simulated engine of an aggregated plan."""

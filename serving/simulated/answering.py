@@ -1,0 +1,168 @@
+"""A simulated engine as a server uses it: requests in, events out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from serving.protocol.answer_engine import ComputedPrompt
+from serving.protocol.messages import EngineFailed, Refusal
+from serving.simulated.answer import AnswerWriter
+from serving.simulated.engine import EngineDied
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from serving.protocol.messages import Prefilled
+    from serving.simulated.engine import Sequence, SimulatedEngine
+    from serving.simulated.kv_transfer import KvSink, KvSource
+    from serving.simulated.request import AnswerRules, SimulatedRequest
+
+ENGINE_DIED = Refusal(
+    status=503, message="The engine died; try again later.", code="engine-died", retry_after_s=5.0
+)
+
+
+class SimulatedAnswers:
+    """
+    Answers of one engine: `serving.protocol.answer_engine.AnswerEngine`.
+
+    Attributes:
+        lose_next: streams that break after their first token: a fault.
+    """
+
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        rules: AnswerRules,
+        settings: dict[str, Any],
+        *,
+        source: KvSource | None = None,
+        domain: str = "",
+        lease_s: float = 0.0,
+    ) -> None:
+        """
+        Take an engine.
+
+        Args:
+            engine: of one replica.
+            rules: what requests are read by.
+            settings: those that a plan decides, for `facts`.
+            source: of a prefill engine: keeps KV caches.
+            domain: where *source* is.
+            lease_s: engine seconds for which *source* keeps one.
+        """
+        self._engine = engine
+        self._rules = rules
+        self._settings = settings
+        self._source = source
+        self._domain = domain
+        self._sink: KvSink | None = None
+        self._lease_s = lease_s
+        self._seen: dict[str, Sequence] = {}
+        self.lose_next = 0
+
+    def pull_by(self, sink: KvSink) -> None:
+        """Take requests whose KV cache is elsewhere: this is a decode engine."""
+        self._sink = sink
+
+    def read(self, kind: str, body: dict[str, Any]) -> SimulatedRequest | Refusal:
+        """See `AnswerEngine`."""
+        return self._rules.read(kind, body)
+
+    async def prompt_tokens(self, request: SimulatedRequest) -> int | None:
+        """See `AnswerEngine`."""
+        return request.prompt_tokens
+
+    def for_prefill(self, request: SimulatedRequest) -> SimulatedRequest:
+        """See `AnswerEngine`."""
+        return request
+
+    def for_decode(self, request: SimulatedRequest, prefilled: Prefilled) -> SimulatedRequest:
+        """See `AnswerEngine`."""
+        place = {**prefilled.kv_transfer_params, "replica": prefilled.replica}
+        return replace(request, kv_transfer_params=place)
+
+    async def answer(
+        self, request: SimulatedRequest
+    ) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:
+        """See `AnswerEngine`."""
+        try:
+            sequence = self._add(request)
+        except EngineDied:
+            yield ENGINE_DIED
+            return
+        lost, self.lose_next = self.lose_next > 0, max(0, self.lose_next - 1)
+        self._seen[request.request_id] = sequence
+        writer, seen = AnswerWriter.of(request), 0
+        try:
+            while seen < request.max_tokens:
+                before, seen = seen, await sequence.more_than(seen)
+                if request.stream:
+                    yield writer.events(before, seen, self._metrics_ms(sequence))
+                if lost:
+                    raise EngineDied("a stream was lost, as was asked for")  # noqa: TRY301
+            if not request.stream:
+                yield writer.whole(self._metrics_ms(sequence))
+        except EngineDied:
+            yield ENGINE_DIED
+        finally:
+            del self._seen[request.request_id]
+            self._engine.abort(sequence)
+
+    def first_token_seen(self, request: SimulatedRequest) -> bool:
+        """See `AnswerEngine`."""
+        sequence = self._seen.get(request.request_id)
+        return sequence is not None and sequence.num_tokens > 0
+
+    async def compute(self, request: SimulatedRequest, *, keep: bool) -> ComputedPrompt | Refusal:
+        """See `AnswerEngine`."""
+        sequence = None
+        try:
+            sequence = self._engine.add(request.prompt_tokens, request.blocks, 1)
+            await sequence.more_than(0)
+        except EngineDied as error:
+            raise EngineFailed(repr(error)) from error
+        finally:
+            if sequence is not None and not sequence.done:
+                self._engine.abort(sequence)
+        metrics_ms, place = self._metrics_ms(sequence), dict[str, str]()
+        if keep and self._source is not None:
+            key = self._source.keep(sequence, self._lease_s)
+            place = {"key": key, "domain": self._domain}
+        else:
+            self._engine.release(sequence)
+        return ComputedPrompt(
+            prompt_tokens=request.prompt_tokens,
+            kv_transfer_params=place,
+            queue_s=metrics_ms["queue_time_ms"] / 1e3,
+            step_s=metrics_ms["time_to_first_token_ms"] / 1e3,
+        )
+
+    def died(self) -> bool:
+        """See `AnswerEngine`."""
+        return self._engine.died
+
+    async def kv_is_free(self) -> bool:
+        """See `AnswerEngine`."""
+        return self._engine.num_requests == 0
+
+    def facts(self) -> dict[str, Any]:
+        """See `AnswerEngine`."""
+        return self._settings
+
+    def _add(self, request: SimulatedRequest) -> Sequence:
+        place = request.kv_transfer_params
+        if place and self._sink is not None:
+            return self._sink.add(request.prompt_tokens, request.blocks, request.max_tokens, place)
+        return self._engine.add(request.prompt_tokens, request.blocks, request.max_tokens)
+
+    def _metrics_ms(self, sequence: Sequence) -> dict[str, float]:
+        """Return the engine's own times of a request, by vLLM's names, as the clock has them."""
+        scheduled_s = min(sequence.scheduled_s, sequence.first_token_s or sequence.scheduled_s)
+        to_ms = self._engine.clock.slowdown * 1e3
+        return {
+            "queue_time_ms": (scheduled_s - sequence.arrived_s) * to_ms,
+            "time_to_first_token_ms": ((sequence.first_token_s or scheduled_s) - scheduled_s)
+            * to_ms,
+        }
