@@ -18,12 +18,13 @@ from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
 from serving.cluster.state import read_state
 from serving.deployment.compile import kind_of
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
 from serving.operations.deploy import Site, bring_up, take_down
 from serving.request.length import read_token_limit
+from serving.simulated.clock import check_slowdown
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment
@@ -94,28 +95,33 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             min=0.1,
         ),
     ] = None,
-    substitute: Annotated[
-        bool,
-        typer.Option(
-            "--substitute",
-            help="Reduction of the plan to what this CPU holds; each change is recorded.",
-        ),
-    ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(help="vllm, or simulated: the plan's engines by the clock, on any machine."),
+    ] = "vllm",
+    slowdown: Annotated[
+        float | None,
+        typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
+    ] = None,
 ) -> None:
     """Deploy a plan; returns when a request has succeeded on every path."""
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
-    if substitute and planned is None:
-        raise InputError("--substitute", str(plan), "a plan: a deployment is deployed as it is")
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
-    kind = target_of(deployment, target, substitute=substitute)
-    if planned is not None and not substitute:
-        refuse(plan_findings(planned, kind))
+    if engine == SIMULATED:
+        if planned is None:
+            raise InputError("--engine", engine, "a plan with step times", "`sizing plan -o` it")
+        kind = SIMULATED
+    else:
+        kind = target_of(deployment, target, engine, slowdown)
+        if planned is not None:
+            refuse(plan_findings(planned, kind))
     if not open_access:
         refuse_open(host, os.environ)
     site = Site(
         target=DeployTarget(
             kind=kind,
+            slowdown=check_slowdown(1.0 if slowdown is None else slowdown),
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
         ),
@@ -130,12 +136,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             site,
             report=report,
             plan=planned,
-            substitute=substitute,
             before_start=_warn_of_dtype if kind == "cpu" else None,
         )
     typer.echo(f"ready: {state.base_url}/v1 serves {deployment.model.id}")
-    for change in state.changes:
-        typer.echo(f"substituted: {change}")
+    if kind == SIMULATED:
+        typer.echo(
+            f"simulated engines, {state.slowdown:g} times slower than the plan: latencies are those"
+            " of the plan's model, not measurements; devices were not checked"
+        )
     typer.echo(
         f"checked: first token {ready.ttft_s * 1e3:.0f} ms; KV hand-off "
         f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
@@ -167,19 +175,18 @@ def _warn_of_dtype(deployment: Deployment) -> None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
 
 
-def target_of(deployment: Deployment, option: str, *, substitute: bool) -> str:
-    """Return `cpu` or `gpu`; only with *substitute* may a plan for GPUs go to a CPU."""
+def target_of(deployment: Deployment, option: str, engine: str, slowdown: float | None) -> str:
+    """Return `cpu` or `gpu`, where the real engines of *deployment* run."""
     planned = kind_of(deployment)
+    if engine != "vllm":
+        raise InputError("--engine", engine, f"vllm or {SIMULATED}")
+    if slowdown is not None:
+        raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
     if option not in {"auto", "cpu", "gpu"}:
         raise InputError("--target", option, "auto, cpu or gpu")
-    if substitute:
-        if option == "gpu":
-            raise InputError("--substitute", "--target gpu", "--target cpu: on GPUs plan again")
-        return "cpu"
     if option not in {"auto", planned}:
-        smaller = ", or --substitute for what of it fits" if option == "cpu" else ""
         raise NegativeAnswer(
             f"the plan is for {deployment.pools[0].gpu}, a {planned}; it cannot be deployed on a "
-            f"{option} (plan again for what you have{smaller})"
+            f"{option} (plan again for what you have, or --engine {SIMULATED} to try it here)"
         )
     return planned

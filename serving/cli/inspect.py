@@ -13,7 +13,9 @@ from serving.cluster.logs import replica_logs
 from serving.cluster.processes import cluster_processes
 from serving.cluster.state import DEPLOYMENT, PLAN
 from serving.deployment.compile import limits
-from serving.operations.scale import cluster_id_of, is_substituted
+from serving.deployment.engine_args import SIMULATED
+from serving.deployment.simulated import slowed
+from serving.operations.scale import cluster_id_of
 from serving.operations.status import cluster_status, current
 from serving.operations.verify import differences
 
@@ -113,7 +115,9 @@ def logs(
 
 def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return the compiled queue bounds of each role."""
-    plan = read_plan(PLAN) if state.planned and not is_substituted(state) else None
+    plan = read_plan(PLAN) if state.planned else None
+    if plan is not None and state.target == SIMULATED:
+        plan = slowed(plan, state.slowdown)
     return {
         pool.role: limits(pool, plan, deadlines_s=state.deadlines_s, token_limit=state.token_limit)
         for pool in read_deployment(PLAN).pools

@@ -43,10 +43,11 @@ class State:
         plan_hash: SHA-256 of the plan, 16 hex digits.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
-        changes: differences from the plan that were asked for, by `--substitute` or `scale`.
+        changes: differences from the plan that were asked for, by `scale`.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer, if there is a limit.
         nixl_port: first of the engines' side-channel ports.
+        slowdown: seconds that each second of a simulated engine takes.
         planned: it was deployed from a plan, not from a deployment to measure.
         ready: the probes of `serving up` succeeded.
     """
@@ -65,6 +66,7 @@ class State:
     token_limit: int | None = None
     nixl_port: int = 0
     planned: bool = True
+    slowdown: float = 1.0
 
     @property
     def logs(self) -> Path:

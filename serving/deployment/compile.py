@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
-from serving.deployment.engine_args import engine_kwargs, environment
+from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
+from serving.deployment.simulated import simulated_settings, slowed
 from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
 from serving.protocol.endpoint_config import deadlines, endpoint_config, replicas_by_domain
 
@@ -57,7 +58,6 @@ def compile_app(
     target: DeployTarget,
     *,
     plan: Plan | None = None,
-    substitutions: tuple[str, ...] = (),
 ) -> ServedApp:
     """
     Compile a deployment that `serving.deployment.feasibility` found realisable.
@@ -66,16 +66,14 @@ def compile_app(
         deployment: what is to run.
         target: where, and with which overrides.
         plan: the plan behind it, which bounds the queues and gives the endpoint its SLO.
-        substitutions: differences of *deployment* from the plan.
     """
     found = domains(deployment, plan)
-    # A substituted deployment has neither the plan's latencies nor its SLO.
-    kept = None if substitutions else plan
+    text = to_json(plan or deployment)
+    shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
     pools = []
     for pool in deployment.pools:
-        bounds = limits(pool, kept, deadlines_s=target.deadlines_s, token_limit=target.token_limit)
-        pools += _pools(deployment, pool, found, target, bounds)
-    text = to_json(plan or deployment)
+        bounds = limits(pool, shown, deadlines_s=target.deadlines_s, token_limit=target.token_limit)
+        pools += _pools(deployment, pool, found, target, bounds, plan)
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
@@ -83,9 +81,9 @@ def compile_app(
         endpoint=endpoint_config(
             deployment,
             domains=found,
-            plan=kept,
+            plan=shown,
             plan_hash=hashlib.sha256(text.encode()).hexdigest()[:PLAN_HASH_DIGITS],
-            substitutions=substitutions,
+            slowdown=target.slowdown if target.kind == SIMULATED else None,
             deadlines_s=target.deadlines_s,
         ),
     )
@@ -167,6 +165,7 @@ def _pools(
     found: Mapping[str, str],
     target: DeployTarget,
     bounds: Mapping[str, Any],
+    plan: Plan | None,
 ) -> list[ServedPool]:
     by_domain: dict[str, list[Place]] = {}
     for places in replica_places(pool):
@@ -178,6 +177,10 @@ def _pools(
         port = first + number * (NIXL_PORTS // len(by_domain))
         nodes = sorted(node for node, of in found.items() if of == domain)
         prefix = pool.role.capitalize() + (f"-{domain}:" if len(by_domain) > 1 else ":")
+        simulated = None
+        if plan is not None and target.kind == SIMULATED:
+            planned = tuple(place[0][0] for place in members)
+            simulated = simulated_settings(plan, pool, domain, planned, target)
         served.append(
             ServedPool(
                 role=pool.role,
@@ -185,6 +188,7 @@ def _pools(
                 prefix=prefix,
                 name=prefix + served_name(deployment.model.id),
                 replicas=len(members),
+                simulated=simulated,
                 llm_config=_llm_config(deployment, pool, members, target)
                 | {
                     "deployment_config": _deployment_config(deployment, pool, len(members), nodes)
@@ -274,7 +278,13 @@ def kind_of(deployment: Deployment) -> str:
 
 
 def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
-    """Return a raylet for each pool's devices on each node; *kind* is `cpu` or `gpu`."""
+    """
+    Return a raylet for each pool's devices on each node; *kind* is as in `DeployTarget`.
+
+    Simulated engines need no devices: one raylet of this machine has them all.
+    """
+    if kind == SIMULATED:
+        return (RayNode(node=SIMULATED, role=SIMULATED, cores=(0, 1), gpus=()),)
     shares: dict[tuple[str, str], list[int]] = {}
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):
         for placement in pool.placement:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM's role in the KV transfer; a mixed pool has none."""
 
+SIMULATED = "simulated"
+"""Kind of a target whose engines are simulated."""
+
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LEASE_S = {"shared memory": 30, "tcp": 4}
 """
@@ -31,7 +34,8 @@ class DeployTarget:
     The machines that a plan is compiled for, and the overrides of the plan.
 
     Attributes:
-        kind: `cpu` or `gpu`; on a CPU the plan's GPUs are core numbers.
+        kind: `cpu`, `gpu` or `simulated`; on a CPU the plan's GPUs are core numbers.
+        slowdown: seconds that each second of a simulated engine takes.
         one_host: all planned nodes are this machine, whatever their names.
         nixl_port: first of the ports at which the engines exchange the places of KV caches.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
@@ -39,6 +43,7 @@ class DeployTarget:
     """
 
     kind: str
+    slowdown: float = 1.0
     one_host: bool = True
     nixl_port: int = NIXL_PORT
     deadlines_s: tuple[float | None, float | None] = (None, None)
@@ -110,3 +115,24 @@ def environment(
         if target.transport == "shared memory":
             variables["UCX_NET_DEVICES"] = "lo"
     return variables
+
+
+def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return the settings that a plan decides, as an engine reports them."""
+    engine = deployment.engine
+    return {
+        "tp": pool.tp,
+        "pp": pool.pp,
+        "max_num_seqs": pool.max_num_seqs,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
+        "chunked_prefill_tokens": engine.chunked_prefill_tokens,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size,
+        "kv_bytes": int(pool.kv_bytes),
+        "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
+        "model": deployment.model.source,
+        "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
+        "kv_role": KV_ROLES.get(pool.role),
+        **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
+    }

@@ -34,9 +34,9 @@ from serving.cluster.state import (
 )
 from serving.cluster.token import refuse_missing_certificates
 from serving.deployment.compile import compile_app, ray_nodes
-from serving.deployment.cpu_fallback import substituted
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
+from serving.deployment.simulated import simulated_findings
 from serving.deployment.target import located, this_machine
 from serving.operations.status import is_gone
 from serving.protocol.app_spec import APP
@@ -147,7 +147,7 @@ def _new_state(site: Site, nixl_port: int) -> State:
 def _serve(
     served: ServedApp, site: Site, state: State, vocab_size: int, report: Callable[[str], None]
 ) -> Readiness:
-    report("loading Ray Serve and vLLM")
+    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
     # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # Imported here because they take seconds, which `serving down` and `status` do not need.
@@ -215,7 +215,6 @@ def bring_up(
     *,
     report: Callable[[str], None],
     plan: Plan | None = None,
-    substitute: bool = False,
     before_start: Callable[[Deployment], None] | None = None,
 ) -> tuple[State, Readiness]:
     """
@@ -229,7 +228,6 @@ def bring_up(
         site: where.
         report: receives a line of text about each step.
         plan: the plan behind the deployment, if there is one.
-        substitute: reduce it to what this CPU holds, and record every change.
         before_start: called with the deployment after all checks, before a first start.
 
     Raises:
@@ -242,10 +240,7 @@ def bring_up(
     labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
     machine = this_machine(site.target.kind, labels)
     deployment = located(deployment)
-    changes: tuple[str, ...] = ()
-    if substitute:
-        deployment, changes = substituted(deployment, machine)
-    state = _check(deployment, site, machine)
+    state = _check(deployment, site, machine, plan)
     one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
     if state is None:
         if before_start is not None:
@@ -253,7 +248,7 @@ def bring_up(
         workers = max(pool.gpus for pool in deployment.pools)
         state = _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     target = replace(site.target, one_host=one_host, nixl_port=state.nixl_port)
-    served = compile_app(deployment, target, plan=plan, substitutions=changes)
+    served = compile_app(deployment, target, plan=plan)
     # `serving verify` compares with these copies, beside the state file.
     HOME.mkdir(parents=True, exist_ok=True)
     write_atomically(PLAN, to_json(plan or deployment))
@@ -263,7 +258,7 @@ def bring_up(
         base_url=site.base_url,
         plan_hash=served.endpoint.plan_hash,
         planned=plan is not None,
-        changes=changes,
+        slowdown=target.slowdown,
         deadlines_s=target.deadlines_s,
         token_limit=target.token_limit,
         ready=False,
@@ -271,7 +266,7 @@ def bring_up(
     return deploy(served, site, state, vocab_size=deployment.model.vocab_size, report=report)
 
 
-def _check(deployment: Deployment, site: Site, machine: Target) -> State | None:
+def _check(deployment: Deployment, site: Site, machine: Target, plan: Plan | None) -> State | None:
     """
     Refuse an unrealisable deployment or a taken address; remove the state of a dead deployment.
 
@@ -284,7 +279,9 @@ def _check(deployment: Deployment, site: Site, machine: Target) -> State | None:
         remove_state(running)
         running = None
     # The memory and cores of running engines would count as taken.
-    if running is None:
+    if running is None and plan is not None and site.target.kind == SIMULATED:
+        refuse(simulated_findings(plan, machine.memory_bytes))
+    elif running is None:
         refuse(findings(deployment, machine))
     elif not _can_update(deployment, running, site):
         raise InputError(

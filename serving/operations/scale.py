@@ -58,12 +58,10 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
 
     Raises:
         InputError: as `replica_changes`.
-        NegativeAnswer: the deployment was substituted, there are several domains, or a foreign
+        NegativeAnswer: there are several domains, or a foreign
             cluster has no free node.
         TargetFailed: replicas do not start or end in time.
     """
-    if is_substituted(state):
-        raise NegativeAnswer("the deployment was substituted: it has none of the plan's devices")
     planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
     for role, replicas in replica_changes(planned, now, wanted).items():
         pool = now.pool(role)
@@ -81,11 +79,6 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
         now = replace(now, pools=tuple(after if each.role == role else each for each in now.pools))
         state = _record(state, planned, now)
     return state
-
-
-def is_substituted(state: State) -> bool:
-    """Return whether `--substitute` made the deployment another one than the plan's."""
-    return not all(SCALED in change for change in state.changes)
 
 
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:

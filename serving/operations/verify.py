@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.deployment.compile import replica_places
-from serving.deployment.engine_args import DTYPES, KV_ROLES
+from serving.deployment.engine_args import planned_facts
 from serving.operations.status import FACTS_LIMIT_S
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def differences(
     Args:
         deployment: the plan.
         deployed: what runs, with facts.
-        target: `cpu` or `gpu`.
+        target: `cpu`, `gpu` or `simulated`, whose devices are not compared.
         bounds: by role, the compiled options of Ray Serve (`serving.deployment.compile.limits`).
 
     Returns:
@@ -51,7 +51,7 @@ def differences(
 def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str) -> Iterator[str]:
     if running.replicas != pool.replicas:
         yield f"{pool.role}.replicas: deployed {running.replicas}, planned {pool.replicas}"
-    wanted = _planned(deployment, pool)
+    wanted = planned_facts(deployment, pool)
     for number, fact in enumerate(running.facts):
         for name, value in wanted.items():
             if fact[name] != value:
@@ -61,26 +61,6 @@ def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str
         yield f"{name}.facts: not reported within {FACTS_LIMIT_S:g} s, so not compared"
     if not running.silent:
         yield from _places(pool, running.facts, target)
-
-
-def _planned(deployment: Deployment, pool: Pool) -> dict[str, Any]:
-    engine = deployment.engine
-    return {
-        "tp": pool.tp,
-        "pp": pool.pp,
-        "max_num_seqs": pool.max_num_seqs,
-        "max_num_batched_tokens": pool.max_num_batched_tokens,
-        "chunked_prefill_tokens": engine.chunked_prefill_tokens,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "max_model_len": engine.max_model_len,
-        "block_size": engine.block_size,
-        "kv_bytes": int(pool.kv_bytes),
-        "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
-        "model": deployment.model.source,
-        "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
-        "kv_role": KV_ROLES.get(pool.role),
-        **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
-    }
 
 
 def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.simulated_settings import SimulatedSettings
 
 APP = "minicluster"
 """Name of the Ray Serve application."""
@@ -63,7 +64,7 @@ class ServedPool:
     The replicas of one role in one domain: one Ray Serve deployment.
 
     The model's name follows *prefix* in the deployment's name; *llm_config* holds the fields of
-    `ray.serve.llm.LLMConfig`.
+    `ray.serve.llm.LLMConfig`, of which simulated engines need the `deployment_config` alone.
     """
 
     role: str
@@ -72,6 +73,7 @@ class ServedPool:
     name: str
     replicas: int
     llm_config: Mapping[str, Any]
+    simulated: SimulatedSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

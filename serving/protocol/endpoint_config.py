@@ -72,7 +72,8 @@ class EndpointConfig:
         kv_wait_deadline_s: limit from there to the first token.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
-        substitutions: differences from the plan that were asked for.
+        slowdown: of simulated engines, whose seconds are that much longer than the plan's, as are
+            all times here; `None`: the engines are real.
     """
 
     model_id: str
@@ -89,7 +90,7 @@ class EndpointConfig:
     routing: Routing
     pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
-    substitutions: tuple[str, ...] = ()
+    slowdown: float | None = None
 
     @property
     def split(self) -> bool:
@@ -117,7 +118,7 @@ def endpoint_config(
     domains: Mapping[str, str],
     plan: Plan | None = None,
     plan_hash: str = "",
-    substitutions: tuple[str, ...] = (),
+    slowdown: float | None = None,
     deadlines_s: tuple[float | None, float | None] = (None, None),
 ) -> EndpointConfig:
     """
@@ -128,7 +129,7 @@ def endpoint_config(
         domains: the domain of each node of the placement.
         plan: the plan behind the deployment, if there is one.
         plan_hash: of the plan's file.
-        substitutions: differences from the plan that were asked for.
+        slowdown: of simulated engines.
         deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
     """
     pools = tuple(
@@ -154,7 +155,7 @@ def endpoint_config(
         routing=deployment.routing,
         pools=pools,
         pairing=_pairing(pools),
-        substitutions=substitutions,
+        slowdown=slowdown,
     )
     if plan is None:
         return config

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.config import RequestRouterConfig
 
 from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import KEYS_FILE, ORIGINS
@@ -18,13 +18,20 @@ from serving.deployment.compile import IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
 from serving.replicas.ingress import Ingress
-from serving.replicas.servers import MixedServer, SplitDecodeServer, SplitPrefillServer
+from serving.replicas.simulated_servers import (
+    SimulatedDecodeServer,
+    SimulatedMixedServer,
+    SimulatedPrefillServer,
+)
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
     from serving.protocol.app_spec import ServedApp, ServedPool
 
 INGRESS = "Ingress"
+OPTIONS = "deployment_config"
+"""Field of a pool's settings with the options of its Ray Serve deployment."""
+
 INGRESS_REQUESTS = 100_000
 """Serve's request limit of the ingress: never reached, because admission control is the limit."""
 
@@ -44,18 +51,12 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
 def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
     """Return the application for `serve.run`; see `serving.replicas.ingress` for *address*."""
     config = to_plain(served.endpoint)
-    prefill = {
-        pool.domain: _bound(pool, SplitPrefillServer, config) for pool in served.of("prefill")
-    }
-    servers = {pool.domain: _bound(pool, MixedServer, config) for pool in served.of("mixed")}
+    prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
+    servers = {pool.domain: _bound(pool, config) for pool in served.of("mixed")}
     for pool in served.of("decode"):
+        near = prefill[served.endpoint.prefill_domain(pool.domain)]
         servers[pool.domain] = _bound(
-            pool,
-            SplitDecodeServer,
-            config,
-            prefill_server=prefill[served.endpoint.prefill_domain(pool.domain)],
-            prefill_servers=prefill,
-            domain=pool.domain,
+            pool, config, prefill_servers=prefill, domain=pool.domain, near=near
         )
     variables = {name: os.environ[name] for name in ENDPOINT_VARIABLES if name in os.environ}
     ingress = serve.deployment(
@@ -73,18 +74,63 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
     return ingress.bind(config, servers=servers, prefill=prefill, address=address)
 
 
-def _bound(pool: ServedPool, server: type, config: dict[str, Any], **bound: Any) -> Any:  # noqa: ANN401
+def _bound(
+    pool: ServedPool,
+    config: dict[str, Any],
+    near: Any = None,  # noqa: ANN401
+    **bound: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     """
-    Bind one deployment; Ray gets its own copy of the settings, because it writes into it.
+    Bind one deployment.
 
     The deployment's version is its engine's: another plan with the same engine reaches the running
     replicas as their `user_config`, and only another engine starts new ones.
+
+    Args:
+        pool: with vLLM or simulated engines.
+        config: of the endpoint.
+        near: the prefill pool that a decode pool uses first.
+        bound: further arguments of its server.
     """
+    if pool.simulated is not None:
+        app, engine = _simulated(pool, config, bound), repr(pool.simulated)
+    else:
+        bound |= {} if near is None else {"prefill_server": near}
+        app = _with_vllm(pool, config, bound)
+        settings = {key: value for key, value in pool.llm_config.items() if key != OPTIONS}
+        engine = json.dumps(settings, sort_keys=True, default=str)
+    return with_version(app, hashlib.sha256(engine.encode()).hexdigest()[:16])
+
+
+def _with_vllm(pool: ServedPool, config: dict[str, Any], bound: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Bind engines of vLLM; Ray gets its own copy of the settings, because it writes into it."""
+    from ray.serve.llm import LLMConfig, build_llm_deployment  # noqa: PLC0415  (imports vLLM)
+
+    from serving.replicas import servers  # noqa: PLC0415
+
     llm_config = copy.deepcopy(dict(pool.llm_config))
-    llm_config["deployment_config"]["user_config"] = config
-    app = build_llm_deployment(
+    llm_config[OPTIONS]["user_config"] = config
+    server = {
+        "prefill": servers.SplitPrefillServer,
+        "decode": servers.SplitDecodeServer,
+        "mixed": servers.MixedServer,
+    }[pool.role]
+    return build_llm_deployment(
         LLMConfig(**llm_config), name_prefix=pool.prefix, bind_kwargs=bound, deployment_cls=server
     )
-    engine = {key: value for key, value in pool.llm_config.items() if key != "deployment_config"}
-    digest = hashlib.sha256(json.dumps(engine, sort_keys=True, default=str).encode())
-    return with_version(app, digest.hexdigest()[:16])
+
+
+def _simulated(pool: ServedPool, config: dict[str, Any], bound: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Bind simulated engines, whose replicas need no place of their own."""
+    options = dict(pool.llm_config[OPTIONS])
+    del options["placement_group_bundle_label_selector"]
+    if "request_router_config" in options:
+        options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
+    options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
+    server = {
+        "prefill": SimulatedPrefillServer,
+        "decode": SimulatedDecodeServer,
+        "mixed": SimulatedMixedServer,
+    }[pool.role]
+    made = serve.deployment(server, name=pool.name, user_config=config, **options)
+    return made.bind(pool.simulated, **bound)

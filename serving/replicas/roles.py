@@ -89,7 +89,7 @@ class PrefillRole(EngineServer):
 
     _kept_until_s = 0.0
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
+    async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take from the plan the deadline until which decode may fetch a KV cache."""
         self._kv_deadline_s = from_plain(config).kv_wait_deadline_s
 
@@ -156,7 +156,7 @@ class DecodeRole(GenerationMixin, EngineServer):
         self._prefill_servers = prefill_servers
         self._domain = domain
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
+    async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take deadlines, routing and pairing from the plan."""
         self._config = from_plain(config)
         self._handles = {
@@ -201,7 +201,7 @@ class MixedRole(GenerationMixin, EngineServer):
 
     _prefill_pool = None
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
+    async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take the deadlines from the plan."""
         self._config = from_plain(config)
 

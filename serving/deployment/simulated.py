@@ -1,0 +1,112 @@
+"""A plan with simulated engines: slowed down as asked for, and what each replica is told."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minicluster.engine_model.planned_limits import planned_limits
+from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.workload.arrivals import length_quantiles
+from serving.deployment.engine_args import LEASE_S, planned_facts
+from serving.protocol.simulated_settings import SimulatedSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from minicluster.plan import Plan, Pool
+    from serving.deployment.engine_args import DeployTarget
+
+Timed = TypeVar("Timed")
+
+ENDPOINT_BYTES = 1.3e9
+"""Resident memory of Ray and the endpoint (measured on 2026-11-23)."""
+
+REPLICA_BYTES = 0.2e9
+"""Resident memory of one replica with a simulated engine (measured on 2026-11-23)."""
+
+SEVERAL_LENGTHS = 100
+"""Quantiles of the planned answers whose mean is the length of an answer that names none."""
+
+
+def slowed(plan: Plan, slowdown: float) -> Plan:
+    """Return the plan with every time *slowdown* times as long, and every rate as much lower."""
+    inputs, scenario = plan.inputs, plan.inputs.scenario
+    scenario = replace(
+        scenario, slo=_slow(scenario.slo, slowdown), workload=_slow(scenario.workload, slowdown)
+    )
+    return replace(
+        plan,
+        inputs=replace(inputs, scenario=scenario, calibration=None),
+        step_model=_slow(plan.step_model, slowdown),
+        prediction=_slow(plan.prediction, slowdown),
+    )
+
+
+def _slow(timed: Timed, slowdown: float) -> Timed:
+    """Scale the fields of a dataclass that are seconds, or rates per second, by their names."""
+    if not is_dataclass(timed) or isinstance(timed, type):
+        return timed
+    changed: dict[str, Any] = {}
+    for field in fields(timed):
+        value = getattr(timed, field.name)
+        factor = slowdown if field.name.endswith("_s") else 1.0
+        factor = 1 / slowdown if field.name.endswith("_per_s") else factor
+        if isinstance(value, dict):
+            changed[field.name] = (
+                {name: each * factor for name, each in value.items()} if (factor != 1.0) else value
+            )
+        elif isinstance(value, float) and factor != 1.0:
+            changed[field.name] = value * factor
+        else:
+            changed[field.name] = _slow(value, slowdown)
+    return replace(timed, **changed)
+
+
+def simulated_settings(
+    plan: Plan, pool: Pool, domain: str, nodes: tuple[str, ...], target: DeployTarget
+) -> SimulatedSettings:
+    """
+    Return what the replicas of a pool in one domain are told.
+
+    Args:
+        plan: in its own seconds.
+        pool: of the plan.
+        domain: of these replicas.
+        nodes: planned node of each of them.
+        target: with the slowdown.
+
+    Raises:
+        InputError: the KV cache has no room for a block.
+    """
+    model, step_model = plan.model, plan.step_model
+    answers = length_quantiles(plan.workload.output_tokens, SEVERAL_LENGTHS)
+    return SimulatedSettings(
+        role=pool.role,
+        domain=domain,
+        slowdown=target.slowdown,
+        limits=planned_limits(plan.deployment, pool),
+        lanes=pool.dp * pool.pp,
+        step=step_model.prefill if pool.role == "prefill" else step_model.decode,
+        path=step_model.path,
+        lease_s=LEASE_S[target.transport],
+        model=model.id,
+        source=model.source,
+        vocab_size=model.vocab_size,
+        max_model_len=plan.engine.max_model_len,
+        unasked_tokens=max(1, round(float(answers.mean()))),
+        facts=planned_facts(plan.deployment, pool),
+        places=tuple({ROLE_LABEL: pool.role, NODE_LABEL: node} for node in nodes),
+    )
+
+
+def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
+    """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
+    replicas = sum(pool.replicas for pool in plan.pools)
+    fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
+    if replicas > fit:
+        yield (
+            f"memory: {replicas} simulated replicas need about"
+            f" {(ENDPOINT_BYTES + replicas * REPLICA_BYTES) / 1e9:.1f} GB, and"
+            f" {memory_bytes / 1e9:.1f} GB are free: room for {fit} (plan for a smaller load)"
+        )
