@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Request, str], Awaitable[Response]]
 
+ENGINE = "X-Minicluster-Engine"
+"""Header of every answer of simulated engines: how slow they are, and how they count text."""
+
 
 def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, str]) -> Starlette:
     """
@@ -54,6 +57,8 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         sheds=read_admission(environment),
     )
     status = StatusRoutes(completions)
+    engine = {} if config.simulated is None else {ENGINE: str(config.simulated)}
+    _route = partial(_made_route, engine)
     routes = [
         _route("POST", "/v1/completions", partial(completions.answer, "completions")),
         _route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
@@ -80,12 +85,14 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     )
 
 
-def _route(method: str, path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(handler), methods=[method])
+def _made_route(headers: Mapping[str, str], method: str, path: str, handler: Handler) -> Route:
+    return Route(path, _with_id(handler, headers), methods=[method])
 
 
-def _with_id(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Give each request an id, and turn each exception into an answer."""
+def _with_id(
+    handler: Handler, headers: Mapping[str, str]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Give each request an id and *headers*, and turn each exception into an answer."""
 
     async def handle(request: Request) -> Response:
         request_id = request_id_of(request)
@@ -94,6 +101,7 @@ def _with_id(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:  # noqa: BLE001  (logged; the client sees no internals)
             response = error_response(refusal_of(error, request_id), {})
         response.headers[REQUEST_ID] = request_id
+        response.headers.update(headers)
         return response
 
     return handle

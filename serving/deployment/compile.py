@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
-from serving.deployment.simulated import simulated_settings, slowed
+from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
 from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
 from serving.protocol.endpoint_config import deadlines, endpoint_config, replicas_by_domain
 
@@ -83,7 +83,7 @@ def compile_app(
             domains=found,
             plan=shown,
             plan_hash=hashlib.sha256(text.encode()).hexdigest()[:PLAN_HASH_DIGITS],
-            slowdown=target.slowdown if target.kind == SIMULATED else None,
+            simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
             deadlines_s=target.deadlines_s,
         ),
     )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.workload.arrivals import length_quantiles
 from serving.deployment.engine_args import LEASE_S, planned_facts
+from serving.protocol.endpoint_config import SimulatedEngines
 from serving.protocol.simulated_settings import SimulatedSettings
+from serving.simulated.request import BYTES_PER_TOKEN, TOKENIZER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Deployment, Plan, Pool
     from serving.deployment.engine_args import DeployTarget
 
 Timed = TypeVar("Timed")
@@ -97,6 +100,15 @@ def simulated_settings(
         unasked_tokens=max(1, round(float(answers.mean()))),
         facts=planned_facts(plan.deployment, pool),
         places=tuple({ROLE_LABEL: pool.role, NODE_LABEL: node} for node in nodes),
+    )
+
+
+def simulated_engines(deployment: Deployment, target: DeployTarget) -> SimulatedEngines:
+    """Return what the endpoint says of the engines: text is counted by the model's tokenizer."""
+    has_tokenizer = (Path(deployment.model.source) / TOKENIZER).is_file()
+    return SimulatedEngines(
+        slowdown=target.slowdown,
+        text_tokens=TOKENIZER if has_tokenizer else f"bytes/{BYTES_PER_TOKEN}",
     )
 
 

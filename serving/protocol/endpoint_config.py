@@ -61,6 +61,24 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedEngines:
+    """
+    What tells simulated engines from real ones.
+
+    Attributes:
+        slowdown: seconds that each second of the plan takes.
+        text_tokens: how text is counted: by which tokenizer, or bytes for each token.
+    """
+
+    slowdown: float
+    text_tokens: str
+
+    def __str__(self) -> str:
+        """Say it in one line, fit for a header."""
+        return f"simulated; slowdown={self.slowdown:g}; text-tokens={self.text_tokens}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
     """
     Everything about the plan that answering requests needs.
@@ -72,8 +90,7 @@ class EndpointConfig:
         kv_wait_deadline_s: limit from there to the first token.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
-        slowdown: of simulated engines, whose seconds are that much longer than the plan's, as are
-            all times here; `None`: the engines are real.
+        simulated: simulated engines, with whose seconds all times here are; `None`: real ones.
     """
 
     model_id: str
@@ -90,7 +107,7 @@ class EndpointConfig:
     routing: Routing
     pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
-    slowdown: float | None = None
+    simulated: SimulatedEngines | None = None
 
     @property
     def split(self) -> bool:
@@ -118,7 +135,7 @@ def endpoint_config(
     domains: Mapping[str, str],
     plan: Plan | None = None,
     plan_hash: str = "",
-    slowdown: float | None = None,
+    simulated: SimulatedEngines | None = None,
     deadlines_s: tuple[float | None, float | None] = (None, None),
 ) -> EndpointConfig:
     """
@@ -129,7 +146,7 @@ def endpoint_config(
         domains: the domain of each node of the placement.
         plan: the plan behind the deployment, if there is one.
         plan_hash: of the plan's file.
-        slowdown: of simulated engines.
+        simulated: simulated engines, if the pools have them.
         deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
     """
     pools = tuple(
@@ -155,7 +172,7 @@ def endpoint_config(
         routing=deployment.routing,
         pools=pools,
         pairing=_pairing(pools),
-        slowdown=slowdown,
+        simulated=simulated,
     )
     if plan is None:
         return config

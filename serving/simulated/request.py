@@ -82,11 +82,6 @@ class AnswerRules:
     unasked_tokens: int
     tokenizer: Any = None
 
-    @property
-    def counting(self) -> str:
-        """How text is counted, for the answer's header."""
-        return f"bytes/{BYTES_PER_TOKEN}" if self.tokenizer is None else TOKENIZER
-
     def read(self, kind: str, body: Mapping[str, Any]) -> SimulatedRequest | Refusal:
         """Return the request of a body that `serving.request.validation.check` accepted."""
         for name, expected in UNSUPPORTED.items():

@@ -34,25 +34,18 @@ def two_cores() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_cores")
-def test_a_mixed_pool_made_smaller(tmp_path: Path, demo_model: Path, shared: Shared) -> None:
-    """TP 8 becomes TP 2 only where asked for; it says so, is as changed, and answers correctly."""
+def test_a_mixed_pool_of_two_workers(tmp_path: Path, demo_model: Path, shared: Shared) -> None:
+    """Two workers on two cores answer correctly, and as planned."""
     shared.end()
-    eight = places(("node-0", tuple(range(8))))
-    pool = make_pool("mixed", tp=8, gpu="h100-sxm", placement=eight)
-    plan = make_plan(replace(make_deployment(demo_model), pools=(pool,)))
-    gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
-    plan = replace(plan, inputs=replace(plan.inputs, gpu=gpu))
-    (tmp_path / "plan.json").write_text(to_json(plan))
-    on_cpu = ("up", "plan.json", "--target", "cpu")
-    refused = serving(tmp_path, *on_cpu)
-    assert refused.returncode == 3
-    assert "--substitute" in refused.stderr
+    two = places(("node-0", (0, 1)))
+    pool = make_pool("mixed", tp=2, placement=two)
+    (tmp_path / "plan.json").write_text(
+        to_json(make_plan(replace(make_deployment(demo_model), pools=(pool,))))
+    )
     port = free_ports(1)[0]
-    up = serving(tmp_path, *on_cpu, "--substitute", "--port", port)
+    up = serving(tmp_path, "up", "plan.json", "--port", port)
     try:
         assert up.returncode == 0, up.stderr
-        change = "pools[mixed].tp: 2 instead of 8"
-        assert f"substituted: {change}" in up.stdout
         url = f"http://127.0.0.1:{port}/v1/completions"
         prompt = list(range(2400, 2500))
         body = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0}
@@ -65,6 +58,5 @@ def test_a_mixed_pool_made_smaller(tmp_path: Path, demo_model: Path, shared: Sha
         assert whole.body["usage"]["completion_tokens"] == 12
         verify = serving(tmp_path, "verify", "--json")
         assert json.loads(verify.stdout)["differences"] == []
-        assert change in json.loads(serving(tmp_path, "status", "--json").stdout)["changes"]
     finally:
         assert serving(tmp_path, "down").returncode == 0

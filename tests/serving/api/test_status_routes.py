@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from serving.protocol.endpoint_config import SimulatedEngines
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY, LOCKED, ONE, one, used
 
@@ -108,3 +109,15 @@ def test_phases_stand_beside_what_was_planned(config: EndpointConfig) -> None:
         assert f'{planned}{name}"}} {seconds}' in text
     mixed = replace(split, pools=config.pools[1:])
     assert f'{planned}prefill"' not in one(mixed, "/metrics").text
+
+
+def test_every_answer_of_simulated_engines_says_so(config: EndpointConfig) -> None:
+    """Also a refusal, so that no tool takes what it times for a measurement."""
+    simulated = SimulatedEngines(slowdown=8.0, text_tokens="bytes/4")
+    for path in ("/health", "/nothing-here", "/plan"):
+        assert "X-Minicluster-Engine" not in one(config, path).headers
+    for path in ("/health", "/plan"):
+        answer = one(replace(config, simulated=simulated), path)
+        says = answer.headers["X-Minicluster-Engine"]
+        assert says == "simulated; slowdown=8; text-tokens=bytes/4"
+    assert answer.json()["planned"]["simulated"] == {"slowdown": 8.0, "text_tokens": "bytes/4"}

@@ -181,12 +181,6 @@ def _renamed(deployment: Deployment, name: Callable[[str, str], str]) -> Deploym
     return replace(deployment, pools=pools)
 
 
-def test_a_substitution_keeps_no_promise(plan: Plan) -> None:
-    """What is deployed otherwise than planned says so, and has nothing of the plan's SLO."""
-    endpoint = compile_app(plan.deployment, CPU, plan=plan, substitutions=("tp: 2",)).endpoint
-    assert (endpoint.substitutions, endpoint.prediction, endpoint.slo) == (("tp: 2",), None, None)
-
-
 def test_cores_of_a_replica() -> None:
     """A replica has the cores of its rank, unless its raylet was moved: then those it is told."""
     assert planned_cores("0|1;2|3", 1, {}) == "2|3"

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import InputError
 from minicluster.plan import Deployment, to_json
 from serving.cluster.ports import free_ports
-from serving.operations.scale import replica_changes, scale
+from serving.operations.scale import replica_changes
 from tests.serving.command import serving
 from tests.serving.deployed import Shared
 from tests.serving.faults.load import Load, body_of, under_way
-from tests.serving.plans import make_deployment, make_plan, make_pool, make_state, places
+from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
 CLIENTS = 3
 LONG = 1500
@@ -51,13 +51,6 @@ def test_no_more_than_was_planned(three: Deployment, wanted: dict[str, int], say
     """Devices stay those of the plan, and no pool goes empty."""
     with pytest.raises(InputError, match=says):
         replica_changes(three, three, wanted)
-
-
-def test_a_substitution_is_not_scaled() -> None:
-    """What was made smaller has none of the plan's devices to move."""
-    state = make_state(changes=("pools[decode].tp: 2 instead of 8",))
-    with pytest.raises(NegativeAnswer, match="substituted"):
-        scale(state, {"decode": 2}, lambda _text: None)
 
 
 def _data(place: Path, *arguments: str) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""A plan with simulated engines: slower as asked for, and every replica of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minicluster.plan import Plan, to_json
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import DeployTarget
+from serving.deployment.simulated import simulated_findings, slowed
+from serving.operations.status import Deployed, DeployedPool
+from serving.operations.verify import differences
+from serving.protocol.endpoint_config import SimulatedEngines
+
+SLOW = DeployTarget(kind="simulated", slowdown=8.0)
+
+
+def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
+    """Every time is longer, every rate lower, and no count, share or size is another."""
+    slow = slowed(plan, 8.0)
+    assert slow.slo.ttft_s == 8 * plan.slo.ttft_s
+    assert slow.workload.requests_per_s == plan.workload.requests_per_s / 8
+    assert slow.prediction.ttft.p99_s == 8 * plan.prediction.ttft.p99_s
+    assert slow.prediction.ttft_parts_s == {
+        name: 8 * seconds for name, seconds in plan.prediction.ttft_parts_s.items()
+    }
+    assert slow.prediction.capacity_requests_per_s == plan.prediction.capacity_requests_per_s / 8
+    assert slow.prediction.utilisation_fraction == plan.prediction.utilisation_fraction
+    assert slow.step_model.decode == plan.step_model.decode.scaled(8)
+    assert slow.step_model.path == plan.step_model.path.scaled(8)
+    assert slow.pools == plan.pools
+
+
+def test_without_a_slowdown_a_plan_stays_as_it_is(plan: Plan) -> None:
+    assert to_json(slowed(plan, 1.0)) == to_json(plan)
+
+
+def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:
+    served = compile_app(plan.deployment, SLOW, plan=plan)
+    for pool in served.pools:
+        planned, told = plan.pool(pool.role), pool.simulated
+        assert told is not None
+        step = {"prefill": plan.step_model.prefill, "decode": plan.step_model.decode}[pool.role]
+        assert (told.step, told.slowdown, told.path) == (step, 8.0, plan.step_model.path)
+        assert told.limits.max_num_seqs == planned.max_num_seqs
+        assert [each["minicluster-node"] for each in told.places] == [
+            place.node for place in planned.placement
+        ]
+        assert told.facts["tp"] == planned.tp
+    assert served.endpoint.simulated == SimulatedEngines(slowdown=8.0, text_tokens="tokenizer.json")
+    assert served.endpoint.slo == slowed(plan, 8.0).slo
+    assert served.endpoint.prefill_deadline_s == 16 * plan.slo.ttft_s
+    assert len(served.nodes) == 1, "one raylet holds them all"
+
+
+def test_real_engines_are_neither_told_nor_slowed(plan: Plan) -> None:
+    served = compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan)
+    assert [pool.simulated for pool in served.pools] == [None, None]
+    assert served.endpoint.simulated is None
+
+
+def test_a_simulated_deployment_is_as_planned_where_its_settings_are(plan: Plan) -> None:
+    """Devices are not compared; whatever a replica reports otherwise is."""
+    served = compile_app(plan.deployment, SLOW, plan=plan)
+    pools = {}
+    for pool in served.pools:
+        assert pool.simulated is not None
+        facts = [pool.simulated.facts | {"labels": each} for each in pool.simulated.places]
+        pools[pool.role] = DeployedPool(replicas=pool.replicas, status="HEALTHY", facts=facts)
+    assert differences(plan.deployment, Deployed(pools=pools, answers=True), "simulated") == ()
+    wide = replace(pools["decode"], facts=[pools["decode"].facts[0] | {"tp": 9}])
+    [found] = differences(
+        plan.deployment, Deployed(pools=pools | {"decode": wide}, answers=True), "simulated"
+    )
+    assert "tp: deployed 9" in found
+
+
+def test_more_replicas_than_memory_are_refused_with_those_that_fit(plan: Plan) -> None:
+    assert [*simulated_findings(plan, 24e9)] == []
+    [found] = simulated_findings(plan, 1.55e9)
+    assert "room for 1 " in found
+    [found] = simulated_findings(plan, 0.1e9)
+    assert "room for 0 " in found
