@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,11 +134,6 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
         ),
         notes=_notes(runs, sides),
     )
-
-
-def to_json(comparison: RunComparison) -> str:
-    """Write *comparison* as JSON."""
-    return json.dumps(asdict(comparison), indent=2, allow_nan=False) + "\n"
 
 
 def _by_index(metric: str, answered: Sequence[Sample]) -> dict[int, float]:

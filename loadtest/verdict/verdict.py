@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
@@ -119,11 +118,6 @@ class Verdict:
     notes: tuple[str, ...]
     metadata: RunMetadata
 
-    @property
-    def exit(self) -> Exit:
-        """Exit code of the command."""
-        return Exit(self.exit_code)
-
 
 def conclude(
     run: Run,
@@ -176,7 +170,7 @@ def conclude(
             settled=window.steady_state.settled,
             cached_fraction=window.cached_fraction,
         ),
-        notes=_notes(run, window),
+        notes=_notes(run, window, resimulation),
         metadata=RunMetadata(
             host=run.job.host,
             model=run.job.model,
@@ -235,7 +229,9 @@ def _throughput(
     )
 
 
-def _notes(run: Run, window: MeasurementWindow) -> tuple[str, ...]:
+def _notes(
+    run: Run, window: MeasurementWindow, resimulation: Resimulation | None
+) -> tuple[str, ...]:
     answered, notes = window.answered, []
     num_unanswered = len(window.requests) - len(answered)
     if window.steady_state.start_s > run.job.window.start_s:
@@ -258,9 +254,10 @@ def _notes(run: Run, window: MeasurementWindow) -> tuple[str, ...]:
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
     if answered and window.cached_fraction is None:
         notes.append("the endpoint does not report the hits of its prefix cache")
+    num_away, num_sent = sum(s.turned_away for s in run.samples), len(run.samples)
+    if resimulation and num_away:
+        notes.append(
+            f"{num_away:,} of {num_sent:,} requests sent ({num_away / num_sent:.0%}) were turned "
+            "away before they reached an engine; the prediction is of the others"
+        )
     return tuple(notes)
-
-
-def to_json(verdict: Verdict) -> str:
-    """Write *verdict* as JSON."""
-    return json.dumps(asdict(verdict), indent=2, allow_nan=False) + "\n"

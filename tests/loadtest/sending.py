@@ -16,8 +16,6 @@ from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.job import ChatForm, Job
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape
-from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.samples import Sample, to_line
@@ -85,6 +83,3 @@ def send(
     write_client(client, folder / "client.json")
     return read_run(folder)
 
-
-def judged(run: Run) -> Verdict:
-    return conclude(run, TOLERANCE, require_prediction=False)
