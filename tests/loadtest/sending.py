@@ -82,4 +82,3 @@ def send(
     (folder / "samples.jsonl").write_text("".join(f"{to_line(s)}\n" for s in samples))
     write_client(client, folder / "client.json")
     return read_run(folder)
-

@@ -93,9 +93,7 @@ def test_page_says_the_verdict(samples: list[Sample]) -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_run_without_a_plan_has_no_empty_columns(
-    samples: list[Sample], *, planned: bool
-) -> None:
+def test_a_run_without_a_plan_has_no_empty_columns(samples: list[Sample], *, planned: bool) -> None:
     """What a plan predicts stands in the table only where there is one."""
     run = make_run(samples)
     section = page_of(run if planned else replace(run, plan=None)).parts[0]
