@@ -12,7 +12,7 @@ from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, count_good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
-from loadtest.verdict.window import measurement_window
+from loadtest.verdict.window import CountedPart, measurement_window
 from minicluster.errors import Exit
 from minicluster.stats.quantiles import LatencySummary, summarise
 
@@ -77,16 +77,6 @@ class RunMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """The part of the run that counts, without what MSER-5 cut as unsettled."""
-
-    start_s: float
-    length_s: float
-    settled: bool
-    cached_fraction: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """
     The whole answer; `verdict.json` contains exactly this.
@@ -114,7 +104,7 @@ class Verdict:
     outcomes: dict[str, int]
     throughput: Throughput
     client: Health
-    window: Counted
+    window: CountedPart
     notes: tuple[str, ...]
     metadata: RunMetadata
 
@@ -164,12 +154,7 @@ def conclude(
         outcomes=dict(outcomes),
         throughput=_throughput(run, window, resimulation),
         client=client,
-        window=Counted(
-            start_s=window.steady_state.start_s,
-            length_s=window.length_s,
-            settled=window.steady_state.settled,
-            cached_fraction=window.cached_fraction,
-        ),
+        window=window.counted,
         notes=_notes(run, window, resimulation),
         metadata=RunMetadata(
             host=run.job.host,
@@ -200,9 +185,9 @@ def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
 def _throughput(
     run: Run, window: MeasurementWindow, resimulation: Resimulation | None
 ) -> Throughput:
-    window_s, scheduled, answered = window.length_s, len(window.requests), window.answered
+    start_s, window_s = window.counted.start_s, window.counted.length_s
+    scheduled, answered = len(window.requests), window.answered
     good = count_good(run.job.slo, answered)
-    start_s = window.steady_state.start_s
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
     known = resimulation.requests if resimulation else {}
     predicted = [
@@ -234,8 +219,7 @@ def _notes(
 ) -> tuple[str, ...]:
     answered, notes = window.answered, []
     num_unanswered = len(window.requests) - len(answered)
-    if window.steady_state.start_s > run.job.window.start_s:
-        cut_s = window.steady_state.start_s - run.job.window.start_s
+    if (cut_s := window.counted.start_s - run.job.window.start_s) > 0:
         notes.append(f"the warm-up was extended by {cut_s:.1f} s, until latencies had settled")
     if num_unanswered and answered:
         notes.append(
@@ -252,7 +236,7 @@ def _notes(
     merged = sum(tokens > 1 for s in answered for tokens in s.chunk_tokens)
     if merged:
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
-    if answered and window.cached_fraction is None:
+    if answered and window.counted.cached_fraction is None:
         notes.append("the endpoint does not report the hits of its prefix cache")
     num_away, num_sent = sum(s.turned_away for s in run.samples), len(run.samples)
     if resimulation and num_away:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,23 +40,32 @@ class SteadyState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountedPart(SteadyState):
+    """
+    The part of the run that counts, without what MSER-5 cut as unsettled.
+
+    Attributes:
+        length_s: from `start_s` to the end of the window.
+        cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
+            workload shares and those of earlier turns; `None` if the endpoint does not report it.
+    """
+
+    length_s: float
+    cached_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementWindow:
     """
     The requests that a verdict counts.
 
     Attributes:
-        requests: scheduled in the window and after the warm-up, in the order of their arrival;
-            `None`: never sent.
-        steady_state: where the window begins, and whether latencies had settled by then.
-        length_s: from there to the end of the window.
-        cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
-            workload shares and those of earlier turns; `None` if the endpoint does not report it.
+        requests: scheduled in the counted part, in the order of their arrival; `None`: never sent.
+        counted: when they arrived, and whether latencies had settled by then.
     """
 
     requests: tuple[Sample | None, ...]
-    steady_state: SteadyState
-    length_s: float
-    cached_fraction: float | None
+    counted: CountedPart
 
     @property
     def sent(self) -> tuple[Sample, ...]:
@@ -88,12 +97,12 @@ def measurement_window(run: Run) -> MeasurementWindow:
     kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= steady.start_s]
     if run.job.shape.closed:
         kept = [s for _, s in placed]
-    return MeasurementWindow(
-        requests=tuple(kept),
-        steady_state=steady,
+    counted = CountedPart(
+        **asdict(steady),
         length_s=end_s - steady.start_s,
         cached_fraction=_cached(run, [s for s in kept if s and s.ok]),
     )
+    return MeasurementWindow(requests=tuple(kept), counted=counted)
 
 
 def steady_state(

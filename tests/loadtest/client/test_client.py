@@ -19,22 +19,18 @@ from loadtest.client import request
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.kernel_timestamps import Arrival, receive
 from loadtest.client.launch import launch_client
-from loadtest.run.client_health import health
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength
 from loadtest.run.schedule import ArrivalShape
 from loadtest.selftest.mock_stream import MockConfig
 from loadtest.selftest.selftest import mock_server, read_truth
 from minicluster.errors import Exit
-from minicluster.specs.slo import SloSpec
-from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource
 from tests.loadtest.command import FAST, ServerStarter
 from tests.loadtest.made import judged
-from tests.loadtest.sending import WORKLOAD, order, send
+from tests.loadtest.sending import order, send
 
 FEW = RunLength(num_requests=5, warmup_s=0)
-STRICT = SloSpec(ttft_s=0.05)
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3])
@@ -147,6 +143,7 @@ def test_the_servers_phases_are_kept(
         ({"garbage": "text"}, "malformed", "not JSON"),
         ({"flood": 1, "endless": 1}, "timeout", "no end after 1 s"),
         ({"usage": 0}, "no_usage", "no usage"),
+        ({"garbage": "line", "endless": 1}, "malformed", "16 MiB"),
         ({"fail_every": 1, "status": 307}, "bad_status", "307"),
         ({"fail_every": 1, "status": 500}, "bad_status", "configured to fail"),
         ({"fail_every": 1, "status": 429}, "shed", "429"),
@@ -160,7 +157,9 @@ def test_bad_answers_have_names(
     says: str,
 ) -> None:
     """However a server misbehaves, each request ends under its name, and the run as failed."""
-    extent = RunLength(num_requests=10, warmup_s=0.1, timeout_s=1.0)
+    # A line without an end is given up, however long a request may take.
+    timeout_s = 300.0 if "garbage" in behaviour else 1.0
+    extent = RunLength(num_requests=10, warmup_s=0.1, timeout_s=timeout_s)
     run = send(order(start_server(**FAST, **behaviour), extent), tmp_path)
     verdict = judged(run)
 
@@ -170,17 +169,6 @@ def test_bad_answers_have_names(
     assert run.client.stop == "complete"
     assert (verdict.verdict, verdict.exit_code) == ("failed", Exit.TARGET_FAILED)
     assert says in verdict.reasons[0]
-
-
-def test_a_line_without_end_is_given_up(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Bytes that come to nothing are not kept for ever, however long a request may take."""
-    extent = RunLength(num_requests=3, warmup_s=0.0, timeout_s=300.0)
-    slow = replace(WORKLOAD, requests_per_s=5.0)
-    host = start_server(**FAST, garbage="line", endless=1)
-    run = send(order(host, extent, workload=slow), tmp_path)
-
-    assert {s.outcome for s in run.measured} == {"malformed"}
-    assert all("16 MiB" in (s.detail or "") for s in run.measured)
 
 
 def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -198,17 +186,6 @@ def test_a_client_that_cannot_keep_up_says_so(start_server: ServerStarter, tmp_p
     assert all(s.ok for s in run.measured)
     assert (verdict.verdict, verdict.exit_code) == ("invalid", Exit.INCONCLUSIVE)
     assert any("not fit: it was saturated: its timer's p90" in why for why in verdict.reasons)
-
-
-def test_a_rate_that_the_client_cannot_send(start_server: ServerStarter, tmp_path: Path) -> None:
-    """More than any process can send in time: all goes out, late, which the client says."""
-    extent = RunLength(num_requests=200, warmup_s=0.0, timeout_s=1.0)
-    fast = replace(WORKLOAD, requests_per_s=20_000.0, output_tokens=Lengths.fixed(2))
-    run = send(order(start_server(ttft_s=0.01), extent, workload=fast), tmp_path)
-
-    assert len(run.measured) == 200
-    assert run.client.stop == "complete"
-    assert any("of a TTFT" in why for why in health(run.client, run.measured, STRICT).problems)
 
 
 @pytest.mark.parametrize(("warmup_s", "counted"), [(1000.0, False), (0.0, True)])

@@ -38,7 +38,9 @@ class Wire:
         self.heard["client"](msg=SimpleNamespace(node_id=worker, data=own))
 
 
-wire = pytest.fixture(Wire)
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
 
 
 @pytest.fixture

@@ -215,18 +215,10 @@ def test_page_without_its_script_says_so(browser: Browser, run: Run, tmp_path: P
     assert page.figures[0].caption in unescape(dom)
 
 
-def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
-    """Two runs: what differs stands first, both are drawn, and no name is wider than the page."""
+def test_search_and_comparison(browser: Browser, run: Run, tmp_path: Path) -> None:
+    """Tries and limits are drawn and said; of two runs what differs, and no name is too wide."""
     comparison = compare_runs(run, run, ("before", "after" * 50))
-    seen = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
-
-    assert seen["text"].startswith("0 of 16 figures differ")
-    assert "Compared request by request" in seen["text"]
-    assert [chart["drawn"] for chart in seen["charts"]] == [2, 2]
-
-
-def test_search(browser: Browser, tmp_path: Path) -> None:
-    """Tries, the limit found and the predicted one are drawn and said."""
+    both = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
     rates = ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     probes = tuple(make_probe(rate, holds=holds) for rate, holds in rates)
     search = replace(SEARCH, percentile="p90", predicted_requests_per_s=12.0, probes=probes)
@@ -241,3 +233,6 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
     for part in ("holds", "misses", "unclear", "predicted limit", "all that is offered"):
         assert part in chart["texts"]
     assert chart["drawn"] == 4 + 5  # diagonal, course, two limits; a mark a try
+    assert both["text"].startswith("0 of 16 figures differ")
+    assert "Compared request by request" in both["text"]
+    assert [chart["drawn"] for chart in both["charts"]] == [2, 2]

@@ -61,31 +61,32 @@ def test_the_limit_is_bracketed_wherever_it_is(
     assert found.middle == pytest.approx(math.sqrt(found.low * found.high))
 
 
-def test_a_rate_that_nothing_tells_about_is_no_limit() -> None:
-    """An inconclusive rate bounds nothing; the search goes on above and below it."""
-    probes = [make_probe(8, holds=True), make_probe(10, holds=None)]
-
-    assert next_rate(probes, first=8, resolution_fraction=0.1) == 12.5
-    probes.append(make_probe(12.5, holds=False))
-    assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(80**0.5)
+@pytest.mark.parametrize(
+    ("tries", "low", "high", "unclear", "then"),
+    [
+        # An inconclusive rate bounds nothing; the search goes on above and below it.
+        ({8: True, 10: None}, 8, None, (10,), 12.5),
+        ({8: True, 10: None, 12.5: False}, 8, 12.5, (10,), 80**0.5),
+        ({8: True, 10: None, 12.5: False, 11: True}, 11, 12.5, (), (11 * 12.5) ** 0.5),
+        # Chance may let a rate hold above one that missed: the lower miss bounds the limit.
+        ({8: True, 10: False, 12.5: True}, 8, 10, (), 80**0.5),
+        ({10: False, 12.5: True, 14: None}, None, 10, (), 8),
+    ],
+)
+def test_a_rate_that_nothing_tells_about_is_no_limit(
+    tries: dict[float, bool | None],
+    low: float | None,
+    high: float | None,
+    unclear: tuple[float, ...],
+    then: float,
+) -> None:
+    probes = [make_probe(rate, holds=holds) for rate, holds in tries.items()]
     found = capacity(probes)
-    assert (found.low, found.high, found.unclear) == (8, 12.5, (10,))
+
+    assert (found.low, found.high, found.unclear) == (low, high, unclear)
+    assert (found.middle is None) == (low is None or high is None)
     assert not found.within(0.1)
-    assert capacity([*probes, make_probe(11, holds=True)]).unclear == ()
-    assert capacity([make_probe(10, holds=None)]).middle is None
-
-
-def test_what_held_above_a_miss_is_not_believed() -> None:
-    """Chance may let a rate hold above one that missed: the lower miss bounds the limit."""
-    found = capacity(
-        [make_probe(8, holds=True), make_probe(10, holds=False), make_probe(12.5, holds=True)]
-    )
-    above = capacity(
-        [make_probe(10, holds=False), make_probe(12.5, holds=True), make_probe(14, holds=None)]
-    )
-
-    assert (found.low, found.high) == (8, 10)
-    assert (above.low, above.high, above.unclear) == (None, 10, ())
+    assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(then)
 
 
 def test_nothing_is_out_of_reach_for_ever() -> None:

@@ -144,9 +144,9 @@ def test_a_conversation_may_find_itself_in_the_cache() -> None:
     )
     blocks = tuple(replace(r, content=(1,)) for r in run.schedule)
 
-    assert measurement_window(replace(run, schedule=turns)).cached_fraction == 0.0
-    assert measurement_window(replace(run, schedule=blocks)).cached_fraction == 0.0
-    assert measurement_window(run).cached_fraction == pytest.approx(0.25)
+    assert measurement_window(replace(run, schedule=turns)).counted.cached_fraction == 0.0
+    assert measurement_window(replace(run, schedule=blocks)).counted.cached_fraction == 0.0
+    assert measurement_window(run).counted.cached_fraction == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
