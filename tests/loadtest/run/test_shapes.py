@@ -18,9 +18,8 @@ from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.schedule import read_schedule, write_schedule
+from minicluster.workload.schedule import write_schedule
 from minicluster.workload.sources import RequestSource
-from minicluster.workload.traces import read_trace
 
 LOAD = free_load(
     WorkloadSpec(
@@ -127,11 +126,15 @@ def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, Any]:
 )
 def test_a_trace_is_sent_as_it_is(tmp_path: Path, extent: RunLength, in_window: list[bool]) -> None:
     """Arrivals and lengths are the trace's, its silences too, as far as they are wanted."""
-    path = mooncake(tmp_path / "t.jsonl", row(0), row(500, 30, 7), row(9000), row(9000, 40))
+    shared = {"hash_ids": [4, 5, 6]}
+    rows = row(0), row(500, 30, 7), row(9000, 1100) | shared, row(9000, 40)
+    path = mooncake(tmp_path / "t.jsonl", *rows)
     sent = job(ArrivalShape(), extent, path).requests()
 
     assert [r.due_s for r in sent] == [0.0, 0.5, 9.0, 9.0]
-    assert [(r.input_tokens, r.output_tokens) for r in sent] == [(20, 5), (30, 7), (20, 5), (40, 5)]
+    assert [r.input_tokens for r in sent] == [20, 30, 1100, 40]
+    assert [r.output_tokens for r in sent] == [5, 7, 5, 5]
+    assert [r.content for r in sent] == [(), (), (4, 5), ()]
     assert [r.in_window for r in sent] == in_window
 
 
@@ -143,35 +146,14 @@ def test_a_silence_does_not_end_a_trace(tmp_path: Path) -> None:
     assert sum(r.in_window for r in made.requests()) == 2
 
 
-def test_shared_blocks_of_a_trace_reach_prompts_and_simulation(tmp_path: Path) -> None:
-    """Schedule, simulation and prompts have the ids of the trace; a schedule is read as written."""
-    ids = [[1, 2, 3], [1, 2, 4], [5]]
-    rows = [row(1000 * k, 1100) | {"hash_ids": each} for k, each in enumerate(ids)]
-    trace = mooncake(tmp_path / "t.jsonl", *rows)
-    made = job(ArrivalShape(), RunLength(warmup_s=0), trace)
-    requests = made.requests()
-    write_schedule(requests, tmp_path / "schedule.jsonl")
-
-    assert read_schedule(tmp_path / "schedule.jsonl") == requests
-    content = read_trace(trace).arrivals.content
-    assert read_trace(tmp_path / "schedule.jsonl").arrivals.content == content
-    one, two, other = (Prompts(made).ids(request) for request in requests[:3])
-    assert one[:1024].tolist() == two[:1024].tolist()
-    assert one[1024:1040].tolist() != two[1024:1040].tolist()
-    assert one[:16].tolist() != other[:16].tolist()
-
-
 def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
+    """Sent again as a trace, prompts share it as before."""
     workload = replace(LOAD.workload, prefix_tokens=8)
-    load, extent = replace(LOAD, workload=workload), RunLength(num_requests=5, warmup_s=0)
-    made = make_job(load, extent, host="http://x")
+    extent = RunLength(num_requests=5, warmup_s=0)
+    made = make_job(replace(LOAD, workload=workload), extent, host="http://x")
     write_schedule(made.requests(), tmp_path / "schedule.jsonl")
-
-    simulated = read_trace(tmp_path / "schedule.jsonl").arrivals.prefix_tokens
     again = job(ArrivalShape(), extent, tmp_path / "schedule.jsonl")
 
-    assert simulated is not None
-    assert set(simulated.tolist()) == {8}
     assert {r.prefix_tokens for r in again.requests()} == {8}
     one, two = (Prompts(again).ids(request) for request in again.requests()[:2])
     assert one[:8].tolist() == two[:8].tolist()
