@@ -22,6 +22,7 @@ from loadtest.report.table import (
     prediction_text,
     stall_text,
 )
+from loadtest.verdict.verdict import HOLDS
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
@@ -52,8 +53,6 @@ DEFINITIONS = (
     " Requests without a complete answer miss the SLO and are in no average."
 )
 CHARTED = ("ttft", "tpot")
-HELD = {"met": True, "missed": False}
-"""Whether the SLO held, by verdict; of others it is not known."""
 
 
 def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
@@ -167,7 +166,7 @@ def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> It
 
 def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
     """Draw goodput over load: this run's, as measured and simulated, and the plan's limit."""
-    done, held = verdict.throughput, HELD.get(verdict.verdict)
+    done, held = verdict.throughput, HOLDS.get(verdict.verdict)
     predicted_good = done.predicted_good_requests_per_s
     if predicted_good is None:
         return

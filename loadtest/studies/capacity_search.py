@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.folder import as_json
 from loadtest.run.run_config import MARGIN, default_requests
+from loadtest.verdict.verdict import HOLDS
 from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
@@ -294,7 +295,7 @@ def _probe_of(rate: float, num: int, name: str, verdict: Verdict) -> Probe:
         requests_per_s=rate,
         num_requests=num,
         verdict=verdict.verdict,
-        holds={"met": True, "missed": False}.get(verdict.verdict),
+        holds=HOLDS.get(verdict.verdict),
         attained_fraction=min(result.attained_fraction for result in verdict.slo),
         good_requests_per_s=verdict.throughput.good_requests_per_s,
         ttft_s=measured.get("ttft"),

@@ -35,6 +35,8 @@ VERDICTS = {
     "interrupted": Exit.INTERRUPTED,
 }
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
+HOLDS = {"met": True, "missed": False}
+"""Whether the SLO held, by verdict; of others it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.run.client_health import Client
+from loadtest.run.client_health import Client, write_client
 from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
@@ -18,7 +18,7 @@ from minicluster.plan import Deployment, EngineSettings, Plan, Routing, to_json
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.samples import Sample
+from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest
 from tests.plans import plan_of, prediction_of
 from tests.serving.plans import PROFILE, make_pool
@@ -157,18 +157,17 @@ def make_run(samples: Sequence[Sample], **client: Any) -> Run:  # noqa: ANN401
         ),
         plan=plan,
         schedule=tuple(
-            ScheduledRequest(
-                index=s.index,
-                due_s=s.due_s,
-                input_tokens=32,
-                output_tokens=10,
-                in_window=s.in_window,
-            )
-            for s in samples
+            replace(REQUEST, index=s.index, due_s=s.due_s, in_window=s.in_window) for s in samples
         ),
         samples=tuple(samples),
         client=replace(CLIENT, **{"wall_s": 11.0, "cpu_fraction": 0.1, **client}),
     )
+
+
+def leave(folder: Path, samples: Sequence[Sample], client: Client = CLIENT) -> None:
+    """Write into *folder* what a client leaves there."""
+    (folder / "samples.jsonl").write_text("".join(f"{to_line(s)}\n" for s in samples))
+    write_client(client, folder / "client.json")
 
 
 def judged(run: Run, **how: Any) -> Verdict:  # noqa: ANN401

@@ -90,6 +90,7 @@ def test_conversations_count_as_a_whole() -> None:
     by_session = itertools.groupby(schedule, key=lambda r: r.session)
     for turns in (list(group) for _, group in by_session):
         assert {r.in_window for r in turns} == {2.0 <= turns[0].due_s < 12.0}
+        assert [r.due_s for r in turns[1:]] == [0.0] * (len(turns) - 1)
 
 
 def test_closed_loop_counts_behind_each_users_warm_up() -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
-from loadtest.run.client_health import write_client
 from loadtest.run.folder import as_json
 from loadtest.studies.capacity_search import (
     Probe,
@@ -27,11 +26,10 @@ from loadtest.studies.capacity_search import (
 )
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.specs.slo import SloSpec
-from minicluster.workload.samples import to_line
 from minicluster.workload.schedule import read_schedule
 from tests.loadtest.command import ServerStarter, loadtest
-from tests.loadtest.made import CLIENT, make_plan, make_probe, make_sample, plan_json
 from tests.loadtest.made import SEARCH as FRESH
+from tests.loadtest.made import leave, make_plan, make_probe, make_sample, plan_json
 
 
 @given(
@@ -271,8 +269,8 @@ def test_the_plan_is_compared_with_both_ends() -> None:
 
 def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
     """Leave in *folder* what a run would that is served by so many slots, in order of arrival."""
-    schedule, free_s, lines = read_schedule(folder / "schedule.jsonl"), [0.0] * slots, []
-    for asked in schedule:
+    free_s, samples = [0.0] * slots, []
+    for asked in read_schedule(folder / "schedule.jsonl"):
         begins_s = max(heapq.heappop(free_s), asked.due_s)
         heapq.heappush(free_s, begins_s + service_s)
         sample = make_sample(
@@ -285,9 +283,8 @@ def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
             asked_input_tokens=asked.input_tokens,
             input_tokens=asked.input_tokens,
         )
-        lines.append(to_line(sample))
-    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    write_client(CLIENT, folder / "client.json")
+        samples.append(sample)
+    leave(folder, samples)
 
 
 def test_a_server_with_so_many_slots(

@@ -11,15 +11,14 @@ import pytest
 
 from loadtest.client.request import reported_phases
 from loadtest.report.judge import judge_run
-from loadtest.run.client_health import write_client
 from loadtest.run.folder import Run, as_json, prepare
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import Resimulation, resimulate
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError
-from minicluster.workload.samples import Sample, to_line
-from tests.loadtest.made import REQUEST, make_plan, make_run, make_sample, plan_json
+from minicluster.workload.samples import Sample
+from tests.loadtest.made import REQUEST, leave, make_plan, make_run, make_sample, plan_json
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +157,7 @@ def test_without_a_plan_that_can_be_simulated(tmp_path: Path, plan_file: Path) -
 def judged_in(folder: Path, run: Run, plan: Path) -> Verdict:
     """Judge *run* as `loadtest run` leaves it in *folder*."""
     prepare(folder, run.job, run.schedule, plan)
-    write_client(run.client, folder / "client.json")
-    (folder / "samples.jsonl").write_text("".join(to_line(s) + "\n" for s in run.samples))
+    leave(folder, run.samples)
     verdict = judge_run(folder, TOLERANCE)
     assert (folder / "verdict.json").read_text() == as_json(verdict)
     return verdict
