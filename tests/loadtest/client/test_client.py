@@ -66,43 +66,39 @@ def test_what_is_measured_is_what_the_server_did(tmp_path: Path, tokens_per_chun
     assert statistics.median(own_s) == pytest.approx(0.01, rel=0.25)
 
 
-def test_users_wait_for_their_answers(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A closed loop has as many requests in flight as it has users, each after its last answer."""
-    shape = ArrivalShape(source=RequestSource(users=3, think_s=0.05))
-    run = send(order(start_server(**FAST), RunLength(num_requests=30), shape=shape), tmp_path)
+@pytest.mark.parametrize(
+    ("source", "vocab_size"),
+    [
+        (RequestSource(users=3, think_s=0.05), 500),
+        (RequestSource(turns=3, think_s=0.05), 500),
+        (RequestSource(turns=3, think_s=0.05), 8),
+    ],
+    ids=["users", "turns", "turns of answers that are no ids of ours"],
+)
+def test_what_follows_waits_for_its_answer(
+    start_server: ServerStarter, tmp_path: Path, source: RequestSource, vocab_size: int
+) -> None:
+    """A closed loop has as many requests in flight as it has users; a turn contains the last."""
+    extent = RunLength(num_requests=60, warmup_s=None if source.users else 0.3)
+    shape = ArrivalShape(source=source)
+    run = send(order(start_server(**FAST), extent, shape=shape, vocab_size=vocab_size), tmp_path)
     samples = {s.index: s for s in run.samples}
     followed = [
         (samples[r.previous], samples[r.index])
         for r in run.schedule
         if r.previous in samples and r.index in samples
     ]
-
-    assert len(run.measured) == 30
-    assert len(followed) > 30
-    assert all(later.due_s >= before.end_s + 0.05 - 1e-3 for before, later in followed)
     in_flight = [(s.send_s, 1) for s in run.samples] + [(s.end_s, -1) for s in run.samples]
-    assert max(itertools.accumulate(step for _, step in sorted(in_flight))) <= 3
-    assert run.client.connections == 3
-
-
-@pytest.mark.parametrize("vocab_size", [8, 500])
-def test_turns_follow_each_other(
-    start_server: ServerStarter, tmp_path: Path, vocab_size: int
-) -> None:
-    shape = ArrivalShape(source=RequestSource(turns=3, think_s=0.02))
-    job = order(start_server(**FAST), shape=shape, vocab_size=vocab_size)
-    run = send(job, tmp_path)
-    samples = {s.index: s for s in run.samples}
-    turns = [
-        (samples[r.previous], samples[r.index])
-        for r in run.schedule
-        if r.in_window and r.previous is not None
-    ]
 
     assert len(run.measured) >= 60
     assert all(s.ok and s.input_tokens == s.asked_input_tokens for s in run.measured)
-    assert all(b.due_s >= a.end_s for a, b in turns)
-    assert all(b.asked_input_tokens > a.asked_input_tokens + 10 for a, b in turns)
+    assert len(followed) > 30
+    assert all(later.due_s >= before.end_s + 0.05 - 1e-3 for before, later in followed)
+    if source.users:
+        assert max(itertools.accumulate(step for _, step in sorted(in_flight))) <= 3
+        assert run.client.connections == 3
+    else:
+        assert all(b.asked_input_tokens > a.asked_input_tokens + 10 for a, b in followed)
 
 
 def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> None:

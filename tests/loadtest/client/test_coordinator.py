@@ -133,3 +133,8 @@ def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) 
 
     assert coordinator.finished.is_set()
     assert isinstance(coordinator.write_error, FileNotFoundError)
+
+    folder.mkdir()
+    coordinator.drop_missing(())
+    coordinator.start(("b",))
+    assert wire.sent[-1] == ("start_run", "b")

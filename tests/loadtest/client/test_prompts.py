@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
@@ -65,6 +65,7 @@ def test_prompts_share_the_prefix_and_nothing_else() -> None:
     st.lists(st.integers(-1, 1), max_size=4),
     st.integers(0, 511),
 )
+@example([0, -1], [0, 1], 0)
 def test_prompts_share_the_blocks_that_a_trace_names(
     first: list[int], second: list[int], rest: int
 ) -> None:
@@ -93,4 +94,5 @@ def test_a_turn_begins_with_what_was_said(told: list[int]) -> None:
     assert len(prompt) == 60
     assert prompt[:40] == ids.tolist()
     assert prompt[40:45] == (told or said[40:].tolist())
+    assert prompt[40:45] != prompt[16:21]
     assert body(PROMPTS, first)["return_token_ids"] is True

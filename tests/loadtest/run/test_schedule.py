@@ -23,6 +23,7 @@ LOAD = WorkloadSpec(
     requests_per_s=20.0,
     input_tokens=Lengths(distribution="uniform", low=10, high=90),
     output_tokens=Lengths(distribution="lognormal", median=20.0, sigma=0.5, high=100),
+    prefix_tokens=50,
 )
 WINDOW = Window(start_s=2.0, end_s=12.0, drain_s=5.0)
 
@@ -56,6 +57,7 @@ def test_the_simulator_draws_the_same_requests(
 
     assert [r.input_tokens for r in sent] == simulated.input_tokens.tolist()
     assert [r.output_tokens for r in sent] == simulated.output_tokens.tolist()
+    assert all(r.prefix_tokens == min(50, r.input_tokens) for r in sent)
     assert [r.session for r in sent] == (
         [None] * len(sent) if simulated.session is None else simulated.session.tolist()
     )

@@ -118,9 +118,11 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
         tried.append((rate, num, name))
         raise InterruptedError
 
-    with pytest.raises(InterruptedError):
-        run_search(SEARCH, measure, tmp_path)
-    assert tried == [(pytest.approx((9 * 10) ** 0.5), 47, "try-4")]
+    for most_requests in (100, 40):
+        with pytest.raises(InterruptedError):
+            run_search(replace(SEARCH, most_requests=most_requests), measure, tmp_path)
+    assert [(num, name) for _, num, name in tried] == [(47, "try-4"), (40, "try-4")]
+    assert tried[0][0] == pytest.approx((9 * 10) ** 0.5)
     for other in (replace(FRESH, host="http://other"), replace(FRESH, most_requests=99)):
         with pytest.raises(InputError, match="another search"):
             resume_search(other, tmp_path)

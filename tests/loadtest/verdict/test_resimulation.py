@@ -18,7 +18,7 @@ from loadtest.verdict.resimulation import Resimulation, resimulate
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.workload.samples import Sample
-from tests.loadtest.made import REQUEST, leave, make_plan, make_run, make_sample, plan_json
+from tests.loadtest.made import REQUEST, judged, leave, make_plan, make_run, make_sample, plan_json
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,8 @@ def test_a_run_is_judged_with_its_resimulation(plan_file: Path, tmp_path: Path) 
     assert theirs
     assert ours.predicted_s == pytest.approx(theirs.predicted_s)
     assert any("20 of 80 requests sent (25%)" in note for note in verdict.notes)
-    assert not any("turned away" in note for note in alone.notes)
+    planned = judged(make_run([*samples, *away]))
+    assert not any("turned away" in note for note in (*alone.notes, *planned.notes))
 
 
 @pytest.mark.parametrize(

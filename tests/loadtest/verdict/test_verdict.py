@@ -260,3 +260,11 @@ def test_queue_is_no_stall(blocked_s: float) -> None:
 
     assert find_stalls(samples).count == 0
     assert find_stalls([]).count == 0
+
+
+def test_two_that_wait_together_are_a_queue() -> None:
+    """The earlier one is overtaken by the other alone, which waited long itself."""
+    alone = [make_sample(index, 10.0 * index) for index in range(9)]
+    both = [make_sample(10, 41.0, ttft_s=8.0), make_sample(11, 42.0, ttft_s=6.0)]
+
+    assert find_stalls([*alone, *both]).count == 0
