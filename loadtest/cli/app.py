@@ -16,7 +16,7 @@ from loadtest.client.endpoint import base_address, check_model, check_trust
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
-from loadtest.run.folder import prepare
+from loadtest.run.folder import as_json, prepare
 from loadtest.run.run_config import (
     RunLength,
     TestLoad,
@@ -37,11 +37,9 @@ from loadtest.selftest.selftest import (
 )
 from loadtest.verdict.prediction import TOLERANCE, parse_tolerance
 from loadtest.verdict.slo import parse_slo
-from loadtest.verdict.verdict import to_json
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
-from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.sources import PROCESSES, RequestSource
 from minicluster.workload.traces import read_trace
@@ -56,8 +54,7 @@ app = typer.Typer(
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
 DEFAULT_REQUESTS = ", ".join(
-    f"{percentile}: {default_requests(SloSpec(percentile=percentile)):,}"
-    for percentile in ("p99", "p95", "p90")
+    f"{percentile}: {default_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
 VOCAB_SIZE = 1000
 """Default vocabulary: every model has that many plain token ids."""
@@ -255,14 +252,14 @@ def selftest(
     levels = parse_streams(streams)
     with shell.talk.status("loading the mock server"):
         errors = [measure_client(level, seconds) for level in levels]
-        highest = measure_capacity(seconds) if capacity else None
+        tried = measure_capacity(seconds) if capacity else []
     if json:
-        tried = [asdict(error) for error in highest.tried] if highest else None
-        typer.echo(dumps({"errors": [asdict(e) for e in errors], "capacity": tried}, indent=2))
+        found = {"errors": list(map(asdict, errors)), "capacity": list(map(asdict, tried)) or None}
+        typer.echo(dumps(found, indent=2))
     else:
-        print_client_errors([*errors, *(highest.tried if highest else ())], Console())
-        if highest:
-            typer.echo(capacity_text(highest))
+        print_client_errors([*errors, *tried], Console())
+        if tried:
+            typer.echo(capacity_text(tried))
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
 
 
@@ -310,7 +307,7 @@ def _judge(
 ) -> NoReturn:
     verdict = judge_run(folder, tolerances, require_prediction=require_prediction, junit=junit)
     if json:
-        typer.echo(to_json(verdict), nl=False)
+        typer.echo(as_json(verdict), nl=False)
     else:
         print_verdict(verdict, Console())
         shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)

@@ -20,16 +20,15 @@ from loadtest.report.compare_page import (
     search_table,
 )
 from loadtest.report.judge import judge_run
-from loadtest.run.folder import prepare, read_run
+from loadtest.run.folder import as_json, prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
-from loadtest.studies import compare as comparing
 from loadtest.studies.capacity_search import (
     enough_requests,
     new_search,
     resume_search,
     run_search,
-    to_json,
 )
+from loadtest.studies.compare import compare_runs
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
@@ -122,7 +121,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
     done = run_search(state, measure, output)
     write_page(output / "search.html", search_page(done))
     if json:
-        typer.echo(to_json(done), nl=False)
+        typer.echo(as_json(done), nl=False)
     else:
         console = Console()
         console.print(search_table(done))
@@ -155,11 +154,11 @@ def compare(
 ) -> None:
     """Compare two runs, and mark the differences that are statistically significant."""
     runs = read_run(first), read_run(second)
-    found = comparing.compare_runs(*runs, (str(first), str(second)))
+    found = compare_runs(*runs, (str(first), str(second)))
     if output:
         write_page(output, comparison_page(found, *runs))
     if json:
-        typer.echo(comparing.to_json(found), nl=False)
+        typer.echo(as_json(found), nl=False)
         return
     console = Console()
     console.print(comparison_table(found))

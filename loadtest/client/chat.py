@@ -6,10 +6,9 @@ import http.client
 import json
 import random
 import time
-import urllib.error
 from functools import partial
 
-from loadtest.client.endpoint import ask, auth_hint
+from loadtest.client.endpoint import ask
 from loadtest.client.stream import CompletionStream, StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed
@@ -86,12 +85,8 @@ def _prompt_tokens(host: str, model: str, text: str, *, insecure: bool) -> int:
     url, body = f"{host}{PATH}", json.dumps(request).encode()
     until_s = time.monotonic() + ANSWER_S
     try:
-        with ask(url, body, wait_s=ANSWER_S, insecure=insecure) as answer:
+        with ask(url, "a chat", body, wait_s=ANSWER_S, insecure=insecure) as answer:
             stream = _follow(answer, until_s)
-    except urllib.error.HTTPError as error:
-        raise TargetFailed(
-            f"{url} answers {error.code}; expected a chat{auth_hint(error.code)}"
-        ) from None
     except (OSError, http.client.HTTPException, EventTooLongError, StreamError) as error:
         raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:

@@ -97,20 +97,22 @@ def check_trust(host: str, *, insecure: bool) -> None:
 
 
 def ask(
-    url: str, body: bytes | None = None, *, wait_s: float, insecure: bool = False
+    url: str, expected: str, body: bytes | None = None, *, wait_s: float, insecure: bool = False
 ) -> http.client.HTTPResponse:
     """
     Send one request with the API key of the environment; the caller closes the response.
 
     Args:
         url: on a host that `base_address` has checked.
+        expected: what should answer there.
         body: JSON to POST; `None`: GET.
         wait_s: time limit of the connection, and of each read.
         insecure: whether any certificate is accepted, and no key sent.
 
     Raises:
         InputError: as `authorization`.
-        OSError: no answer, or an error status (`urllib.error.HTTPError`).
+        TargetFailed: the answer is an error status.
+        OSError: no answer.
         http.client.HTTPException: the answer is no HTTP.
     """
     request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
@@ -124,7 +126,11 @@ def ask(
         context = client_context(ssl.SSLContext, insecure=insecure)
         handlers.append(urllib.request.HTTPSHandler(context=context))
     opener = urllib.request.build_opener(*handlers)
-    answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
+    try:
+        answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
+    except urllib.error.HTTPError as error:
+        status = f"{url} answers {error.code}"
+        raise TargetFailed(f"{status}; expected {expected}{auth_hint(error.code)}") from None
     return answer
 
 
@@ -135,14 +141,11 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
     Raises:
         TargetFailed: no answer, or not that of an OpenAI endpoint.
     """
-    url, expected = f"{host}/v1/models", "expected an OpenAI-compatible endpoint"
+    url, expected = f"{host}/v1/models", "an OpenAI-compatible endpoint"
     try:
-        with ask(url, wait_s=ANSWER_S, insecure=insecure) as answer:
+        with ask(url, expected, wait_s=ANSWER_S, insecure=insecure) as answer:
             listed: Any = json.load(answer)
         return tuple(str(model["id"]) for model in listed["data"])
-    except urllib.error.HTTPError as error:
-        hint = auth_hint(error.code)
-        raise TargetFailed(f"{url} answers {error.code}; {expected}{hint}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -155,7 +158,8 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
             "`serving up plan.json`, or name another one with --host"
         ) from None
     except (KeyError, RecursionError, TypeError, ValueError):
-        raise TargetFailed(f"{url} does not answer with a list of models; {expected}") from None
+        wrong = f"{url} does not answer with a list of models"
+        raise TargetFailed(f"{wrong}; expected {expected}") from None
 
 
 def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:

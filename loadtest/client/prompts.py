@@ -43,7 +43,7 @@ class Prompts:
         self._low = 0 if job.chat else FIRST_PLAIN_TOKEN
         self._high = len(job.chat.words) if job.chat else job.vocab_size
         self._overhead = job.chat.overhead_tokens if job.chat else 0
-        self._prefix = self._fresh(job.workload.prefix_tokens - self._overhead, stream=0)
+        self._prefix = self._fresh(job.workload.prefix_tokens - self._overhead, 0)
         fields = {
             "model": job.model,
             "stream": True,
@@ -97,20 +97,13 @@ class Prompts:
         """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
             return self._prefix
-        return np.concatenate([self._block(each) for each in request.content])
+        blocks = [self._fresh(CONTENT_TOKENS, each, TRACE_STREAM) for each in request.content]
+        return np.concatenate(blocks)
 
-    def _block(self, content: int) -> Ids:
-        """Return the tokens of a block; equal ids have equal tokens within a run."""
-        key = [self._job.prompt_salt, self._job.seed, abs(content), TRACE_STREAM + (content < 0)]
-        rng = np.random.default_rng(key)
-        return rng.integers(self._low, self._high, size=CONTENT_TOKENS)
-
-    def _fresh(self, count: int, stream: int) -> Ids:
-        """Draw *count* ids; equal streams have equal ids within a run."""
-        rng = np.random.default_rng(
-            [self._job.prompt_salt, self._job.seed, abs(stream), stream < 0]
-        )
-        return rng.integers(self._low, self._high, size=max(count, 0))
+    def _fresh(self, count: int, number: int, stream: int = 0) -> Ids:
+        """Draw *count* ids; equal numbers of a stream have equal ids within a run."""
+        key = [self._job.prompt_salt, self._job.seed, abs(number), stream + (number < 0)]
+        return np.random.default_rng(key).integers(self._low, self._high, size=max(count, 0))
 
 
 def _decimals(vocab_size: int) -> NDArray[np.uint8]:

@@ -8,7 +8,6 @@ import gevent.socket
 import gevent.ssl
 
 # isort: on
-import contextlib
 import errno
 import math
 import re
@@ -51,7 +50,7 @@ first run dozens of other greenlets that also yielded."""
 
 READS_PER_TURN = 4
 """Reads without a turn of the event loop: only a stream faster than its reader has more."""
-TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=([0-9.]+)")
+TIMING = re.compile(r"([\w.-]+)\s*;[^,]*?dur=(\d+\.?\d*|\.\d+)(?![\d.])")
 """An entry of a `Server-Timing` header (W3C) with a duration in milliseconds."""
 
 LAST_READ: ContextVar[Arrival] = ContextVar("LAST_READ")
@@ -179,7 +178,8 @@ class RequestTask:
                 text = bytes(response.read(200)).decode(errors="replace")
                 outcome = "shed" if status in SHED else "bad_status"
                 raise StreamError(outcome, f"{status}{auth_hint(status)}: {text}")
-            timings |= _timings(response.get("server-timing"))
+            header = str(response.get("server-timing", ""))
+            timings |= {name: float(value) / 1e3 for name, value in TIMING.findall(header)}
             parser = EventParser()
             for received in _pieces(response):
                 arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
@@ -220,17 +220,6 @@ def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:
             turn, read = loop.iteration, 0
         response.feed(response._sock.recv(BLOCK_BYTES))  # noqa: SLF001
         read += 1
-
-
-def _timings(header: object) -> dict[str, float]:
-    """Parse a `Server-Timing` header into seconds by name; empty without a header."""
-    if not isinstance(header, str):
-        return {}
-    timings = {}
-    for name, value in TIMING.findall(header):
-        with contextlib.suppress(ValueError):  # 1.2.3 is no number
-            timings[name] = float(value) / 1e3
-    return timings
 
 
 def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -> dict[str, float]:

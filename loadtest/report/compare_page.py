@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.studies.compare import RunComparison, Side
 
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
 FOUND_WORDS = {True: "holds", False: "misses", None: "unclear"}
 
@@ -39,7 +38,7 @@ def change_rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:
     )
     for change in comparison.changes:
         yield (
-            f"{NAMES[change.metric]} {change.statistic}",
+            f"{change.metric.upper()} {change.statistic}",
             seconds(change.first_s),
             seconds(change.second_s),
             difference_text(change.low_s, change.high_s),
@@ -88,7 +87,7 @@ def comparison_page(comparison: RunComparison, first: Run, second: Run) -> Page:
                 LatencyCurve(name="first", values_s=before, colour=BLUE),
                 LatencyCurve(name="second", values_s=after, colour=ORANGE, dash="dash"),
             ]
-            figures.append(latency_distribution(f"{NAMES[metric]}: distribution", curves))
+            figures.append(latency_distribution(f"{metric.upper()}: distribution", curves))
     differ = [comparison.good.significant, *(change.significant for change in comparison.changes)]
     title = f"{sum(differ)} of {len(differ)} figures differ"
     changes = DataTable(CHANGE_HEADS, tuple(change_rows(comparison)))

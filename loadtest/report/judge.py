@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loadtest.report.junit import to_junit
 from loadtest.report.run_page import run_page
-from loadtest.run.folder import PLAN, Run, read_run
-from loadtest.verdict.resimulation import Resimulation, reached_engine, resimulate
-from loadtest.verdict.verdict import Verdict, conclude, to_json
+from loadtest.run.folder import PLAN, Run, as_json, read_run
+from loadtest.verdict.resimulation import Resimulation, resimulate
+from loadtest.verdict.verdict import Verdict, conclude
 from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.files import write_atomically
@@ -51,9 +50,7 @@ def judge_run(
     verdict = conclude(
         run, tolerance, require_prediction=require_prediction, resimulation=resimulation
     )
-    if resimulation:
-        verdict = replace(verdict, notes=(*verdict.notes, *_left_out(run)))
-    write_atomically(folder / "verdict.json", to_json(verdict))
+    write_atomically(folder / "verdict.json", as_json(verdict))
     if junit:
         write_atomically(junit, to_junit(verdict, require_prediction=require_prediction))
     page = run_page(run, verdict, resimulation)
@@ -66,20 +63,8 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return resimulate(folder / PLAN, reached_engine(run.samples), run.schedule)
+        return resimulate(folder / PLAN, run.samples, run.schedule)
     except MiniclusterError as error:
         text = f"the prediction is the plan's own, not one for these requests: {error}"
         shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)
         return None
-
-
-def _left_out(run: Run) -> tuple[str, ...]:
-    """Return a note on the requests that the simulation leaves out, if there are any."""
-    sent = len(run.samples)
-    num = sent - len(reached_engine(run.samples))
-    if not num:
-        return ()
-    share = f"{num:,} of {sent:,} requests sent ({num / sent:.0%})"
-    return (
-        f"{share} were turned away before they reached an engine; the prediction is of the others",
-    )

@@ -22,6 +22,7 @@ from loadtest.report.table import (
     prediction_text,
     stall_text,
 )
+from loadtest.verdict.verdict import HOLDS
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
@@ -51,9 +52,7 @@ DEFINITIONS = (
     " first chunk). ITL: gaps between content chunks. E2E: scheduled arrival to last token."
     " Requests without a complete answer miss the SLO and are in no average."
 )
-NAMES = {"ttft": "TTFT", "tpot": "TPOT"}
-HELD = {"met": True, "missed": False}
-"""Whether the SLO held, by verdict; of others it is not known."""
+CHARTED = ("ttft", "tpot")
 
 
 def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
@@ -155,8 +154,8 @@ def _errors(run: Run) -> Iterator[Section]:
 
 def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
-    distributions = (_distribution(metric, run, verdict, resimulation) for metric in NAMES)
-    courses = (_course(metric, run, verdict) for metric in NAMES)
+    distributions = (_distribution(metric, run, verdict, resimulation) for metric in CHARTED)
+    courses = (_course(metric, run, verdict) for metric in CHARTED)
     figures = [figure for drawn in (*distributions, *courses) for figure in drawn]
     if figures:
         yield ChartRow(tuple(figures))
@@ -167,7 +166,7 @@ def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> It
 
 def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
     """Draw goodput over load: this run's, as measured and simulated, and the plan's limit."""
-    done, held = verdict.throughput, HELD.get(verdict.verdict)
+    done, held = verdict.throughput, HOLDS.get(verdict.verdict)
     predicted_good = done.predicted_good_requests_per_s
     if predicted_good is None:
         return
@@ -213,7 +212,7 @@ def _distribution(
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
     limit = next((r for r in verdict.slo if r.metric == metric), None)
     yield latency_distribution(
-        f"{NAMES[metric]}: distribution",
+        f"{metric.upper()}: distribution",
         curves,
         predicted_s=predicted,
         limit=(LEVELS[limit.percentile], limit.limit_s) if limit else None,
@@ -228,7 +227,7 @@ def _course(metric: str, run: Run, verdict: Verdict) -> Iterator[Figure]:
     if points:
         window = run.job.window
         yield requests_over_time(
-            f"{NAMES[metric]} over time",
+            f"{metric.upper()} over time",
             points,
             failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
             window_s=(window.start_s, window.end_s),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from loadtest.selftest.selftest import ClientCapacity, ClientError
+    from loadtest.selftest.selftest import ClientError
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.verdict import Verdict
 
@@ -229,17 +229,18 @@ def print_client_errors(errors: Sequence[ClientError], console: Console) -> None
     console.print(table)
 
 
-def capacity_text(capacity: ClientCapacity) -> str:
-    """Return the capacity of one client process on this machine."""
-    if not capacity.held:
+def capacity_text(tried: Sequence[ClientError]) -> str:
+    """Return the capacity of one client process: the highest load at which a run is valid."""
+    best = max((each for each in tried if each.fit), key=lambda e: e.events_per_s, default=None)
+    if best is None:
         return "capacity: below the first load tried"
-    last = capacity.tried[-1]
+    last = tried[-1]
     beyond = (
         f"saturated at {last.events_per_s:,.0f}"
         if last.saturated
         else f"not saturated by {last.streams} streams"
     )
     return (
-        f"capacity of one client process: {capacity.events_per_s:,.0f} events/s followed "
-        f"({capacity.events_per_s_per_core:,.0f} a core), {beyond}"
+        f"capacity of one client process: {best.events_per_s:,.0f} events/s followed "
+        f"({best.events_per_s / best.cpu_fraction:,.0f} a core), {beyond}"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from loadtest.run.client_health import Client, read_client
-from loadtest.run.job import Job, read_job, write_job
+from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
@@ -37,10 +38,10 @@ class Run:
         """The samples of the window."""
         return tuple(s for s in self.samples if s.in_window)
 
-    @property
-    def content(self) -> dict[int, tuple[int, ...]]:
-        """Ids of the content blocks of each request whose trace has them, by index."""
-        return {r.index: r.content for r in self.schedule if r.content}
+
+def as_json(record: Any) -> str:  # noqa: ANN401  (any dataclass)
+    """Write *record*, a dataclass, as a JSON document."""
+    return json.dumps(asdict(record), indent=2, allow_nan=False) + "\n"
 
 
 def prepare(
@@ -60,7 +61,7 @@ def prepare(
         copy = folder / PLAN
         if plan and not (copy.exists() and copy.samefile(plan)):
             shutil.copyfile(plan, copy)
-        write_job(job, folder / "run.json")
+        (folder / "run.json").write_text(as_json(job), encoding="utf-8")
         write_schedule(schedule, folder / "schedule.jsonl")
     except OSError as error:
         raise InputError("--output", str(folder), f"a writable folder: {error.strerror}") from None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loadtest.run.schedule import ArrivalShape, Window, draw
@@ -110,11 +109,6 @@ def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
 def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time limit of a request: ten times what the SLO allows, at least 30 s."""
     return max(MIN_TIMEOUT_S, 10 * slowest_s(slo, workload))
-
-
-def write_job(job: Job, path: Path) -> None:
-    """Write *job* as JSON."""
-    path.write_text(json.dumps(asdict(job), indent=2) + "\n", encoding="utf-8")
 
 
 def read_job(path: Path) -> Job:

@@ -158,7 +158,7 @@ def make_job(
         window=base,
         timeout_s=limit_s,
         shape=shape,
-        num_requests=length.num_requests or default_requests(load.slo),
+        num_requests=length.num_requests or default_requests(load.slo.percentile),
         workers=workers,
         plan=PLAN if load.planned else None,
     )
@@ -177,11 +177,8 @@ def _window(job: Job, length: RunLength, e2e_s: float) -> Window:
         return replace(base, end_s=base.start_s + length.duration_s)
     if shape.stages:
         return replace(base, end_s=duration_s(shape.stages))
-    if job.workload.trace and length.num_requests is None:
-        trace = read_trace(Path(job.workload.trace), skip_unanswered=shape.skip_unanswered)
-        last_s = float(trace.arrivals.due_s[-1])
-        return replace(base, end_s=last_s + 1 / job.workload.requests_per_s)
-    return window_of(job.workload, shape, base, num_requests=job.num_requests, seed=job.seed)
+    num_requests = length.num_requests if job.workload.trace else job.num_requests
+    return window_of(job.workload, shape, base, num_requests=num_requests, seed=job.seed)
 
 
 def _with_warmup_stage(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalShape, float]:
@@ -256,9 +253,9 @@ def _range(low: int, high: int) -> Lengths:
     return Lengths(distribution="uniform", low=int(low), high=int(high))
 
 
-def default_requests(slo: SloSpec) -> int:
-    """Return the number of requests that proves *slo* met, if very few miss it."""
-    return round(MARGIN * samples_needed(LEVELS[slo.percentile]))
+def default_requests(percentile: str) -> int:
+    """Return the number of requests that proves a limit at *percentile* met, if few miss it."""
+    return round(MARGIN * samples_needed(LEVELS[percentile]))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,25 +105,31 @@ def draw(
 
 
 def window_of(
-    workload: WorkloadSpec, shape: ArrivalShape, base: Window, *, num_requests: int, seed: int
+    workload: WorkloadSpec,
+    shape: ArrivalShape,
+    base: Window,
+    *,
+    num_requests: int | None,
+    seed: int,
 ) -> Window:
     """
     Return *base* with an end such that *num_requests* of the arrivals of *seed* are inside.
 
-    Conversations count as a whole, so that there may be a few requests more.
+    `None` stands for all requests of a trace. Conversations count as a whole, so that there may
+    be a few requests more.
 
     Raises:
         InputError: a trace has fewer requests.
     """
-    wanted = -(-num_requests // shape.source.turns)
+    wanted = -(-(num_requests or 0) // shape.source.turns)
     # Ten standard deviations more than needed: the arrival that closes the window is there.
     spread = (shape.source.gap_cv or 1.0) * math.sqrt(wanted)
     longest_s = (wanted + 10 * spread + 10) * shape.source.turns / workload.requests_per_s
-    horizon_s = base.start_s + sum(s.duration_s for s in shape.stages) + longest_s
+    horizon_s = math.inf if workload.trace else base.start_s + longest_s
     arrivals = _open_loop(workload, shape, horizon_s, seed)
     first = arrivals.due_s[_starts_s(arrivals, shape) == arrivals.due_s]
     first = first[first >= base.start_s]
-    if workload.trace and len(first) == wanted:
+    if workload.trace and num_requests in {None, len(first)}:
         return replace(base, end_s=float(arrivals.due_s[-1]) + 1 / workload.requests_per_s)
     if len(first) <= wanted:
         raise InputError(
@@ -189,9 +195,7 @@ def _until(arrivals: Arrivals, horizon_s: float) -> Arrivals:
     late = np.flatnonzero(np.isfinite(arrivals.due_s) & (arrivals.due_s >= horizon_s))
     if not len(late):
         return arrivals
-    columns: dict[str, Any] = {c.name: getattr(arrivals, c.name) for c in fields(Arrivals)}
-    given = {name: column for name, column in columns.items() if column is not None}
-    return replace(arrivals, **{name: column[: late[0]] for name, column in given.items()})
+    return Arrivals(**{name: column[: late[0]] for name, column in arrivals.columns().items()})
 
 
 def _closed_loop(
@@ -209,37 +213,29 @@ def _closed_loop(
 
 
 def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledRequest, ...]:
+    columns = arrivals.columns() | {"in_window": counts}
+    lists = [c if isinstance(c, tuple) else c.tolist() for c in columns.values()]
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
+    return tuple(_request(index, **row) for index, row in enumerate(rows))
 
-    def column(values: NDArray[Any] | None, missing: object) -> list[Any]:
-        return [missing] * len(arrivals) if values is None else values.tolist()
 
-    rows = zip(
-        column(arrivals.due_s, None),
-        arrivals.input_tokens.tolist(),
-        arrivals.output_tokens.tolist(),
-        counts.tolist(),
-        column(arrivals.previous, -1),
-        column(arrivals.think_s, 0.0),
-        column(arrivals.session, None),
-        [()] * len(arrivals) if arrivals.content is None else arrivals.content,
-        column(arrivals.prefix_tokens, 0),
-        strict=True,
+def _request(
+    index: int,
+    *,
+    due_s: float,
+    input_tokens: int,
+    previous: int = -1,
+    think_s: float = 0.0,
+    prefix_tokens: int = 0,
+    **others: Any,  # noqa: ANN401  (lengths, session and content, as they are)
+) -> ScheduledRequest:
+    follows = previous >= 0
+    return ScheduledRequest(
+        index=index,
+        due_s=0.0 if follows else due_s,
+        input_tokens=input_tokens,
+        previous=previous if follows else None,
+        think_s=think_s if follows else 0.0,
+        prefix_tokens=min(prefix_tokens, input_tokens),
+        **others,
     )
-    return tuple(
-        ScheduledRequest(
-            index=index,
-            due_s=due_s if previous < 0 else 0.0,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            in_window=in_window,
-            previous=previous if previous >= 0 else None,
-            think_s=think_s if previous >= 0 else 0.0,
-            session=session,
-            content=content,
-            prefix_tokens=min(prefix_tokens, input_tokens),
-        )
-        for index, (
-            due_s, input_tokens, output_tokens, in_window, previous, think_s, session, content,
-            prefix_tokens,
-        ) in enumerate(rows)
-    )  # fmt: skip

@@ -56,7 +56,6 @@ class MockServer:
         self.config, self.log = config, log
         self.num_requests = 0
         self.first_request_s = 0.0
-        self.slots = asyncio.Semaphore(config.slots or 1_000_000)
 
     async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serve all connections to *listener*, for ever, with *tls* if given."""
@@ -118,13 +117,11 @@ class MockServer:
             return
         stall_s = self.first_request_s + config.stall_at_s
         stream.stalls_s = (stall_s, stall_s + config.stall_s)
-        async with self.slots:
-            stream.start_s = time.monotonic() if config.slots else stream.received_s
-            stream.open()
-            more = True
-            while more:
-                await asyncio.sleep(stream.due_s - time.monotonic())
-                more = stream.step()
+        stream.open()
+        more = True
+        while more:
+            await asyncio.sleep(stream.due_s - time.monotonic())
+            more = stream.step()
         row = {"id": name, "received_s": stream.received_s, "chunk_s": stream.sent_s}
         self.log.write(json.dumps(row) + "\n")
         self.log.flush()

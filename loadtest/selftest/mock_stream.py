@@ -29,14 +29,12 @@ class MockConfig:
         itl_s: time between tokens.
         tokens_per_chunk: tokens merged into one chunk.
         early_chunk: 1: an empty chunk is sent at once, as some servers do.
-        running_usage: 1: each chunk has the running total, as vLLM sends it on request.
-        usage: 0: no usage is sent at all.
+        usage: 0: no usage is sent at all; 1: each chunk has the running total, as vLLM sends it.
         stall_at_s: seconds from the first request to a pause of all streams.
         stall_s: length of that pause.
         cut_after_tokens: tokens after which the connection is cut; 0: never.
         mute_after_tokens: tokens after which nothing is sent, while the connection stays; 0: never.
         endless: 1: tokens never end.
-        slots: requests served at a time, the others wait; 0: any number.
         fail_every: every n-th request is answered with `status`; 0: none.
         status: HTTP status of a failing request.
         garbage: content instead of chunks: `text` is no JSON, `deep` is nested too deeply,
@@ -54,14 +52,12 @@ class MockConfig:
     itl_s: float = 0.02
     tokens_per_chunk: int = 1
     early_chunk: int = 0
-    running_usage: int = 1
     usage: int = 1
     stall_at_s: float = 0.0
     stall_s: float = 0.0
     cut_after_tokens: int = 0
     mute_after_tokens: int = 0
     endless: int = 0
-    slots: int = 0
     fail_every: int = 0
     status: int = 500
     garbage: str = ""
@@ -82,8 +78,7 @@ class MockStream:
     Attributes:
         request: body of the request.
         gone: whether the client has disconnected.
-        received_s: arrival of the request's last byte, on the monotonic clock.
-        start_s: start of its prefill, on the same clock.
+        received_s: arrival of the request's last byte, on the monotonic clock; its prefill starts.
         stalls_s: start and end of the pause.
         sent_s: time at which each chunk was written.
         done: number of tokens sent.
@@ -95,7 +90,6 @@ class MockStream:
     writer: asyncio.StreamWriter
     gone: Callable[[], bool]
     received_s: float
-    start_s: float = 0.0
     stalls_s: tuple[float, float] = (0.0, 0.0)
     sent_s: list[float] = field(default_factory=list)
     done: int = 0
@@ -133,7 +127,7 @@ class MockStream:
     def due_s(self) -> float:
         """Time at which the next chunk is to be sent."""
         last = self.done + self.new - 1
-        due_s = self.start_s + self.config.ttft_s + last * self.config.itl_s
+        due_s = self.received_s + self.config.ttft_s + last * self.config.itl_s
         from_s, to_s = self.stalls_s
         return to_s if from_s <= due_s < to_s else due_s
 
@@ -179,9 +173,7 @@ class MockStream:
             if self.request.get("return_token_ids"):
                 choice += b', "token_ids": %s' % json.dumps([self.done] * new).encode()
             choice += b"}"
-        usage = b""
-        if self.config.usage and self.config.running_usage:
-            usage = b', "usage": %s' % self._usage()
+        usage = b', "usage": %s' % self._usage() if self.config.usage else b""
         kind = b"chat.completion.chunk" if self.chat else b"text_completion"
         return b'{"id": "x", "object": "%s", "choices": [%s]%s}' % (kind, choice, usage)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +49,15 @@ class Level:
     streams: int
     itl_s: float = 0.02
 
+    @property
+    def requests_per_s(self) -> float:
+        """The rate that keeps so many streams open on average (Little's law)."""
+        return self.streams / (TTFT_S + (OUTPUT_TOKENS - 1) * self.itl_s)
+
+
+FIRST_OF_SEARCH = Level(streams=200, itl_s=0.01)
+"""The load with which the search for the capacity begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientError:
@@ -57,7 +66,7 @@ class ClientError:
 
     Attributes:
         streams: mean number of concurrent streams.
-        events_per_s: chunks received per second.
+        events_per_s: chunks received in the window, per second of it.
         ttft_error_p50_s: median of (TTFT from send - server's own TTFT).
         itl_error_p99_s: p99 of the absolute error, over all gaps.
         tpot_error_p99_s: p99 of the absolute error, over all requests.
@@ -83,34 +92,6 @@ class ClientError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientCapacity:
-    """
-    The capacity of one client process on this machine.
-
-    Attributes:
-        tried: the errors at increasing loads; the last load saturates the client.
-    """
-
-    tried: tuple[ClientError, ...]
-
-    @property
-    def held(self) -> ClientError | None:
-        """The highest load at which a run would be valid."""
-        kept = [error for error in self.tried if error.fit]
-        return max(kept, key=lambda error: error.events_per_s, default=None)
-
-    @property
-    def events_per_s(self) -> float:
-        """Chunks per second at that load."""
-        return self.held.events_per_s if self.held else 0.0
-
-    @property
-    def events_per_s_per_core(self) -> float:
-        """Chunks per second for a whole core."""
-        return self.events_per_s / self.held.cpu_fraction if self.held else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
     """The mock server's own times of one request, on its monotonic clock."""
 
@@ -129,30 +110,31 @@ def measure_client(level: Level, window_s: float) -> ClientError:
         folder = Path(name)
         log = folder / "truth.jsonl"
         with mock_server(MockConfig(ttft_s=TTFT_S, itl_s=level.itl_s), log) as host:
-            rate = level_job(level, window_s, host).workload.requests_per_s
-            job = level_job(level, max(window_s, MIN_REQUESTS / rate), host)
+            job = level_job(level, max(window_s, MIN_REQUESTS / level.requests_per_s), host)
             prepare(folder, job, job.requests(), None)
             launch_client(folder, lambda _: None)
         return client_error(read_run(folder), read_truth(log), level)
 
 
-def measure_capacity(
-    seconds: float, from_streams: int = 200, itl_s: float = 0.01
-) -> ClientCapacity:
-    """Increase the number of streams by half each time, until the client is saturated."""
+def measure_capacity(window_s: float) -> list[ClientError]:
+    """
+    Increase the number of streams by half each time, until the client is saturated.
+
+    Returns:
+        The errors at increasing loads; the last load saturates the client.
+    """
     tried: list[ClientError] = []
-    streams = from_streams
-    while streams <= MAX_STREAMS and not (tried and tried[-1].saturated):
-        tried.append(measure_client(Level(streams=streams, itl_s=itl_s), seconds))
-        streams = int(streams * GROWTH)
-    return ClientCapacity(tried=tuple(tried))
+    level = FIRST_OF_SEARCH
+    while level.streams <= MAX_STREAMS and not (tried and tried[-1].saturated):
+        tried.append(measure_client(level, window_s))
+        level = replace(level, streams=int(level.streams * GROWTH))
+    return tried
 
 
 def level_job(level: Level, window_s: float, host: str) -> Job:
-    """Return a job with *level.streams* in flight on average (Little's law)."""
-    per_request_s = TTFT_S + (OUTPUT_TOKENS - 1) * level.itl_s
+    """Return a job with the streams of *level* in flight on average."""
     workload = WorkloadSpec(
-        requests_per_s=level.streams / per_request_s,
+        requests_per_s=level.requests_per_s,
         input_tokens=Lengths.fixed(16),
         output_tokens=Lengths.fixed(OUTPUT_TOKENS),
     )
@@ -198,12 +180,13 @@ def client_error(run: Run, truth: dict[int, Truth], level: Level) -> ClientError
         true_gaps = [b - a for a, b in pairwise(true.chunk_s)]
         gaps += [abs(a - b) for a, b in zip(s.gaps_s, true_gaps, strict=True)]
         tpots.append(abs((s.tpot_s or 0.0) - sum(true_gaps) / len(true_gaps)))
-    own = health(run.client, run.measured, run.job.slo)
+    own, window = health(run.client, run.measured, run.job.slo), run.job.window
+    in_window = (window.start_s <= t < window.end_s for s in run.samples for t in s.chunk_s)
     return ClientError(
         streams=level.streams,
         itl_s=level.itl_s,
         num_requests=len(pairs),
-        events_per_s=events_per_s(run),
+        events_per_s=sum(in_window) / window.length_s,
         ttft_error_p50_s=quantile(ttft, 0.50),
         ttft_error_p99_s=quantile(ttft, 0.99),
         itl_error_p99_s=quantile(gaps, 0.99),
@@ -214,13 +197,6 @@ def client_error(run: Run, truth: dict[int, Truth], level: Level) -> ClientError
         fit=not own.problems,
         saturated=own.saturated,
     )
-
-
-def events_per_s(run: Run) -> float:
-    """Count the chunks received in the window, per second of it."""
-    window = run.job.window
-    stamps = (t for s in run.samples for t in s.chunk_s)
-    return sum(window.start_s <= t < window.end_s for t in stamps) / window.length_s
 
 
 def parse_streams(text: str) -> tuple[Level, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from loadtest.run.folder import as_json
+from loadtest.run.run_config import MARGIN, default_requests
+from loadtest.verdict.verdict import HOLDS
 from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
@@ -29,9 +31,6 @@ EXTENSION = 2.0
 
 MAX_EXTENSION = 4.0
 """Largest factor of one extension: the estimate of a short run is uncertain."""
-
-MARGIN = 1.2
-"""Factor above the fewest requests that can prove a limit met: some requests will miss."""
 
 GROWTH = 1.25
 """Ratio of consecutive rates while all probes hold or all miss: three steps double the rate."""
@@ -239,13 +238,8 @@ def run_search(search: CapacitySearch, measure: Measure, folder: Path) -> Capaci
         probe = _probe_rate(measure, rate, num, search.most_requests, f"try-{place + 1}")
         probes = (*search.probes[:place], probe, *search.probes[place + 1 :])
         search = replace(search, probes=probes)
-        write_atomically(folder / STATE, to_json(search))
+        write_atomically(folder / STATE, as_json(search))
     return search
-
-
-def to_json(search: CapacitySearch) -> str:
-    """Write *search* as JSON."""
-    return json.dumps(asdict(search), indent=2, allow_nan=False) + "\n"
 
 
 def _next_probe(search: CapacitySearch) -> tuple[int, float, int] | None:
@@ -265,8 +259,8 @@ def _next_probe(search: CapacitySearch) -> tuple[int, float, int] | None:
     )
     if following is None:
         return None
-    enough = round(MARGIN * samples_needed(LEVELS[search.percentile]))
-    return len(search.probes), following, min(search.most_requests, enough)
+    num = min(search.most_requests, default_requests(search.percentile))
+    return len(search.probes), following, num
 
 
 def _probe_rate(measure: Measure, rate: float, num: int, most: int, name: str) -> Probe:
@@ -301,7 +295,7 @@ def _probe_of(rate: float, num: int, name: str, verdict: Verdict) -> Probe:
         requests_per_s=rate,
         num_requests=num,
         verdict=verdict.verdict,
-        holds={"met": True, "missed": False}.get(verdict.verdict),
+        holds=HOLDS.get(verdict.verdict),
         attained_fraction=min(result.attained_fraction for result in verdict.slo),
         good_requests_per_s=verdict.throughput.good_requests_per_s,
         ttft_s=measured.get("ttft"),

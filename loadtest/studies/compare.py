@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,11 +136,6 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
     )
 
 
-def to_json(comparison: RunComparison) -> str:
-    """Write *comparison* as JSON."""
-    return json.dumps(asdict(comparison), indent=2, allow_nan=False) + "\n"
-
-
 def _by_index(metric: str, answered: Sequence[Sample]) -> dict[int, float]:
     return {s.index: v for s in answered if (v := getattr(s, f"{metric}_s")) is not None}
 
@@ -205,8 +199,8 @@ def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
         name=name,
         requests=num,
         answered=len(window.answered),
-        offered_requests_per_s=num / window.length_s,
-        good_requests_per_s=good / window.length_s,
+        offered_requests_per_s=num / window.counted.length_s,
+        good_requests_per_s=good / window.counted.length_s,
         good_fraction=good / num,
         good_low=interval.low,
         good_high=1.0 if interval.high is None else interval.high,

@@ -51,7 +51,7 @@ def decide(
         return "failed", (f"{run.job.host} answered no request: {detail}",)
     if problems := _invalid(window, measured, health):
         return "invalid", tuple(problems)
-    return slo_verdict(window.steady_state, window.length_s, results)
+    return slo_verdict(window.counted, window.counted.length_s, results)
 
 
 def slo_verdict(
@@ -108,9 +108,10 @@ def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Heal
     if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):
         problems.append(f"{not_sent} of {len(window.requests)} scheduled requests were never sent")
     problems += _wrong_lengths(measured)
-    if window.cached_fraction is not None and window.cached_fraction > MAX_CACHED_FRACTION:
+    cached_fraction = window.counted.cached_fraction or 0.0
+    if cached_fraction > MAX_CACHED_FRACTION:
         problems.append(
-            f"{window.cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
+            f"{cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
             "which the workload does not ask for"
         )
     return problems

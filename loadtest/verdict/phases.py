@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from minicluster.phases import DECODE, HANDOFF, INGRESS, QUEUED_PREFILL, SUMS, phase_s
@@ -64,8 +65,8 @@ def compare_phases(resimulation: Resimulation, measured: Sequence[Sample]) -> Ph
     if not pairs:
         return None
     timed = [pair for pair in pairs if _report([pair], (QUEUED_PREFILL, HANDOFF))]
-    rows = _server_rows(timed) if timed else [_row("ttft", pairs, _ttft_s, _ttft_s)]
-    rows.append(_row(DECODE, timed or pairs, _decode_s, _decode_s))
+    rows = _server_rows(timed) if timed else [_row("ttft", pairs, attrgetter("ttft_s"))]
+    rows.append(_row(DECODE, timed or pairs, lambda request: request.e2e_s - request.ttft_s))
     total = sum(abs(row.difference_s) for row in rows)
     worst = max(rows, key=lambda row: abs(row.difference_s))
     return PhaseTable(
@@ -82,7 +83,7 @@ def _server_rows(pairs: Pairs) -> list[Phase]:
     handed = any(_seconds(HANDOFF)(request) for pair in pairs for request in pair)
     for whole in (QUEUED_PREFILL, HANDOFF) if handed else (QUEUED_PREFILL,):
         names = SUMS[whole] if _report(pairs, SUMS[whole]) else (whole,)
-        rows += [_row(name, pairs, _seconds(name), _seconds(name)) for name in names]
+        rows += [_row(name, pairs, _seconds(name)) for name in names]
     return rows
 
 
@@ -98,22 +99,15 @@ def _outside_engines_s(sample: Sample) -> float:
     return sample.ttft_s - _seconds(QUEUED_PREFILL)(sample) - _seconds(HANDOFF)(sample)
 
 
-def _ttft_s(request: PredictedRequest | Sample) -> float:
-    return request.ttft_s
-
-
-def _decode_s(request: PredictedRequest | Sample) -> float:
-    return request.e2e_s - request.ttft_s
-
-
 def _row(
     name: str,
     pairs: Pairs,
-    predicted: Callable[[PredictedRequest], float],
-    measured: Callable[[Sample], float],
+    of_request: Callable[[PredictedRequest | Sample], float],
+    of_sample: Callable[[Sample], float] | None = None,
 ) -> Phase:
-    predicted_s = sum(predicted(p) for p, _ in pairs) / len(pairs)
-    measured_s = sum(measured(s) for _, s in pairs) / len(pairs)
+    """Compare the means of a phase; *of_sample* gives a sample's where it is found otherwise."""
+    predicted_s = sum(of_request(p) for p, _ in pairs) / len(pairs)
+    measured_s = sum((of_sample or of_request)(s) for _, s in pairs) / len(pairs)
     return Phase(
         name=name,
         predicted_s=predicted_s,

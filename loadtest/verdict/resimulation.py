@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.phases import TTFT_PHASES
-from minicluster.workload.samples import turned_away
 from minicluster.workload.schedule import write_schedule
 
 if TYPE_CHECKING:
@@ -67,15 +66,17 @@ def resimulate(
     Simulate the requests of *samples*, with their arrival times and lengths, on *plan*.
 
     The random arrivals are then the same on both sides, so that measured minus predicted varies
-    far less than the measurement alone. The run's *schedule* says what prompts share.
+    far less than the measurement alone. The run's *schedule* says what prompts share. Requests
+    that were turned away are left out: the simulator has no admission control.
 
     Raises:
         MiniclusterError: the simulator is not installed or refuses; the message is its own.
     """
     command = find_command("sizing")
-    sent = sorted(samples, key=lambda s: (s.due_s, s.index))
+    reached = [s for s in samples if not s.turned_away]
+    sent = sorted(reached, key=lambda s: (s.due_s, s.index))
     if not sent:
-        raise MiniclusterError("no request was sent")
+        raise MiniclusterError("no request reached an engine")
     scheduled = {request.index: request for request in schedule}
     with TemporaryDirectory(prefix="resimulation-") as folder:
         file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
@@ -97,11 +98,6 @@ def resimulate(
                 lines[-1] if lines else f"the simulator ended with exit code {done.returncode}"
             )
         return _read(rows, json.loads(done.stdout), [s.index for s in sent])
-
-
-def reached_engine(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Return the requests among *samples* that were not turned away before an engine saw them."""
-    return tuple(s for s in samples if not turned_away(s.outcome, s.detail))
 
 
 def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:

@@ -88,18 +88,15 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, .
 
     *requests* are those of the window in the order of their arrival; `None`: never sent.
     """
-    whole = [s if s is not None and s.ok else None for s in requests]
-    limits = [("ttft", slo.ttft_s, np.array([math.inf if s is None else s.ttft_s for s in whole]))]
-    if slo.tpot_s is not None:
-        tpot = np.array([math.inf if s is None else s.tpot_s or 0.0 for s in whole])
-        limits.append(("tpot", slo.tpot_s, tpot))
-    if slo.itl_s is not None:
-        limits.append(("itl", slo.itl_s, _gaps(requests)))
     return tuple(
         judge_limit(
-            metric, values, limit_s=limit_s, percentile=slo.percentile, num_requests=len(whole)
+            metric,
+            _gaps(requests) if metric == "itl" else _latencies(metric, requests),
+            limit_s=limit_s,
+            percentile=slo.percentile,
+            num_requests=len(requests),
         )
-        for metric, limit_s, values in limits
+        for metric, limit_s in slo.limits_s.items()
     )
 
 
@@ -159,6 +156,11 @@ def limit_verdict(level: float, requests: int, low: float, high: float) -> str:
     if requests < samples_needed(level):
         return "missed" if high < min(level, CLEAR_MISS_FRACTION) else "inconclusive"
     return "met" if low >= level else "missed" if high < level else "inconclusive"
+
+
+def _latencies(metric: str, requests: Sequence[Sample | None]) -> NDArray[np.float64]:
+    whole = [s if s is not None and s.ok else None for s in requests]
+    return np.array([getattr(s, f"{metric}_s") or 0.0 if s else math.inf for s in whole])
 
 
 def _gaps(requests: Sequence[Sample | None]) -> NDArray[np.float64]:

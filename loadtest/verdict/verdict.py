@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
@@ -13,7 +12,7 @@ from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, count_good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
-from loadtest.verdict.window import measurement_window
+from loadtest.verdict.window import CountedPart, measurement_window
 from minicluster.errors import Exit
 from minicluster.stats.quantiles import LatencySummary, summarise
 
@@ -36,6 +35,8 @@ VERDICTS = {
     "interrupted": Exit.INTERRUPTED,
 }
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
+HOLDS = {"met": True, "missed": False}
+"""Whether the SLO held, by verdict; of others it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +79,6 @@ class RunMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """The part of the run that counts, without what MSER-5 cut as unsettled."""
-
-    start_s: float
-    length_s: float
-    settled: bool
-    cached_fraction: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """
     The whole answer; `verdict.json` contains exactly this.
@@ -115,14 +106,9 @@ class Verdict:
     outcomes: dict[str, int]
     throughput: Throughput
     client: Health
-    window: Counted
+    window: CountedPart
     notes: tuple[str, ...]
     metadata: RunMetadata
-
-    @property
-    def exit(self) -> Exit:
-        """Exit code of the command."""
-        return Exit(self.exit_code)
 
 
 def conclude(
@@ -170,13 +156,8 @@ def conclude(
         outcomes=dict(outcomes),
         throughput=_throughput(run, window, resimulation),
         client=client,
-        window=Counted(
-            start_s=window.steady_state.start_s,
-            length_s=window.length_s,
-            settled=window.steady_state.settled,
-            cached_fraction=window.cached_fraction,
-        ),
-        notes=_notes(run, window),
+        window=window.counted,
+        notes=_notes(run, window, resimulation),
         metadata=RunMetadata(
             host=run.job.host,
             model=run.job.model,
@@ -206,9 +187,9 @@ def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
 def _throughput(
     run: Run, window: MeasurementWindow, resimulation: Resimulation | None
 ) -> Throughput:
-    window_s, scheduled, answered = window.length_s, len(window.requests), window.answered
+    start_s, window_s = window.counted.start_s, window.counted.length_s
+    scheduled, answered = len(window.requests), window.answered
     good = count_good(run.job.slo, answered)
-    start_s = window.steady_state.start_s
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
     known = resimulation.requests if resimulation else {}
     predicted = [
@@ -235,11 +216,12 @@ def _throughput(
     )
 
 
-def _notes(run: Run, window: MeasurementWindow) -> tuple[str, ...]:
+def _notes(
+    run: Run, window: MeasurementWindow, resimulation: Resimulation | None
+) -> tuple[str, ...]:
     answered, notes = window.answered, []
     num_unanswered = len(window.requests) - len(answered)
-    if window.steady_state.start_s > run.job.window.start_s:
-        cut_s = window.steady_state.start_s - run.job.window.start_s
+    if (cut_s := window.counted.start_s - run.job.window.start_s) > 0:
         notes.append(f"the warm-up was extended by {cut_s:.1f} s, until latencies had settled")
     if num_unanswered and answered:
         notes.append(
@@ -256,11 +238,12 @@ def _notes(run: Run, window: MeasurementWindow) -> tuple[str, ...]:
     merged = sum(tokens > 1 for s in answered for tokens in s.chunk_tokens)
     if merged:
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
-    if answered and window.cached_fraction is None:
+    if answered and window.counted.cached_fraction is None:
         notes.append("the endpoint does not report the hits of its prefix cache")
+    num_away, num_sent = sum(s.turned_away for s in run.samples), len(run.samples)
+    if resimulation and num_away:
+        notes.append(
+            f"{num_away:,} of {num_sent:,} requests sent ({num_away / num_sent:.0%}) were turned "
+            "away before they reached an engine; the prediction is of the others"
+        )
     return tuple(notes)
-
-
-def to_json(verdict: Verdict) -> str:
-    """Write *verdict* as JSON."""
-    return json.dumps(asdict(verdict), indent=2, allow_nan=False) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,12 +13,13 @@ from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from loadtest.run.folder import Run
     from loadtest.run.schedule import Window
+    from minicluster.workload.schedule import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +40,32 @@ class SteadyState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountedPart(SteadyState):
+    """
+    The part of the run that counts, without what MSER-5 cut as unsettled.
+
+    Attributes:
+        length_s: from `start_s` to the end of the window.
+        cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
+            workload shares and those of earlier turns; `None` if the endpoint does not report it.
+    """
+
+    length_s: float
+    cached_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementWindow:
     """
     The requests that a verdict counts.
 
     Attributes:
-        requests: scheduled in the window and after the warm-up, in the order of their arrival;
-            `None`: never sent.
-        steady_state: where the window begins, and whether latencies had settled by then.
-        length_s: from there to the end of the window.
-        cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
-            workload shares and those of earlier turns; `None` if the endpoint does not report it.
+        requests: scheduled in the counted part, in the order of their arrival; `None`: never sent.
+        counted: when they arrived, and whether latencies had settled by then.
     """
 
     requests: tuple[Sample | None, ...]
-    steady_state: SteadyState
-    length_s: float
-    cached_fraction: float | None
+    counted: CountedPart
 
     @property
     def sent(self) -> tuple[Sample, ...]:
@@ -87,12 +97,12 @@ def measurement_window(run: Run) -> MeasurementWindow:
     kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= steady.start_s]
     if run.job.shape.closed:
         kept = [s for _, s in placed]
-    return MeasurementWindow(
-        requests=tuple(kept),
-        steady_state=steady,
+    counted = CountedPart(
+        **asdict(steady),
         length_s=end_s - steady.start_s,
         cached_fraction=_cached(run, [s for s in kept if s and s.ok]),
     )
+    return MeasurementWindow(requests=tuple(kept), counted=counted)
 
 
 def steady_state(
@@ -126,18 +136,16 @@ def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
     if not reported:
         return None
     template = run.job.chat.overhead_tokens if run.job.chat else 0
-    prefix, content = max(run.job.workload.prefix_tokens, template), run.content
-    shared = {s.index: CONTENT_TOKENS * len(content.get(s.index, ())) or prefix for s in reported}
-    shared |= _earlier_turns(run, shared)
-    beyond = sum(max(0, (s.cached_tokens or 0) - shared[s.index]) for s in reported)
-    return beyond / sum(s.asked_input_tokens for s in reported)
+    prefix = max(run.job.workload.prefix_tokens, template)
+    scheduled = {r.index: r for r in run.schedule}
 
+    def shared(request: ScheduledRequest) -> int:
+        """Return the tokens of its trace's blocks or the prefix, or those of its earlier turns."""
+        beginning = CONTENT_TOKENS * len(request.content) or prefix
+        if request.session is None or request.previous is None:
+            return beginning
+        earlier = scheduled[request.previous]
+        return max(beginning, earlier.input_tokens + earlier.output_tokens)
 
-def _earlier_turns(run: Run, shared: Mapping[int, int]) -> dict[int, int]:
-    """Return the tokens of earlier turns, all of which the next prompt of a session contains."""
-    tokens = {r.index: r.input_tokens + r.output_tokens for r in run.schedule}
-    return {
-        r.index: max(shared[r.index], tokens[r.previous])
-        for r in run.schedule
-        if r.session is not None and r.previous in tokens and r.index in shared
-    }
+    cached = ((s.cached_tokens or 0) - shared(scheduled[s.index]) for s in reported)
+    return sum(max(0, beyond) for beyond in cached) / sum(s.asked_input_tokens for s in reported)

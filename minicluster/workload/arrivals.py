@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,11 @@ class Arrivals:
     def __len__(self) -> int:
         """Count the requests."""
         return len(self.due_s)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the attributes that are known, by name: a value for each request."""
+        named = ((column.name, getattr(self, column.name)) for column in fields(self))
+        return {name: values for name, values in named if values is not None}
 
 
 def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -35,16 +35,6 @@ EARLIER_PHASES = {PREFILL, HANDOFF}
 """Phases that an endpoint of this version never reports without the queue of prefill."""
 
 
-def turned_away(outcome: str, detail: str | None) -> bool:
-    """
-    Return whether the endpoint refused a request (4xx, 503), or never received it.
-
-    The *detail* of a bad status begins with the status.
-    """
-    client_error = outcome == "bad_status" and (detail or "").startswith("4")
-    return outcome in TURNED_AWAY or client_error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """
@@ -89,6 +79,13 @@ class Sample:
         return self.outcome == "ok"
 
     @property
+    def turned_away(self) -> bool:
+        """Whether the endpoint refused it (4xx, 503) or never received it: no engine saw it."""
+        # The detail of a bad status begins with the status.
+        client_error = self.outcome == "bad_status" and (self.detail or "").startswith("4")
+        return self.outcome in TURNED_AWAY or client_error
+
+    @property
     def ttft_s(self) -> float:
         """Scheduled arrival to first content chunk; the SLO is judged on this one."""
         return self.chunk_s[0] - self.due_s
@@ -99,18 +96,14 @@ class Sample:
         return self.chunk_s[0] - self.send_s
 
     @property
-    def first_chunk_tokens(self) -> int:
-        """Tokens in the first chunk; 1 if the server does not report them."""
-        return self.chunk_tokens[0] if self.chunk_tokens else 1
-
-    @property
     def tpot_s(self) -> float | None:
         """
         (last - first chunk) / (tokens after the first chunk); `None` if there are none.
 
         Of a single chunk there are none either, where the server does not say what it holds.
+        Where it does not, the first chunk counts as one token.
         """
-        after_first = (self.output_tokens or 0) - self.first_chunk_tokens
+        after_first = (self.output_tokens or 0) - (self.chunk_tokens or (1,))[0]
         if after_first <= 0 or len(self.chunk_s) == 1:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / after_first
@@ -122,16 +115,12 @@ class Sample:
 
         Tokens of one chunk arrived together: the first of them has the whole gap, the others 0.
         """
-        gaps: list[float] = []
-        for k, (before_s, after_s) in enumerate(pairwise(self.chunk_s), 1):
-            gaps.append(after_s - before_s)
-            if self.chunk_tokens:
-                gaps += [0.0] * (self.chunk_tokens[k] - 1)
-        return tuple(gaps)
+        arrivals_s = (*self.chunk_s[:1], *self.gap_ends_s)
+        return tuple(after_s - before_s for before_s, after_s in pairwise(arrivals_s))
 
     @property
     def gap_ends_s(self) -> tuple[float, ...]:
-        """End of each of `gaps_s`."""
+        """End of each of `gaps_s`: the arrival of each token after the first chunk."""
         tokens = self.chunk_tokens or (1,) * len(self.chunk_s)
         later = zip(self.chunk_s[1:], tokens[1:], strict=True)
         return tuple(at_s for at_s, count in later for _ in range(count))

@@ -123,7 +123,8 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
         records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
         parse: Callable[[Any], TraceRow] = _from_schedule if '"due_s"' in first else _from_mooncake
     else:
-        records = _csv_lines(lines)
+        reader = csv.DictReader(lines, skipinitialspace=True)
+        records = ((reader.line_num, record) for record in reader)
         parse = _csv_format(path, first)
     for number, record in records:
         try:
@@ -145,12 +146,6 @@ def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], TraceRow]:
         return _from_burstgpt
     found = first[:80] if first else "an empty file"
     raise InputError(f"{path}:1", found, FORMATS)
-
-
-def _csv_lines(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(lines, skipinitialspace=True)
-    for record in reader:
-        yield reader.line_num, record
 
 
 def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,11 @@ def start_run(host: str, folder: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Any) -> None:  # noqa: ANN401
-    """Wait for *condition*, at most a minute."""
+    """Wait for *condition*, at most a minute; while nothing answers yet it does not hold."""
     until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
+    while time.monotonic() < until:
+        with suppress(OSError):
+            if condition():
+                return
         time.sleep(0.1)
+    raise AssertionError

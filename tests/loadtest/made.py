@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from loadtest.run.client_health import Client
+from loadtest.run.client_health import Client, write_client
 from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
-from loadtest.selftest.selftest import ClientError
 from loadtest.studies.capacity_search import CapacitySearch, Probe
-from minicluster.plan import Deployment, EngineSettings, Placement, Plan, Pool, Routing
-from minicluster.specs.engine import EngineProfile, SchedulingRules
+from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.verdict import Verdict, conclude
+from minicluster.plan import Deployment, EngineSettings, Plan, Routing, to_json
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.samples import Sample
+from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest
 from tests.plans import plan_of, prediction_of
+from tests.serving.plans import PROFILE, make_pool
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05)
 MODEL = ModelSpec(
@@ -35,48 +37,7 @@ MODEL = ModelSpec(
     vocab_size=500,
     max_context_tokens=1000,
 )
-ENGINE = EngineProfile(
-    name="vllm",
-    version="0",
-    connector="none",
-    pp=(1,),
-    block_size=16,
-    gpu_memory_utilization=0.9,
-    activation_bytes=1.0,
-    runtime_bytes=1.0,
-    max_num_seqs=8,
-    max_num_batched_tokens=1000,
-    per_layer_s=0.0,
-    per_step_s=0.0,
-    per_sequence_s=0.0,
-    per_request_s=0.0,
-    transfer_base_s=0.0,
-    scheduling=SchedulingRules(
-        mixed_steps=True,
-        chunked_prefill=True,
-        kv_reserved_fraction=0.0,
-        fp8_kv="requantised",
-        async_scheduling_since=(0,),
-    ),
-)
-
-
-def pool(role: str, core: int) -> Pool:
-    return Pool(
-        role=role,
-        replicas=1,
-        tp=1,
-        pp=1,
-        ep=1,
-        gpu="cpu",
-        dtype="bf16",
-        max_num_seqs=8,
-        max_num_batched_tokens=1000,
-        kv_bytes=1e6,
-        placement=(Placement(node="here", gpus=(core,)),),
-    )
-
-
+BATCHES = {"max_num_seqs": 8, "max_num_batched_tokens": 1000}
 JOB = Job(
     host="http://127.0.0.1:1",
     model="fake",
@@ -124,20 +85,27 @@ def make_plan(
     )
     settings = EngineSettings(
         name="vllm",
-        version="0",
+        version=PROFILE.version,
         max_model_len=1000,
         block_size=32,
         kv_dtype="bf16",
-        gpu_memory_utilization=0.9,
+        gpu_memory_utilization=PROFILE.gpu_memory_utilization,
     )
     deployment = Deployment(
         model=MODEL,
         engine=settings,
-        pools=(pool("prefill", 0), pool("decode", 1)),
+        pools=(make_pool("prefill", (0,), **BATCHES), make_pool("decode", (1,), **BATCHES)),
         routing=Routing(),
     )
     predicted = prediction_of(ttft_s, tpot_s, rate=rate, num_output=num_output)
-    return plan_of(deployment, profile=ENGINE, workload=load, slo=slo, prediction=predicted)
+    return plan_of(deployment, profile=PROFILE, workload=load, slo=slo, prediction=predicted)
+
+
+def plan_json(plan: Plan, folder: Path) -> Path:
+    """Write *plan* into *folder* as a user has it."""
+    path = folder / "given.json"
+    path.write_text(to_json(plan))
+    return path
 
 
 def make_sample(  # noqa: PLR0913  (each test names what it is about)
@@ -189,18 +157,22 @@ def make_run(samples: Sequence[Sample], **client: Any) -> Run:  # noqa: ANN401
         ),
         plan=plan,
         schedule=tuple(
-            ScheduledRequest(
-                index=s.index,
-                due_s=s.due_s,
-                input_tokens=32,
-                output_tokens=10,
-                in_window=s.in_window,
-            )
-            for s in samples
+            replace(REQUEST, index=s.index, due_s=s.due_s, in_window=s.in_window) for s in samples
         ),
         samples=tuple(samples),
         client=replace(CLIENT, **{"wall_s": 11.0, "cpu_fraction": 0.1, **client}),
     )
+
+
+def leave(folder: Path, samples: Sequence[Sample], client: Client = CLIENT) -> None:
+    """Write into *folder* what a client leaves there."""
+    (folder / "samples.jsonl").write_text("".join(f"{to_line(s)}\n" for s in samples))
+    write_client(client, folder / "client.json")
+
+
+def judged(run: Run, **how: Any) -> Verdict:  # noqa: ANN401
+    """Judge *run* as `loadtest report` does."""
+    return conclude(run, TOLERANCE, **{"require_prediction": False, **how})
 
 
 def make_probe(rate: float, *, holds: bool | None) -> Probe:
@@ -226,19 +198,4 @@ SEARCH = CapacitySearch(
     most_requests=100,
     predicted_requests_per_s=10.0,
     saturation_requests_per_s=12.0,
-)
-CLIENT_ERROR = ClientError(
-    streams=200,
-    itl_s=0.02,
-    num_requests=400,
-    events_per_s=9876.0,
-    ttft_error_p50_s=0.00123,
-    ttft_error_p99_s=0.0123,
-    itl_error_p99_s=0.123,
-    tpot_error_p99_s=0.00012,
-    heartbeat_lag_p90_s=0.001,
-    heartbeat_lag_p99_s=0.01,
-    cpu_fraction=0.7,
-    fit=True,
-    saturated=False,
 )

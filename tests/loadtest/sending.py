@@ -11,17 +11,15 @@ import gevent
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.request import connections
-from loadtest.run.client_health import write_client
 from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.job import ChatForm, Job
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape
-from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.samples import Sample, to_line
+from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
+from tests.loadtest.made import leave
 
 WORKLOAD = WorkloadSpec(
     requests_per_s=60.0,
@@ -81,10 +79,5 @@ def send(
     client = dispatcher.run()
     gevent.killall(others)
     pool.close()
-    (folder / "samples.jsonl").write_text("".join(f"{to_line(s)}\n" for s in samples))
-    write_client(client, folder / "client.json")
+    leave(folder, samples, client)
     return read_run(folder)
-
-
-def judged(run: Run) -> Verdict:
-    return conclude(run, TOLERANCE, require_prediction=False)

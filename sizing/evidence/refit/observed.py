@@ -15,7 +15,7 @@ from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import read_samples, turned_away
+from minicluster.workload.samples import read_samples
 from minicluster.workload.schedule import read_schedule
 from minicluster.workload.traces import TraceRow, arrivals_of
 
@@ -103,7 +103,7 @@ def observed(
     sent = read_samples(samples)
     if not sent:
         raise InputError(str(samples), "an empty file", "samples written by `loadtest run`")
-    kept = [sample for sample in sent if not turned_away(sample.outcome, sample.detail)]
+    kept = [sample for sample in sent if not sample.turned_away]
     kept.sort(key=lambda sample: (sample.due_s, sample.index))
     found = read_run_verdict(samples.parent / "verdict.json")
     start_s = -np.inf if found is None else found.start_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from minicluster.errors import Exit
-from minicluster.plan import to_json
 from minicluster.specs.slo import SloSpec
 from tests.loadtest.command import (
     FAST,
@@ -22,9 +20,8 @@ from tests.loadtest.command import (
     run,
     start_run,
     verdict_in,
-    wait_for,
 )
-from tests.loadtest.made import make_plan
+from tests.loadtest.made import make_plan, plan_json
 
 
 def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:
@@ -45,8 +42,7 @@ def test_planned_run_compares_with_the_prediction(
 ) -> None:
     """With a plan the table has all three columns; a prediction far off fails where required."""
     host = start_server(ttft_s=0.05, itl_s=0.02)
-    plan = tmp_path / "plan.json"
-    plan.write_text(to_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0))))
+    plan = plan_json(make_plan(ttft_s=5.0, slo=SloSpec(ttft_s=30.0, tpot_s=5.0)), tmp_path)
     out = tmp_path / "out"
     options = ["--host", host, "-o", out, "--warmup", "0.3", "--requests", "30"]
     done = loadtest("run", plan, *options)
@@ -97,16 +93,6 @@ def test_interrupt_keeps_what_there_is(
     assert "INTERRUPTED" in out
     assert verdict_in(tmp_path)["verdict"] == "interrupted"
     assert (tmp_path / "report.html").exists()
-
-
-def test_client_ends_with_its_parent(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Kill the command hard, and the load stops by itself."""
-    process = start_run(start_server(**FAST), tmp_path)
-    process.kill()
-    process.communicate()
-
-    wait_for((tmp_path / "client.json").exists)
-    assert json.loads((tmp_path / "client.json").read_text())["stop"] == "orphaned"
 
 
 def test_importing_the_command_patches_nothing() -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from loadtest.client import chat
 from loadtest.client.chat import FORMS, learn_chat
 from loadtest.client.prompts import Prompts
-from loadtest.run.job import ChatForm, read_job, write_job
+from loadtest.run.job import ChatForm
 from minicluster.errors import Exit, InputError, TargetFailed
 from tests.loadtest.command import ServerStarter, run
 from tests.loadtest.made import JOB as SOME
-from tests.loadtest.made import REQUEST
-from tests.loadtest.sending import judged, order, send
+from tests.loadtest.made import REQUEST, judged
+from tests.loadtest.sending import order, send
 
 FORM = replace(FORMS[0], overhead_tokens=7)
 JOB = replace(SOME, chat=FORM)
@@ -50,22 +50,13 @@ def test_chats_share_the_prefix_and_the_first_word() -> None:
     assert one[shared : shared + 16] != two[shared : shared + 16]
 
 
-def test_words_are_few_enough_to_be_known_and_all_different() -> None:
-    for form in FORMS:
-        assert len(set(form.words)) == len(form.words)
-
-
-@pytest.mark.parametrize("template", [0, 12])
-def test_the_template_is_learned_from_usage(start_server: ServerStarter, template: int) -> None:
-    host = start_server(ttft_s=0.001, itl_s=0.001, template_tokens=template)
-    assert learn_chat(host, "fake").overhead_tokens == template
-
-
 @pytest.mark.parametrize(
-    ("per_word", "known"), [((1, 9), FORMS[0]), ((3, 1), FORMS[1])], ids=["words", "bytes"]
+    ("per_word", "known"),
+    [((1, 9), FORMS[0]), ((3, 1), FORMS[1]), ((2, 2), None)],
+    ids=["words", "bytes", "neither"],
 )
 def test_the_words_that_are_one_token_are_used(
-    monkeypatch: pytest.MonkeyPatch, per_word: tuple[int, int], known: ChatForm
+    monkeypatch: pytest.MonkeyPatch, per_word: tuple[int, int], known: ChatForm | None
 ) -> None:
     """A vocabulary of bytes takes three tokens for a word and one for a letter."""
 
@@ -74,13 +65,11 @@ def test_the_words_that_are_one_token_are_used(
         return 5 + (len(text.split()) * per_word[0] if spaced else len(text) * per_word[1])
 
     monkeypatch.setattr(chat, "_prompt_tokens", count)
-    assert learn_chat("http://x", "m") == replace(known, overhead_tokens=5)
-
-
-def test_a_tokenizer_that_knows_none_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_prompt_tokens", lambda _host, _model, text, **_: 2 * len(text))
-    with pytest.raises(InputError, match="completions"):
-        learn_chat("http://x", "m")
+    if known:
+        assert learn_chat("http://x", "m") == replace(known, overhead_tokens=5)
+    else:
+        with pytest.raises(InputError, match="completions"):
+            learn_chat("http://x", "m")
 
 
 @pytest.mark.parametrize(
@@ -94,10 +83,6 @@ def test_an_endpoint_without_chats_is_said_to_be_one(
         learn_chat(start_server(ttft_s=0.001, **behaviour), "fake")
 
 
-def test_an_answer_that_is_left_open_has_ended(start_server: ServerStarter) -> None:
-    assert learn_chat(start_server(ttft_s=0.001, unclosed=1), "fake").overhead_tokens == 0
-
-
 @pytest.mark.parametrize("behaviour", [{}, {"flood": 1}, {"mute_after_tokens": 1}], ids=str)
 def test_a_chat_that_never_ends_is_given_up(
     start_server: ServerStarter, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, int]
@@ -108,16 +93,18 @@ def test_a_chat_that_never_ends_is_given_up(
         learn_chat(start_server(ttft_s=0.001, endless=1, **behaviour), "fake")
 
 
-def test_a_job_of_chats_is_read_as_written(tmp_path: Path) -> None:
-    write_job(JOB, tmp_path / "run.json")
-    assert read_job(tmp_path / "run.json") == JOB
-
-
 def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Lengths by usage are those asked, template included; an empty first chunk is no token."""
-    host = start_server(ttft_s=0.05, itl_s=0.01, template_tokens=12, early_chunk=1)
-    found = send(order(host, chat=learn_chat(host, "fake")), tmp_path)
+    """
+    Lengths by usage are those asked, template included; an empty first chunk is no token.
 
+    An answer whose response is left open has ended with its last event.
+    """
+    host = start_server(ttft_s=0.05, itl_s=0.01, template_tokens=12, early_chunk=1, unclosed=1)
+    learned = learn_chat(host, "fake")
+    found = send(order(host, chat=learned), tmp_path)
+
+    assert learned == replace(FORMS[0], overhead_tokens=12)
+    assert found.job.chat == learned
     assert len(found.measured) == 60
     assert all(s.input_tokens == s.asked_input_tokens for s in found.measured)
     assert all(s.output_tokens == 10 for s in found.measured)

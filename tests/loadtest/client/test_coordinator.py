@@ -72,16 +72,25 @@ def test_a_lost_worker_ends_the_run(wire: Wire, coordinator: Coordinator, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("left", "stop"), [("b", "short of a worker"), ("a", "complete")], ids=["silent", "reported"]
+    ("left", "end", "stop"),
+    [
+        ("b", "complete", "short of a worker"),
+        ("a", "complete", "complete"),
+        ("b", "interrupted", "interrupted"),
+    ],
+    ids=["silent", "reported", "interrupted"],
 )
 def test_a_worker_that_leaves_after_the_last_request(
-    wire: Wire, coordinator: Coordinator, tmp_path: Path, left: str, stop: str
+    wire: Wire, coordinator: Coordinator, tmp_path: Path, left: str, end: str, stop: str
 ) -> None:
-    """It is missing unless its final report has come: its health would be unknown."""
-    for worker in ("a", "b"):
-        wire.report(worker, left=0)
-    assert wire.sent[2:] == [("end_run", {"reason": "complete"})]
-    wire.client("a", "complete")
+    """It is missing unless its final report has come; an interrupted run stays one."""
+    if end == "interrupted":
+        coordinator.end(end)
+    else:
+        for worker in ("a", "b"):
+            wire.report(worker, left=0)
+    assert wire.sent[2:] == [("end_run", {"reason": end})]
+    wire.client("a", end)
     coordinator.drop_missing(tuple({"a", "b"} - {left}))
     assert coordinator.finished.is_set() == (left == "b")
     if left == "a":
@@ -89,15 +98,6 @@ def test_a_worker_that_leaves_after_the_last_request(
 
     assert coordinator.finished.is_set()
     assert read_client(tmp_path / "client.json").stop == stop
-
-
-def test_an_interrupted_run_stays_one(wire: Wire, coordinator: Coordinator, tmp_path: Path) -> None:
-    coordinator.end("interrupted")
-    wire.client("a", "interrupted")
-    coordinator.drop_missing(("a",))
-
-    assert coordinator.finished.is_set()
-    assert read_client(tmp_path / "client.json").stop == "interrupted"
 
 
 def test_no_worker_is_missing_between_runs(
@@ -133,3 +133,8 @@ def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) 
 
     assert coordinator.finished.is_set()
     assert isinstance(coordinator.write_error, FileNotFoundError)
+
+    folder.mkdir()
+    coordinator.drop_missing(())
+    coordinator.start(("b",))
+    assert wire.sent[-1] == ("start_run", "b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -39,17 +38,22 @@ class Broken:
         raise self.error
 
 
-def dispatcher_of(
-    requests: Sequence[ScheduledRequest], error: Exception, samples: list[Sample]
-) -> Dispatcher:
-    http: Any = Broken(error)
-    return Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
+def run(
+    *requests: ScheduledRequest, error: Exception | None = None, receiving: bool = False
+) -> tuple[str, list[Sample]]:
+    """
+    Send *requests*, until none that counts is left; return why the run ended, and what it left.
 
-
-def run(*requests: ScheduledRequest) -> list[Sample]:
-    """Send *requests*, until none that counts is left; a minute is for a run that never ends."""
+    Args:
+        requests: to send, each of which fails with *error*.
+        error: by default one that nobody foresaw.
+        receiving: whether another stream receives tokens meanwhile.
+    """
     samples: list[Sample] = []
-    dispatcher = dispatcher_of(requests, RuntimeError("out of the blue"), samples)
+    http: Any = Broken(error or RuntimeError("out of the blue"))
+    dispatcher = Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
+    if receiving:
+        dispatcher._in_flight[-1] = SimpleNamespace(stream=SimpleNamespace(chunk_s=[1e5]))
 
     def end() -> None:
         while dispatcher.window_left:
@@ -58,15 +62,14 @@ def run(*requests: ScheduledRequest) -> list[Sample]:
 
     gevent.spawn(end)
     with gevent.Timeout(60):
-        client = dispatcher.run()
-    assert client.stop == "complete"
-    return samples
+        return dispatcher.run().stop, samples
 
 
 def test_an_unforeseen_error_is_a_sample() -> None:
     """It is neither lost nor hidden: malformed, in its own words; and what waited goes out."""
-    samples = run(FIRST, THEN, LAST, OTHER)
+    stop, samples = run(FIRST, THEN, LAST, OTHER)
 
+    assert stop == "complete"
     assert sorted(s.index for s in samples) == [0, 1, 2, 3]
     assert {s.outcome for s in samples} == {"malformed"}
     assert {s.detail for s in samples} == {"RuntimeError: out of the blue"}
@@ -82,8 +85,9 @@ def test_the_run_ends_without_what_could_not_be_sent(
         raise RuntimeError("our own mistake")
 
     monkeypatch.setattr(RequestTask if place == "send" else Dispatcher, place, broken)
-    samples = run(FIRST, THEN, LAST, OTHER)
+    stop, samples = run(FIRST, THEN, LAST, OTHER)
 
+    assert stop == "complete"
     assert len(samples) == (0 if place == "send" else 2)
     assert "our own mistake" in capfd.readouterr().err
 
@@ -114,12 +118,9 @@ def test_a_target_that_is_gone_ends_the_run(
     """Once nothing answers, the rest of the schedule is not waited for: the target died."""
     monkeypatch.setattr(dispatching, "DEAD_AFTER_S", {"refused": 0.0, "timeout": 0.0})
     requests = [replace(FIRST, index=k) for k in range(dispatching.DEAD_AFTER_REQUESTS)]
-    samples: list[Sample] = []
-    dispatcher = dispatcher_of([*requests, replace(OTHER, index=99, due_s=1e5)], error, samples)
-    with gevent.Timeout(60):
-        client = dispatcher.run()
+    stop, samples = run(*requests, replace(OTHER, index=99, due_s=1e5), error=error)
 
-    assert client.stop == "died"
+    assert stop == "died"
     assert [s.index for s in samples] == [r.index for r in requests]
 
 
@@ -127,19 +128,6 @@ def test_a_target_that_sends_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> Non
     """Requests may time out one after the other while another stream receives its tokens."""
     monkeypatch.setattr(dispatching, "DEAD_AFTER_S", {"refused": 0.0, "timeout": 0.0})
     requests = [replace(FIRST, index=k) for k in range(2 * dispatching.DEAD_AFTER_REQUESTS)]
-    samples: list[Sample] = []
-    dispatcher = dispatcher_of(requests, TimeoutError(), samples)
-    receiving: Any = SimpleNamespace(stream=SimpleNamespace(chunk_s=[1e5]))
-    dispatcher._in_flight[-1] = receiving
+    stop, samples = run(*requests, error=TimeoutError(), receiving=True)
 
-    def end() -> None:
-        while dispatcher.window_left:
-            gevent.sleep(0.01)
-        dispatcher.end("complete")
-
-    gevent.spawn(end)
-    with gevent.Timeout(60):
-        client = dispatcher.run()
-
-    assert client.stop == "complete"
-    assert len(samples) == len(requests)
+    assert (stop, len(samples)) == ("complete", len(requests))

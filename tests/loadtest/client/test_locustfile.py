@@ -6,23 +6,19 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import loadtest
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength
-from minicluster.errors import Exit
 from minicluster.specs.workload import Lengths
 from tests.loadtest import sending
-from tests.loadtest.command import ServerStarter
+from tests.loadtest.command import ServerStarter, wait_for
 from tests.loadtest.sending import WORKLOAD
 
 LOCUSTFILE = Path(loadtest.__file__).parent / "client" / "locustfile.py"
@@ -46,19 +42,6 @@ def locust(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             process.terminate()
             process.wait(30)
-
-
-def wait_for(condition: Callable[[], Any], folder: Path) -> Any:  # noqa: ANN401
-    """Wait until *condition* gives something, at most a minute."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if seen := condition():
-                return seen
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError((folder / "locust.log").read_text()[-3000:])
 
 
 def ask(url: str, data: bytes | None = None) -> dict[str, Any]:
@@ -88,16 +71,14 @@ def test_web_interface_starts_runs_and_shows_them(
     with locust(tmp_path, *options):
         for _ in range(2):
             done.unlink(missing_ok=True)
-            wait_for(
-                lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"}, tmp_path
-            )
+            wait_for(lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"})
             assert ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")["success"]
-            wait_for(done.exists, tmp_path)
+            wait_for(done.exists)
             run = read_run(tmp_path)
 
             assert len(run.measured) == 30
             assert all(s.ok for s in run.measured)
-            wait_for(lambda: shown(url) >= 30, tmp_path)
+            wait_for(lambda: shown(url) >= 30)
 
 
 def test_stop_button_keeps_what_there_is(
@@ -106,20 +87,15 @@ def test_stop_button_keeps_what_there_is(
     order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path, requests=5000)
     url = f"http://127.0.0.1:{free_port}"
     with locust(tmp_path, "--web-host", "127.0.0.1", "--web-port", str(free_port)):
-        wait_for(lambda: ask(f"{url}/stats/requests"), tmp_path)
+        wait_for(lambda: ask(f"{url}/stats/requests"))
         ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")
-        wait_for(lambda: shown(url) > 5, tmp_path)
+        wait_for(lambda: shown(url) > 5)
         ask(f"{url}/stop", b"")
-        wait_for((tmp_path / "client.json").exists, tmp_path)
+        wait_for((tmp_path / "client.json").exists)
     run = read_run(tmp_path)
 
     assert run.client.stop == "interrupted"
     assert sum(s.ok for s in run.samples) > 5
-
-
-def headless(port: int) -> list[str]:
-    ports = ["--master-bind-port", str(port), "--master-port", str(port)]
-    return ["--headless", "--processes", "2", *ports]
 
 
 def test_locusts_own_processes_share_the_schedule(
@@ -127,35 +103,11 @@ def test_locusts_own_processes_share_the_schedule(
 ) -> None:
     """With `--processes 2` Locust's workers send the one schedule, and then the command ends."""
     order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path)
-    options = headless(free_port)
-    with locust(tmp_path, *options) as process:
-        wait_for(lambda: process.poll() is not None, tmp_path)
+    ports = ["--master-bind-port", str(free_port), "--master-port", str(free_port)]
+    with locust(tmp_path, "--headless", "--processes", "2", *ports) as process:
+        wait_for(lambda: process.poll() is not None)
     run = read_run(tmp_path)
 
     assert run.client.processes == 2
     assert sorted(s.index for s in run.measured) == [r.index for r in run.schedule if r.in_window]
     assert all(s.ok for s in run.measured)
-
-
-def test_locusts_own_run_ends_without_a_worker(
-    start_server: ServerStarter, free_port: int, tmp_path: Path
-) -> None:
-    """One of Locust's two workers is frozen: nothing waits for it, the run is invalid."""
-    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path, requests=20_000)
-    options = headless(free_port)
-    samples = tmp_path / "samples.jsonl"
-    with locust(tmp_path, *options) as process:
-        wait_for(lambda: samples.read_text().count("\n") > 20, tmp_path)
-        workers = psutil.Process(process.pid).children()
-        workers[0].suspend()
-        try:
-            wait_for((tmp_path / "client.json").exists, tmp_path)
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                workers[0].kill()
-    run = read_run(tmp_path)
-
-    assert len(workers) == 2
-    assert run.client.stop == "short of a worker"
-    assert sum(s.ok for s in run.samples) > 20
-    assert sending.judged(run).exit == Exit.INCONCLUSIVE

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtest.client.prompts import Prompts
@@ -47,46 +47,40 @@ def test_every_id_is_written_as_it_is(vocab_size: int) -> None:
 
 
 def test_prompts_share_the_prefix_and_nothing_else() -> None:
-    """Only the prefix of the workload is common, within a run and between runs."""
+    """Only the prefix of the workload is common within a run, and nothing between runs."""
+    other = Prompts(replace(JOB, prompt_salt=3))
     one, two = (body(PROMPTS, request(k, 200))["prompt"] for k in (1, 2))
-    again = body(Prompts(replace(JOB, prompt_salt=3)), request(1, 200))["prompt"]
+    again = body(other, request(1, 200))["prompt"]
+    block = replace(request(0, 512), content=(7,))
 
     assert one == body(PROMPTS, request(1, 200))["prompt"]
     assert one[:16] == two[:16]
     assert one[16:32] != two[16:32]
     assert one[:16] != again[:16]
+    assert PROMPTS.ids(block)[:16].tolist() != other.ids(block)[:16].tolist()
 
 
 @given(
-    st.lists(st.integers(0, 2), max_size=4),
-    st.lists(st.integers(0, 2), max_size=4),
+    st.lists(st.integers(-1, 1), max_size=4),
+    st.lists(st.integers(-1, 1), max_size=4),
     st.integers(0, 511),
 )
+@example([0, -1], [0, 1], 0)
 def test_prompts_share_the_blocks_that_a_trace_names(
     first: list[int], second: list[int], rest: int
 ) -> None:
     """Two prompts are equal as far as their blocks have equal ids, and no further."""
     made = [
-        PROMPTS.ids(
-            replace(request(k, 512 * len(blocks) + rest), content=tuple(blocks)),
-        )
+        PROMPTS.ids(replace(request(k, 512 * len(blocks) + rest), content=tuple(blocks)))
         for k, blocks in enumerate((first, second))
     ]
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
-    if not first or not second:
-        common = 0
 
     assert [len(prompt) for prompt in made] == [512 * len(b) + rest for b in (first, second)]
     assert made[0][: 512 * common].tolist() == made[1][: 512 * common].tolist()
     after = slice(512 * common, 512 * common + 32)
     if common and min(map(len, made)) >= 512 * common + 32:
         assert made[0][after].tolist() != made[1][after].tolist()
-
-
-def test_another_run_shares_no_block() -> None:
-    sent = replace(request(0, 512), content=(7,))
-    other = Prompts(replace(JOB, prompt_salt=3)).ids(sent)
-    assert PROMPTS.ids(sent)[:16].tolist() != other[:16].tolist()
 
 
 @pytest.mark.parametrize("told", [[7, 8, 9, 10, 11], []])
@@ -100,4 +94,5 @@ def test_a_turn_begins_with_what_was_said(told: list[int]) -> None:
     assert len(prompt) == 60
     assert prompt[:40] == ids.tolist()
     assert prompt[40:45] == (told or said[40:].tolist())
+    assert prompt[40:45] != prompt[16:21]
     assert body(PROMPTS, first)["return_token_ids"] is True

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,57 +55,48 @@ def test_merged_tokens_give_the_true_tpot(merged: list[int], ttft_s: float, itl_
     assert sum(sample.gaps_s) / len(sample.gaps_s) == pytest.approx(sample.tpot_s)
 
 
-def test_a_chunk_counts_by_its_running_total() -> None:
-    """An early empty chunk is no first token; a token without text is one."""
-    sample = read((0.1, chunk("", 0)), (0.5, chunk("", 1)), (0.6, chunk("b", 2)))
+IDS = [{"token_ids": list(range(n)), "text": ""} for n in (1, 3, 2)]
+LOGPROBS = [{"logprobs": {"tokens": ["a"] * n}, "text": "a" * n} for n in (1, 3, 2)]
+CHAT = [{"logprobs": {"content": [{}] * n}, "delta": {"content": "a" * n}} for n in (1, 3, 2)]
+FIRST, LAST = {"token_ids": [1], "text": "a"}, {"token_ids": [4, 5], "text": "de"}
 
-    assert sample.chunk_s == (0.5, 0.6)
 
-
-def test_without_running_total_chunks_count_by_their_text() -> None:
-    """Without running totals the closing usage counts, and the first chunk as one token."""
-    texts = [(0.2 + 0.1 * k, chunk("a", None)) for k in range(4)]
-    sample = read((0.1, chunk("", None)), *texts, total=4)
-
-    assert sample.chunk_tokens == ()
-    assert sample.tpot_s == pytest.approx(0.1)
+def choices(*of_chunks: dict[str, Any]) -> list[bytes]:
+    return [json.dumps({"choices": [choice]}).encode() for choice in of_chunks]
 
 
 @pytest.mark.parametrize(
-    "choice",
+    ("chunks", "total", "chunk_s", "chunk_tokens", "tpot_s"),
     [
-        lambda n: {"token_ids": list(range(n)), "text": ""},
-        lambda n: {"logprobs": {"tokens": ["a"] * n}, "text": "a" * n},
-        lambda n: {"logprobs": {"content": [{}] * n}, "delta": {"content": "a" * n}},
+        # An early empty chunk is no first token; a token without text is one.
+        ([chunk("", 0), chunk("", 1), chunk("b", 2)], None, (1, 2), (1, 1), 1.0),
+        # Without running totals the closing usage counts, and the first chunk as one token.
+        ([chunk("", None), *[chunk("a", None)] * 4], 4, (1, 2, 3, 4), (), 1.0),
+        # A server that sends the total once, with its last chunk, has not sent all tokens in it.
+        ([*[chunk("a", None)] * 4, chunk("", 4)], None, (0, 1, 2, 3), (), 1.0),
+        # Where chunks have their tokens otherwise, merged ones still count as what they carry.
+        (choices(*IDS), 6, (0, 1, 2), (1, 3, 2), 2 / 5),
+        (choices(*LOGPROBS), 6, (0, 1, 2), (1, 3, 2), 2 / 5),
+        (choices(*CHAT), 6, (0, 1, 2), (1, 3, 2), 2 / 5),
+        # Chunks that do not have all five tokens have no counts: the first counts as one token.
+        (choices(FIRST, {"text": "bc"}, LAST), 5, (0, 1, 2), (), 2 / 4),
+        (choices(FIRST, {"text": ""}, LAST), 5, (0, 2), (), 2 / 4),
+        # Reasoning and tool calls are text of a chat.
+        (choices({"delta": {"reasoning": "a"}}, {"delta": {"tool_calls": [1]}}), 2, (0, 1), (), 1),
+        (choices({"delta": {"reasoning_content": "a"}}), 1, (0,), (), None),
     ],
-    ids=["token ids", "logprobs", "logprobs of a chat"],
 )
-def test_without_running_total_ids_and_logprobs_count(choice: Callable[[int], Any]) -> None:
-    """Where chunks have their tokens otherwise, merged ones still count as what they carry."""
-    events = [json.dumps({"choices": [choice(tokens)]}).encode() for tokens in (1, 3, 2)]
-    sample = read(*((float(k), event) for k, event in enumerate(events)), total=6)
+def test_a_chunk_counts_by_what_the_server_says_of_it(
+    chunks: list[bytes],
+    total: int | None,
+    chunk_s: tuple[float, ...],
+    chunk_tokens: tuple[int, ...],
+    tpot_s: float | None,
+) -> None:
+    sample = read(*((float(k), data) for k, data in enumerate(chunks)), total=total)
 
-    assert sample.chunk_tokens == (1, 3, 2)
-    assert sample.tpot_s == pytest.approx(2 / 5)
-
-
-@pytest.mark.parametrize("second", [{"text": "bc"}, {"text": ""}], ids=["no count", "no chunk"])
-def test_counts_of_a_part_are_not_used(second: dict[str, str]) -> None:
-    """Chunks that do not have all five tokens have no counts: the first counts as one token."""
-    choices = [{"token_ids": [1], "text": "a"}, second, {"token_ids": [4, 5], "text": "de"}]
-    events = [json.dumps({"choices": [choice]}).encode() for choice in choices]
-    sample = read(*((float(k), event) for k, event in enumerate(events)), total=5)
-
-    assert sample.chunk_tokens == ()
-    assert sample.tpot_s == pytest.approx(2 / 4)
-
-
-def test_usage_in_the_last_chunk_alone_is_no_running_total() -> None:
-    """A server that sends the total once, with its last chunk, has not sent all tokens in it."""
-    sample = read(*((float(k), chunk("a", None)) for k in range(4)), (9.0, chunk("", 4)))
-
-    assert sample.chunk_s == (0.0, 1.0, 2.0, 3.0)
-    assert sample.output_tokens == 4
+    assert (sample.chunk_s, sample.chunk_tokens) == (chunk_s, chunk_tokens)
+    assert sample.tpot_s == (tpot_s and pytest.approx(tpot_s))
 
 
 def test_the_servers_own_numbers_are_kept() -> None:
@@ -123,43 +113,33 @@ def test_the_servers_own_numbers_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "outcome"),
+    ("data", "outcome", "says"),
     [
-        ([chunk("a", 1)], "cut"),
-        ([chunk("a", None), DONE], "no_usage"),
-        ([closing(0), DONE], "malformed"),
-        ([b"{garbage"], "malformed"),
-        ([b"3"], "malformed"),
-        ([b'{"error": {"message": "out of memory"}}'], "server_error"),
-        ([chunk("a", 5), chunk("a", 3)], "malformed"),
-        ([b'{"choices": [{}], "usage": {"completion_tokens": Infinity}}'], "malformed"),
-        ([closing(10**12)], "malformed"),
-        ([b"[" * 100_000], "malformed"),
+        ([chunk("a", 1)], "cut", "after 1 chunks"),
+        ([chunk("a", None), DONE], "no_usage", "no usage"),
+        ([closing(0), DONE], "malformed", "no token"),
+        ([b"{garbage"], "malformed", "not JSON"),
+        ([b"3"], "malformed", "not a JSON object"),
+        ([b'{"error": {"message": "out of memory"}}'], "server_error", "out of memory"),
+        ([chunk("a", 5), chunk("a", 3)], "malformed", "back by 2"),
+        ([b'{"choices": [{}], "usage": {"completion_tokens": Infinity}}'], "malformed", "chunk"),
+        ([closing(10**12)], "malformed", "no completion chunk"),
+        ([b"[" * 100_000], "malformed", "no completion chunk"),
+        # A total that leaps is wrong; one that creeps past what was asked is judged as a length.
+        ([chunk("a", 5), chunk("a", 6), chunk("a", 11), chunk("a", 17)], "malformed", "6 tokens"),
     ],
 )
-def test_bad_streams_are_classified(data: list[bytes], outcome: str) -> None:
-    stream = CompletionStream()
+def test_bad_streams_are_classified(data: list[bytes], outcome: str, says: str) -> None:
+    stream = CompletionStream(asked_tokens=5)
 
     def follow() -> None:
         for event in data:
             stream.take(event, 0.0)
         stream.finish()
 
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(StreamError, match=says) as caught:
         follow()
     assert caught.value.outcome == outcome
-
-
-def test_one_chunk_has_no_more_tokens_than_the_answer() -> None:
-    """A total that leaps is wrong; one that creeps past what was asked is judged as a length."""
-    stream = CompletionStream(asked_tokens=5)
-    for total in (5, 6, 11):
-        stream.take(chunk("a", total), 0.0)
-    with pytest.raises(StreamError, match="6 tokens in one chunk; 5 were requested") as refused:
-        stream.take(chunk("a", 17), 0.0)
-
-    assert refused.value.outcome == "malformed"
-    assert stream.chunk_tokens == [5, 1, 5]
 
 
 JSON = st.recursive(

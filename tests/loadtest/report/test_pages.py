@@ -20,13 +20,11 @@ from loadtest.report.compare_page import comparison_page, search_page
 from loadtest.report.run_page import run_page
 from loadtest.run.folder import Run
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
-from loadtest.verdict.verdict import conclude
 from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.pages.write import render, write_page
-from tests.loadtest.made import SEARCH, make_probe, make_run, make_sample
+from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
 
 pytestmark = pytest.mark.browser
 
@@ -166,7 +164,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
         busy_fraction={"prefill": 0.4, "decode": 0.5},
     )
-    verdict = conclude(run, TOLERANCE, require_prediction=False, resimulation=resimulation)
+    verdict = judged(run, resimulation=resimulation)
     seen = look(browser, run_page(run, verdict, resimulation), tmp_path, "report")
     text, charts = seen["text"], seen["charts"]
 
@@ -184,7 +182,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
 
 def test_charts_on_a_dark_screen(browser: Browser, run: Run, tmp_path: Path) -> None:
     """The words of charts are light where the page is dark."""
-    page = run_page(run, conclude(run, TOLERANCE, require_prediction=False))
+    page = run_page(run, judged(run))
     light = look(browser, page, tmp_path, "report-light")["ink"]
     dark = look(browser.on_a_dark_screen(), page, tmp_path, "report-dark")["ink"]
 
@@ -209,7 +207,7 @@ def test_words_of_a_chart_are_no_markup(browser: Browser, tmp_path: Path) -> Non
 
 def test_page_without_its_script_says_so(browser: Browser, run: Run, tmp_path: Path) -> None:
     """A page that was sent alone still has its words, and says what the charts need."""
-    page = run_page(run, conclude(run, TOLERANCE, require_prediction=False))
+    page = run_page(run, judged(run))
     (tmp_path / "alone.html").write_text(render(page), encoding="utf-8")
     dom = browser("--dump-dom", tmp_path / "alone.html").stdout
 
@@ -217,18 +215,10 @@ def test_page_without_its_script_says_so(browser: Browser, run: Run, tmp_path: P
     assert page.figures[0].caption in unescape(dom)
 
 
-def test_compare(browser: Browser, run: Run, tmp_path: Path) -> None:
-    """Two runs: what differs stands first, both are drawn, and no name is wider than the page."""
+def test_search_and_comparison(browser: Browser, run: Run, tmp_path: Path) -> None:
+    """Tries and limits are drawn and said; of two runs what differs, and no name is too wide."""
     comparison = compare_runs(run, run, ("before", "after" * 50))
-    seen = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
-
-    assert seen["text"].startswith("0 of 16 figures differ")
-    assert "Compared request by request" in seen["text"]
-    assert [chart["drawn"] for chart in seen["charts"]] == [2, 2]
-
-
-def test_search(browser: Browser, tmp_path: Path) -> None:
-    """Tries, the limit found and the predicted one are drawn and said."""
+    both = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
     rates = ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     probes = tuple(make_probe(rate, holds=holds) for rate, holds in rates)
     search = replace(SEARCH, percentile="p90", predicted_requests_per_s=12.0, probes=probes)
@@ -243,3 +233,6 @@ def test_search(browser: Browser, tmp_path: Path) -> None:
     for part in ("holds", "misses", "unclear", "predicted limit", "all that is offered"):
         assert part in chart["texts"]
     assert chart["drawn"] == 4 + 5  # diagonal, course, two limits; a mark a try
+    assert both["text"].startswith("0 of 16 figures differ")
+    assert "Compared request by request" in both["text"]
+    assert [chart["drawn"] for chart in both["charts"]] == [2, 2]

@@ -1,78 +1,120 @@
+"""What a run, a comparison, a search and a selftest look like: terminal, page and JUnit XML."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from loadtest.report.charts import goodput_against_load, requests_over_time
+from loadtest.report.compare_page import comparison_table, search_table
+from loadtest.report.junit import to_junit
 from loadtest.report.run_page import run_page
-from loadtest.report.table import print_verdict
+from loadtest.report.table import (
+    bare_milliseconds,
+    capacity_text,
+    print_client_errors,
+    print_verdict,
+)
 from loadtest.run.folder import Run
-from loadtest.verdict.prediction import TOLERANCE
-from loadtest.verdict.verdict import conclude
+from loadtest.selftest.selftest import ClientError
+from loadtest.studies.compare import compare_runs
+from loadtest.verdict.verdict import Verdict
 from minicluster.pages.figure import ORANGE
 from minicluster.pages.page import DataTable, Page, Section
 from minicluster.pages.write import render
 from minicluster.workload.samples import Sample
-from tests.loadtest.made import make_run, make_sample
+from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
+
+CLIENT_ERROR = ClientError(
+    streams=200,
+    itl_s=0.02,
+    num_requests=400,
+    events_per_s=9876.0,
+    ttft_error_p50_s=0.00123,
+    ttft_error_p99_s=0.0123,
+    itl_error_p99_s=0.123,
+    tpot_error_p99_s=0.00012,
+    heartbeat_lag_p90_s=0.001,
+    heartbeat_lag_p99_s=0.01,
+    cpu_fraction=0.7,
+    fit=True,
+    saturated=False,
+)
+GOOD = [make_sample(k, k / 480) for k in range(4800)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    """Answer 3,200 requests, one failed."""
+    """Answer 4,799 requests; one failed."""
     made = [make_sample(k, k / 480, ttft_s=0.05 + k * 7919 % 4800 / 48000) for k in range(4800)]
     failed = replace(made[7], outcome="cut", chunk_s=(), detail="<script>")
     return [*made[:7], failed, *made[8:]]
 
 
-def judged(run: Run) -> Page:
-    return run_page(run, conclude(run, TOLERANCE, require_prediction=False))
+def page_of(run: Run) -> Page:
+    return run_page(run, judged(run))
+
+
+def shown(table: RenderableType) -> str:
+    """Return *table* as under a pipe, 80 columns wide: whole, and free of colour codes."""
+    out = StringIO()
+    Console(file=out, width=80).print(table)
+    return whole(out)
+
+
+def whole(out: StringIO) -> str:
+    text = out.getvalue()
+    assert "…" not in text
+    assert "\x1b" not in text
+    return text
 
 
 def test_page_says_the_verdict(samples: list[Sample]) -> None:
-    """Verdict, prediction and SLO stand in the page, the answer first."""
-    page = judged(make_run(samples))
+    """The answer stands first; what the endpoint calls itself cannot become markup."""
+    run = make_run(samples)
+    run = replace(run, job=replace(run.job, model="<b>evil</b>"))
+    page = page_of(run)
     html = render(page)
 
     assert (page.headline, page.status) == ("SLO MET", "met")
     assert "<h1>SLO MET</h1>" in html
     assert any("Prediction of the plan did not hold" in line for line in page.lines)
     assert "1 cut mid-stream" in html
+    assert "<b>evil</b>" not in html
+    assert "&lt;b&gt;evil&lt;/b&gt;" in html
+    assert html.count("<script") == 2 + 4  # Plotly's, ours, and the data of four charts
 
 
-def test_a_run_without_a_plan_has_no_empty_columns(samples: list[Sample]) -> None:
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_run_without_a_plan_has_no_empty_columns(samples: list[Sample], *, planned: bool) -> None:
     """What a plan predicts stands in the table only where there is one."""
     run = make_run(samples)
-    for heads, each in (
-        (("", "predicted", "measured", "error", "SLO"), run),
-        (("", "measured", "SLO"), replace(run, plan=None)),
-    ):
-        [table] = [
-            block
-            for part in judged(each).parts[:1]
-            if isinstance(part, Section)
-            for block in part.blocks
-        ]
-        assert isinstance(table, DataTable)
-        assert table.heads == heads
-        assert {len(row) for row in table.rows} == {len(heads)}
+    section = page_of(run if planned else replace(run, plan=None)).parts[0]
+    assert isinstance(section, Section)
+    [table] = section.blocks
+
+    assert isinstance(table, DataTable)
+    assert table.heads == ("", *["predicted"] * planned, "measured", *["error"] * planned, "SLO")
+    assert {len(row) for row in table.rows} == {len(table.heads)}
 
 
 def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     """Four charts: the values of the window by share, and every request at its arrival."""
     run = make_run(samples)
-    page = judged(run)
+    page, verdict = page_of(run), judged(run)
     assert [figure.title for figure in page.figures] == [
         "TTFT: distribution",
         "TPOT: distribution",
         "TTFT over time",
         "TPOT over time",
     ]
-    verdict = conclude(run, TOLERANCE, require_prediction=False)
     for metric in ("ttft", "tpot"):
         measured = page.figure(f"{metric.upper()}: distribution").trace("measured")
         spread = verdict.latency[metric]
@@ -99,32 +141,25 @@ def test_page_without_any_answer(samples: list[Sample], stop: str) -> None:
     """A run in which nothing was answered still has a page, without charts."""
     run = make_run([replace(s, outcome="refused", chunk_s=()) for s in samples], stop=stop)
 
-    assert judged(run).figures == ()
-    assert "</html>" in render(judged(run))
-
-
-def test_names_from_outside_are_escaped(samples: list[Sample]) -> None:
-    """What the endpoint or the plan calls itself cannot become markup."""
-    run = make_run(samples)
-    run = replace(run, job=replace(run.job, model="<b>evil</b>"))
-    html = render(judged(run))
-
-    assert "<b>evil</b>" not in html
-    assert "&lt;b&gt;evil&lt;/b&gt;" in html
-    assert html.count("<script") == 2 + 4  # Plotly's, ours, and the data of four charts
+    assert page_of(run).figures == ()
+    assert "</html>" in render(page_of(run))
 
 
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=2000), st.floats(1e-3, 1e3))
 def test_requests_lie_within_their_axes(values: list[float], limit: float) -> None:
     """Whatever was measured, all that is drawn lies inside the chart, in one unit."""
     end_s = max(1.0, len(values) / 10)
-    drawn = requests_over_time(
-        "TTFT over time",
-        [(k / 10, v) for k, v in enumerate(values)],
-        failed=[(0.5, "cut")],
-        window_s=(0.0, 1.0),
-        limit_s=limit,
-        end_s=end_s,
+    points = [(k / 10, v) for k, v in enumerate(values)]
+    drawn, plain = (
+        requests_over_time(
+            "TTFT over time",
+            points,
+            failed=failed,
+            window_s=(0.0, 1.0),
+            limit_s=limit,
+            end_s=end_s,
+        )
+        for failed in ([(0.5, "cut")], [])
     )
     top = drawn.layout["yaxis"]["range"][1]
     scale = 1 if drawn.layout["yaxis"]["title"]["text"] == "s" else 1000
@@ -136,13 +171,8 @@ def test_requests_lie_within_their_axes(values: list[float], limit: float) -> No
         assert all(0 <= y <= top for y in trace["y"])
     [before, after] = drawn.layout["shapes"]
     assert (before["x1"], after["x0"], after["x1"]) == (0.0, 1.0, end_s)
-
-
-def test_legends_name_what_is_drawn() -> None:
-    """A mark that is not there has no word in the legend."""
-    names = [trace["name"] for trace in judged(make_run([make_sample(0)])).figures[2].traces]
-
-    assert names == ["a request", "SLO"]
+    # A mark that is not there has no word in the legend.
+    assert [trace["name"] for trace in plain.traces] == ["a request", "SLO"]
 
 
 def test_goodput_is_drawn_against_load() -> None:
@@ -163,13 +193,103 @@ def test_goodput_is_drawn_against_load() -> None:
         drawn.trace("open")
 
 
-def test_table_fits_a_narrow_terminal(samples: list[Sample]) -> None:
-    """Under a pipe, 80 columns wide, the table is whole and free of colour codes."""
+def test_the_verdict_on_a_narrow_terminal(samples: list[Sample]) -> None:
     out = StringIO()
-    verdict = conclude(make_run(samples), TOLERANCE, require_prediction=False)
-    print_verdict(verdict, Console(file=out, width=80))
+    print_verdict(judged(make_run(samples)), Console(file=out, width=80))
 
-    text = out.getvalue()
-    assert "\x1b" not in text
-    assert "…" not in text
-    assert "SLO MET" in text
+    assert "SLO MET" in whole(out)
+
+
+@pytest.mark.parametrize("slower", [1.0, 100.0])
+def test_a_comparison_on_a_narrow_terminal(slower: float) -> None:
+    """However far both are apart."""
+    waits = np.random.default_rng(1).exponential(0.1, 300)
+    first, second = (
+        make_run(
+            [
+                make_sample(k, k / 30, ttft_s=by * wait, itl_s=0.02 * by)
+                for k, wait in enumerate(waits.tolist())
+            ]
+        )
+        for by in (1.0, slower)
+    )
+    text = shown(comparison_table(compare_runs(first, second, ("first", "second"))))
+
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_tries_of_a_search_on_a_narrow_terminal() -> None:
+    """Rates of thousands, latencies of minutes, and the percentile that they are."""
+    missed = replace(
+        make_probe(12345.67, holds=False), num_requests=123456, ttft_s=123.4, attained_fraction=1.0
+    )
+    probes = (missed, replace(missed, holds=None, ttft_s=None, tpot_s=None))
+    text = shown(search_table(replace(SEARCH, percentile="p99", probes=probes)))
+
+    for part in ("TTFT p99", "TPOT p99", "infinite", "123.4 s", "misses", "unclear"):
+        assert part in text
+
+
+def test_the_clients_error_on_a_narrow_terminal() -> None:
+    """Heads, numbers and verdict are all there, the units once a column."""
+    out = StringIO()
+    worse = replace(CLIENT_ERROR, streams=4567, ttft_error_p99_s=12.345, fit=False, saturated=True)
+    slow = replace(CLIENT_ERROR, itl_s=0.0125, ttft_error_p50_s=-0.5, cpu_fraction=1.0, fit=False)
+    print_client_errors([CLIENT_ERROR, worse, slow], Console(file=out, width=80))
+    title, *lines = whole(out).splitlines()
+
+    assert title.strip() == "client error: measured minus the mock server's own times"
+    heads = [line.replace("┃", " ").split() for line in lines[:2]]
+    assert " ".join(heads[0]) == "gap events TTFT TTFT ITL TPOT CPU"
+    assert " ".join(heads[1]) == "streams ms /s p50 ms p99 ms p99 ms p99 ms % fit"
+    rows = [line.replace("│", " ").split() for line in lines[3:6]]
+    assert rows[0] == ["200", "20", "9876", "1.23", "12.3", "123", "0.12", "70", "yes"]
+    assert rows[1] == ["4567", "20", "9876", "1.23", "12345", "123", "0.12", "70", "SATURATED"]
+    assert rows[2] == ["200", "12.5", "9876", "-500", "12.3", "123", "0.12", "100", "NO"]
+    small = [bare_milliseconds(seconds) for seconds in (0.0, -1e-9, -0.00123, 0.0512, 1.234)]
+    assert small == ["0.00", "0.00", "-1.23", "51.2", "1234"]
+
+
+def test_capacity_is_the_highest_load_that_was_followed() -> None:
+    """In events, and the same for a whole core."""
+    tried = [
+        replace(CLIENT_ERROR, events_per_s=1000.0, cpu_fraction=0.1),
+        replace(CLIENT_ERROR, events_per_s=2000.0, cpu_fraction=0.25),
+        replace(CLIENT_ERROR, events_per_s=2500.0, cpu_fraction=0.9, fit=False, saturated=True),
+    ]
+
+    assert capacity_text(tried).endswith(
+        "2,000 events/s followed (8,000 a core), saturated at 2,500"
+    )
+    assert capacity_text(tried[:2]).endswith("(8,000 a core), not saturated by 200 streams")
+    assert capacity_text(tried[2:]) == "capacity: below the first load tried"
+
+
+def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:
+    """Return what became of each JUnit case."""
+    suite = ET.fromstring(to_junit(verdict, require_prediction=required))  # noqa: S314
+    found = {}
+    for case in suite.findall("testcase"):
+        marks = [child.tag for child in case if child.tag != "system-out"]
+        found[str(case.get("name"))] = marks[0] if marks else "passed"
+    for kind, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert suite.get(count) == str(list(found.values()).count(kind))
+    return found
+
+
+def test_junit() -> None:
+    """Kept limits pass, missed ones fail, what was not proven is an error."""
+    slow = make_run([make_sample(k, k / 480, ttft_s=0.1 if k % 20 else 1.5) for k in range(4800)])
+    other = judged(make_run([make_sample(k, k / 480, itl_s=0.04) for k in range(4800)]))
+    unsettled = replace(judged(make_run(GOOD)), verdict="inconclusive", reasons=("not settled",))
+    limit, valid, held = "TTFT p99 < 1000 ms", "the run is valid", "the prediction held"
+
+    assert set(cases(judged(make_run(GOOD))).values()) == {"passed"}
+    assert cases(judged(slow))[limit] == "failure"
+    assert cases(judged(make_run(GOOD[:100])))[limit] == "error"
+    assert cases(judged(make_run(GOOD, cpu_fraction=0.99)))[valid] == "error"
+    assert cases(other)[held] == "skipped"
+    assert cases(other, required=True)[held] == "failure"
+    # A build is not green because every limit was kept in a run that proves nothing.
+    assert cases(unsettled)[valid] == "error"
+    assert "failure" not in cases(unsettled).values()

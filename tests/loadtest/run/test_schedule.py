@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ LOAD = WorkloadSpec(
     requests_per_s=20.0,
     input_tokens=Lengths(distribution="uniform", low=10, high=90),
     output_tokens=Lengths(distribution="lognormal", median=20.0, sigma=0.5, high=100),
+    prefix_tokens=50,
 )
 WINDOW = Window(start_s=2.0, end_s=12.0, drain_s=5.0)
 
@@ -41,23 +43,21 @@ def poisson(window: Window, seed: int) -> tuple[ScheduledRequest, ...]:
     return draw(LOAD, ArrivalShape(), window, seed=seed)
 
 
-@given(st.integers(0, 2**32))
-def test_same_seed_same_schedule(seed: int) -> None:
-    once = poisson(WINDOW, seed)
-    longer = poisson(Window(start_s=2.0, end_s=12.0, drain_s=50.0), seed)
+@given(SOURCES, st.integers(0, 1000), st.integers(1, 5))
+def test_the_simulator_draws_the_same_requests(
+    source: RequestSource, seed: int, parts: int
+) -> None:
+    """
+    Load test and simulation get the same arrivals and lengths from the same workload.
 
-    assert once == poisson(WINDOW, seed)
-    assert once == longer[: len(once)]
-
-
-@given(SOURCES, st.integers(0, 1000))
-def test_the_simulator_draws_the_same_requests(source: RequestSource, seed: int) -> None:
-    """Load test and simulation get the same arrivals and lengths from the same workload."""
+    Each request has one worker, that of the request it waits for; together they send all.
+    """
     sent = draw(LOAD, ArrivalShape(source=source), WINDOW, seed=seed, num_requests=50)
     simulated = drawn(LOAD, source, count=len(sent), seed=seed)
 
     assert [r.input_tokens for r in sent] == simulated.input_tokens.tolist()
     assert [r.output_tokens for r in sent] == simulated.output_tokens.tolist()
+    assert all(r.prefix_tokens == min(50, r.input_tokens) for r in sent)
     assert [r.session for r in sent] == (
         [None] * len(sent) if simulated.session is None else simulated.session.tolist()
     )
@@ -66,30 +66,25 @@ def test_the_simulator_draws_the_same_requests(source: RequestSource, seed: int)
     before = simulated.previous if simulated.previous is not None else [-1] * len(sent)
     assert [-1 if r.previous is None else r.previous for r in sent] == list(before)
 
+    shares = [share(sent, part, parts) for part in range(parts)]
+    assert sorted(itertools.chain(*shares), key=lambda r: r.index) == list(sent)
+    for mine in shares:
+        assert {r.previous for r in mine} <= {None, *(r.index for r in mine)}
+    roots = [sum(r.previous is None for r in mine) for mine in shares]
+    assert max(roots) - min(roots) <= 1
+
 
 @given(st.integers(0, 1000), st.integers(1, 500))
 def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
     window = window_of(LOAD, ArrivalShape(), WINDOW, num_requests=num, seed=seed)
     schedule = poisson(window, seed)
 
+    longer = poisson(replace(window, drain_s=50.0), seed)
+
+    assert schedule == longer[: len(schedule)]
     assert sum(r.in_window for r in schedule) == num
     assert all(a.due_s < b.due_s for a, b in itertools.pairwise(schedule))
     assert schedule[-1].due_s < window.end_s + window.drain_s
-
-
-@given(SOURCES, st.integers(0, 100), st.integers(1, 5))
-def test_shares_are_a_partition(source: RequestSource, seed: int, parts: int) -> None:
-    """Each request has one worker, that of the request it waits for; together they are all."""
-    whole = draw(LOAD, ArrivalShape(source=source), WINDOW, seed=seed, num_requests=50)
-    shares = [share(whole, part, parts) for part in range(parts)]
-    sent = [{r.index for r in part} for part in shares]
-
-    assert sorted(itertools.chain(*shares), key=lambda r: r.index) == list(whole)
-    assert all(
-        r.previous is None or r.previous in mine
-        for part, mine in zip(shares, sent, strict=True)
-        for r in part
-    )
 
 
 def test_conversations_count_as_a_whole() -> None:
@@ -97,6 +92,7 @@ def test_conversations_count_as_a_whole() -> None:
     by_session = itertools.groupby(schedule, key=lambda r: r.session)
     for turns in (list(group) for _, group in by_session):
         assert {r.in_window for r in turns} == {2.0 <= turns[0].due_s < 12.0}
+        assert [r.due_s for r in turns[1:]] == [0.0] * (len(turns) - 1)
 
 
 def test_closed_loop_counts_behind_each_users_warm_up() -> None:

@@ -1,10 +1,9 @@
-"""The bundled server and what the selftest makes of it."""
+"""The client's own error, and whether it is fit."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +11,11 @@ import pytest
 
 from loadtest.run.client_health import health, merged
 from loadtest.selftest import selftest
-from loadtest.selftest.mock_stream import MockConfig, MockStream, count_input_tokens
-from loadtest.selftest.selftest import (
-    ClientCapacity,
-    Level,
-    Truth,
-    client_error,
-    level_job,
-    parse_streams,
-)
+from loadtest.selftest.selftest import Level, Truth, client_error, parse_streams
 from minicluster.errors import Exit, InputError
 from minicluster.specs.slo import SloSpec
 from tests.loadtest.command import loadtest
-from tests.loadtest.made import CLIENT, CLIENT_ERROR, make_run, make_sample
+from tests.loadtest.made import CLIENT, make_run, make_sample
 
 
 def test_selftest_prints_the_client_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,30 +44,28 @@ def test_the_error_is_what_the_client_saw_less_what_the_server_did() -> None:
     assert (error.itl_error_p99_s, error.tpot_error_p99_s) == pytest.approx((0.001, 0.001))
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,x", "5@0", "5@x", "5@nan"])
-def test_bad_streams_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--streams"):
-        parse_streams(text)
+@pytest.mark.parametrize(("most", "last"), [(300, 450), (1e9, 3415)], ids=["saturated", "never"])
+def test_streams_grow_until_the_client_is_saturated(
+    monkeypatch: pytest.MonkeyPatch, most: float, last: int
+) -> None:
+    def measure(level: Level, _window_s: float) -> Any:  # noqa: ANN401
+        return SimpleNamespace(streams=level.streams, saturated=level.streams > most)
+
+    monkeypatch.setattr(selftest, "measure_client", measure)
+    tried = [error.streams for error in selftest.measure_capacity(1.0)]
+
+    assert (tried[:3], tried[-1]) == ([200, 300, 450], last)
 
 
-def test_levels_keep_so_many_streams_open() -> None:
+def test_streams_are_read() -> None:
     """By Little's law the rate times a request's time is the number of streams."""
-    job = level_job(Level(streams=30, itl_s=0.04), 5.0, "http://x")
+    one, other = parse_streams("1,30@0.04")
 
-    assert job.workload.requests_per_s * (0.2 + 49 * 0.04) == pytest.approx(30)
-
-
-def test_capacity_is_the_last_load_before_saturation() -> None:
-    """The highest load that was followed, and the same for a whole core."""
-    tried = (
-        replace(CLIENT_ERROR, events_per_s=1000.0, cpu_fraction=0.1),
-        replace(CLIENT_ERROR, events_per_s=2000.0, cpu_fraction=0.25),
-        replace(CLIENT_ERROR, events_per_s=2500.0, cpu_fraction=0.9, fit=False, saturated=True),
-    )
-
-    assert ClientCapacity(tried=tried).events_per_s == 2000
-    assert ClientCapacity(tried=tried).events_per_s_per_core == 8000
-    assert ClientCapacity(tried=tried[2:]).events_per_s == 0
+    assert (one.streams, one.itl_s, other.streams, other.itl_s) == (1, 0.02, 30, 0.04)
+    assert other.requests_per_s * (0.2 + 49 * 0.04) == pytest.approx(30)
+    for text in ("", "0", "1,x", "5@0", "5@x", "5@nan"):
+        with pytest.raises(InputError, match="--streams"):
+            parse_streams(text)
 
 
 PATIENT = SloSpec(ttft_s=100.0, tpot_s=100.0)
@@ -124,58 +113,3 @@ def test_of_several_processes_the_worst_counts() -> None:
     ):
         clients = replace(CLIENT, stamps=first), replace(CLIENT, stamps=second)
         assert merged(clients).stamps == merged(clients[::-1]).stamps == stamps
-
-
-def stream_of(config: MockConfig, **more: Any) -> tuple[MockStream, list[bytes]]:  # noqa: ANN401
-    """Return a stream of the mock server, and what it writes."""
-    written: list[bytes] = []
-    writer: Any = SimpleNamespace(write=written.append, is_closing=lambda: False)
-    request = {"prompt": [1] * 7, "max_tokens": 5, "return_token_ids": True}
-    given = {"request": request, "chat": False} | more
-    stream = MockStream(config=config, writer=writer, gone=lambda: False, received_s=0.0, **given)
-    return stream, written
-
-
-@pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("merged_tokens", [1, 2, 7])
-def test_the_mock_server_sends_what_was_asked(*, chat: bool, merged_tokens: int) -> None:
-    """All tokens, in chunks of so many, each with the running total, and a closing usage."""
-    stream, written = stream_of(MockConfig(tokens_per_chunk=merged_tokens), chat=chat)
-    while stream.step():
-        pass
-    lines = [line[6:] for line in b"".join(written).split(b"\n") if line.startswith(b"data: {")]
-    chunks = [json.loads(line) for line in lines]
-    totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    new = [b - a for a, b in pairwise([0, *totals])]
-
-    assert totals[-2:] == [5, 5]
-    assert chunks[-1]["choices"] == []
-    assert all(count == merged_tokens for count in new[:-2])
-    said = [
-        c["choices"][0]["delta"]["content"] if chat else c["choices"][0]["text"]
-        for c in chunks[:-1]
-    ]
-    assert [text.count("a") for text in said] == new[:-1]
-
-
-def test_the_mock_server_keeps_its_times() -> None:
-    """Each token is due its ITL after the last, and none while the server stalls."""
-    stalls = {"start_s": 10.0, "stalls_s": (10.55, 10.75)}
-    stream, _ = stream_of(MockConfig(ttft_s=0.5, itl_s=0.1), **stalls)
-    times = [stream.due_s]
-    while stream.step():
-        times.append(stream.due_s)
-
-    assert times == pytest.approx([10.5, 10.75, 10.75, 10.8, 10.9])
-
-
-@pytest.mark.parametrize(
-    ("request_body", "count"),
-    [
-        ({"prompt": [1, 2, 3]}, 3),
-        ({"prompt": "one two"}, 2),
-        ({"messages": [{"role": "user", "content": "one two three"}]}, 3),
-    ],
-)
-def test_prompts_are_counted(request_body: dict[str, Any], count: int) -> None:
-    assert count_input_tokens(request_body) == count

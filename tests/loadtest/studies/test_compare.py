@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from loadtest.report.compare_page import change_rows, comparison_lines, difference_text
-from loadtest.studies.compare import compare_runs, to_json
+from loadtest.run.folder import Run, as_json
+from loadtest.studies.compare import RunComparison, compare_runs
 from loadtest.verdict.window import measurement_window
+from minicluster.errors import InputError
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import make_run, make_sample
 
-NAMES = ("a", "b")
+WAITS = np.random.default_rng(0).exponential(0.1, 1000)
 
 
-@pytest.fixture
-def answers() -> list[Sample]:
-    """Answer 1,000 requests within 10 s, at latencies that vary."""
-    drawn = np.random.default_rng(0).exponential(0.1, 1000).tolist()
-    return [make_sample(k, k / 100, ttft_s=value) for k, value in enumerate(drawn)]
+def samples_of(waits: Sequence[float], per_s: float = 100) -> list[Sample]:
+    return [make_sample(k, k / per_s, ttft_s=wait) for k, wait in enumerate(waits)]
 
 
-def test_a_server_that_sheds_is_no_faster(answers: list[Sample]) -> None:
+ANSWERS = samples_of(WAITS.tolist())
+"""1,000 requests, answered within 10 s at latencies that vary."""
+
+
+def compared(first: Run, second: Run) -> RunComparison:
+    return compare_runs(first, second, ("a", "b"))
+
+
+def test_two_runs() -> None:
+    """A change of 5 % shows between runs of one schedule; another schedule is said to be one."""
+    first = make_run(ANSWERS)
+    found = compared(first, make_run(samples_of((1.05 * WAITS).tolist())))
+    change = next(c for c in found.changes if (c.metric, c.statistic) == ("ttft", "mean"))
+
+    assert found.paired
+    assert change.significant
+    assert change.low_s > 0
+    assert not any(c.significant for c in found.changes if c.metric == "tpot")
+    assert not compared(first, make_run(samples_of(WAITS[:400].tolist(), per_s=50))).paired
+    with pytest.raises(InputError, match="no request answered"):
+        compared(first, make_run([replace(s, outcome="cut") for s in ANSWERS]))
+
+
+def test_two_runs_alike() -> None:
+    found = compared(make_run(ANSWERS), make_run(ANSWERS))
+    written = json.loads(as_json(found))
+
+    assert not any(change.significant for change in (found.good, *found.changes))
+    assert found.notes == ()
+    assert written["schema_version"] == 2
+    assert written["good"]["p_value"] == 1
+
+
+def test_a_server_that_sheds_is_no_faster() -> None:
     """Half is shed, the rest comes sooner: fewer are good, which stands first."""
-    shed = [
-        replace(s, outcome="shed", chunk_s=()) if s.index % 2 else replace(s, chunk_s=halved(s))
-        for s in answers
-    ]
-    found = compare_runs(make_run(answers), make_run(shed), NAMES)
+    sooner = samples_of((WAITS / 2).tolist())
+    shed = [replace(s, outcome="shed", chunk_s=()) if s.index % 2 else s for s in sooner]
+    found = compared(make_run(ANSWERS), make_run(shed))
     ttft = found.changes[0]
 
     assert found.good.difference == pytest.approx(-0.5, abs=0.01)
@@ -47,10 +78,49 @@ def test_a_server_that_sheds_is_no_faster(answers: list[Sample]) -> None:
     assert any("answered requests only" in line for line in comparison_lines(found))
 
 
-def halved(sample: Sample) -> tuple[float, ...]:
-    """Return the stamps of an answer whose first token came twice as soon."""
-    sooner_s = sample.ttft_s / 2
-    return tuple(stamp - sooner_s for stamp in sample.chunk_s)
+def test_marks_reckon_with_how_many_they_are() -> None:
+    """A difference that would be one by itself is none among 16 figures."""
+    waits = np.random.default_rng(1).exponential(0.1, (2, 500)) * [[1.0], [1.13]]
+    first, second = (
+        make_run(samples_of(wait, per_s))
+        for per_s, wait in zip((50, 51), waits.tolist(), strict=True)
+    )
+    found = compared(first, second)
+    figures = (found.good, *found.changes)
+
+    assert not found.paired
+    assert any(not change.low_s <= 0 <= change.high_s for change in found.changes)
+    assert min(change.p_value for change in figures) < 0.05
+    assert not any(change.significant for change in figures)
+    assert list(change_rows(found))[1][-1] == "chance"
+
+
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        ({"cpu_fraction": 0.99}, "invalid: the load client was not fit: it was saturated"),
+        ({"stop": "died"}, "failed: http://127.0.0.1:1 stopped answering"),
+        ({"stop": "interrupted"}, "interrupted: the run was interrupted"),
+    ],
+)
+def test_a_run_that_proves_nothing_is_noted(client: dict[str, object], says: str) -> None:
+    """Runs that have no verdict of their own are compared, and it is said which, and why."""
+    found = compared(make_run(ANSWERS), make_run(ANSWERS, **client))
+
+    assert len(found.notes) == 1
+    assert f"the second run proves nothing by itself, it is {says}" in found.notes[0]
+
+
+def test_shares_are_paired_behind_both_warmups() -> None:
+    """A cold start that only one run had is cut from both before their requests are paired."""
+    warm = samples_of([1.5 if k % 9 == 0 else 0.05 for k in range(1000)])
+    cold = [replace(s, chunk_s=tuple(t + 5 for t in s.chunk_s)) for s in warm[:200]] + warm[200:]
+    first, second = make_run(warm), make_run(cold)
+    found = compared(first, second)
+
+    assert len(measurement_window(second).requests) < len(measurement_window(first).requests)
+    assert found.paired
+    assert (found.good.low, found.good.high) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -67,62 +137,3 @@ def test_differences_are_in_the_unit_that_people_read(
 ) -> None:
     """Both ends in that of the larger one; nothing is less than nothing."""
     assert difference_text(low_s, high_s) == text
-
-
-def test_two_runs_alike(answers: list[Sample]) -> None:
-    found = compare_runs(make_run(answers), make_run(answers), NAMES)
-    written = json.loads(to_json(found))
-
-    assert not any(change.significant for change in (found.good, *found.changes))
-    assert found.notes == ()
-    assert written["schema_version"] == 2
-    assert written["good"]["p_value"] == 1
-
-
-def test_marks_reckon_with_how_many_they_are() -> None:
-    """A difference that would be one by itself is none among 16 figures."""
-    rng = np.random.default_rng(1)
-    waits = rng.exponential(0.1, (2, 500)) * [[1.0], [1.13]]
-    runs = [
-        make_run([make_sample(k, k / per_s, ttft_s=value) for k, value in enumerate(wait)])
-        for per_s, wait in zip((50, 51), waits.tolist(), strict=True)
-    ]
-    found = compare_runs(runs[0], runs[1], NAMES)
-    figures = (found.good, *found.changes)
-
-    assert not found.paired
-    assert any(not change.low_s <= 0 <= change.high_s for change in found.changes)
-    assert min(change.p_value for change in figures) < 0.05
-    assert not any(change.significant for change in figures)
-    assert list(change_rows(found))[1][-1] == "chance"
-
-
-@pytest.mark.parametrize(
-    ("client", "says"),
-    [
-        ({"cpu_fraction": 0.99}, "invalid: the load client was not fit: it was saturated"),
-        ({"stop": "died"}, "failed: http://127.0.0.1:1 stopped answering"),
-        ({"stop": "interrupted"}, "interrupted: the run was interrupted"),
-        ({"stop": "short of a worker"}, "invalid: the load client was short of a worker"),
-    ],
-)
-def test_a_run_that_proves_nothing_is_noted(
-    answers: list[Sample], client: dict[str, object], says: str
-) -> None:
-    """Runs that have no verdict of their own are compared, and it is said which, and why."""
-    found = compare_runs(make_run(answers), make_run(answers, **client), NAMES)
-
-    assert [note for note in found.notes if "proves nothing" in note] == [*found.notes]
-    assert f"the second run proves nothing by itself, it is {says}" in found.notes[0]
-
-
-def test_shares_are_paired_behind_both_warmups() -> None:
-    """A cold start that only one run had is cut from both before their requests are paired."""
-    warm = [make_sample(k, k / 100, ttft_s=1.5 if k % 9 == 0 else 0.05) for k in range(1000)]
-    cold = [replace(s, chunk_s=tuple(t + 5 for t in s.chunk_s)) for s in warm[:200]] + warm[200:]
-    first, second = make_run(warm), make_run(cold)
-    found = compare_runs(first, second, NAMES)
-
-    assert len(measurement_window(second).requests) < len(measurement_window(first).requests)
-    assert found.paired
-    assert (found.good.low, found.good.high) == (0, 0)

@@ -60,20 +60,29 @@ def test_file_gives_back_the_samples(
 
 
 @pytest.mark.parametrize(
-    ("chunk_s", "chunk_tokens", "tpot_s"),
+    ("chunk_s", "chunk_tokens", "tpot_s", "gaps_s"),
     [
-        ((2.0, 3.0, 5.0), (), 1.0),
-        ((2.0, 3.0, 5.0), (2, 1, 1), 1.5),
-        ((2.0, 5.0), (1, 3), 1.0),
-        ((2.0,), (4,), None),
-        ((2.0,), (), None),
+        ((2.0, 3.0, 5.0), (), 1.0, (1.0, 2.0)),
+        ((2.0, 3.0, 5.0), (2, 1, 1), 1.5, (1.0, 2.0)),
+        ((2.0, 5.0), (1, 3), 1.0, (3.0, 0.0, 0.0)),
+        ((2.0,), (4,), None, ()),
+        ((2.0,), (), None, ()),
+        ((), (), None, ()),
     ],
 )
 def test_tpot_is_of_what_comes_after_the_first_chunk(
-    chunk_s: tuple[float, ...], chunk_tokens: tuple[int, ...], tpot_s: float | None
+    chunk_s: tuple[float, ...],
+    chunk_tokens: tuple[int, ...],
+    tpot_s: float | None,
+    gaps_s: tuple[float, ...],
 ) -> None:
+    """Tokens that came together have gaps of 0 after the first of them."""
     sample = replace(ONE, chunk_s=chunk_s, chunk_tokens=chunk_tokens)
-    assert sample.tpot_s == tpot_s
+
+    assert sample.gaps_s == gaps_s
+    assert len(sample.gap_ends_s) == len(gaps_s)
+    if chunk_s:
+        assert sample.tpot_s == tpot_s
 
 
 BAD = to_line(ONE).replace('"due_s":1.0', '"due_s":"soon"')
