@@ -87,24 +87,6 @@ def test_more_work_is_never_faster(gpu: str) -> None:
         assert exchange_s(replace(sent, size_bytes=0.0), here.gpu, here.cluster) == 0
 
 
-@given(
-    what=st.sampled_from(DATASHEET),
-    times=st.floats(1, 20),
-    tokens=st.integers(1, 20_000),
-    batch=st.integers(1, 512),
-    tp=st.sampled_from((1, 2, 8, 16)),
-)
-def test_faster_hardware_is_never_slower(
-    what: str, times: float, tokens: int, batch: int, tp: int
-) -> None:
-    """Any number of the datasheet made larger makes no step longer."""
-    base = machine()
-    better = replace(base, gpu=faster(base.gpu, what, times))
-    for load in (prefill_load(tokens), decode_load(batch, tokens)):
-        was, now = (step_s(m, load, slicing=Slicing(tp=tp)) for m in (base, better))
-        assert float(now) <= float(was) * (1 + 1e-12)
-
-
 def without_latency(base: Machine) -> Machine:
     """Return *base* with no fixed times: neither of kernels, nor of links, nor of the engine."""
     kernel = GemmEfficiency(
@@ -217,13 +199,6 @@ def test_weight_only_quantisation_computes_in_bf16() -> None:
         multiply_dtype("fp32", hopper)
 
 
-def test_a_cpu_has_no_roofline() -> None:
-    """Asking for step times of a CPU says how to measure them."""
-    here = replace(machine("llama-3.1-8b"), gpu=catalog.find_gpu("cpu"))
-    with pytest.raises(InputError, match="serving measure"):
-        step_s(here, prefill_load(100), slicing=Slicing())
-
-
 def test_kv_pull_uses_the_narrower_side() -> None:
     """A prefill GPU that several decode GPUs read from sends to them one after the other (N4)."""
     gpu, cluster = machine().gpu, machine().cluster
@@ -324,19 +299,3 @@ def test_the_table_is_the_step_model(model: str) -> None:
             chunks = [(min(n, each), p)] * max(1, n // each) if n else []
             exact = float(step_s(one, load, slicing=TP8))
             assert table.step_s(chunks, b, b * s) == pytest.approx(exact, rel=0.04), (n, p, b, s)
-
-
-def test_more_in_a_tabulated_step_never_takes_less() -> None:
-    """Tokens, sequences, context and cached tokens each add time; a decode step is its line."""
-    table = TabulatedStep(
-        step_table(machine(), TP8, max_sequences=64, contexts=(1000.0, 2000.0), prompt_tokens=500)
-    )
-    for batch in (1, 7, 64):
-        fixed_s, per_token_s = table.decode_line(batch)
-        assert table.step_s([], batch, 1000) == pytest.approx(fixed_s + 1000 * per_token_s)
-    base_s = table.step_s([(300, 0)], 8, 8000)
-    for chunks, batch, context in (
-        ([(600, 0)], 8, 8000), ([(300, 5000)], 8, 8000), ([(300, 0)], 16, 8000),
-        ([(300, 0)], 8, 80_000), ([(300, 0), (300, 0)], 8, 8000),
-    ):  # fmt: skip
-        assert table.step_s(chunks, batch, context) > base_s
