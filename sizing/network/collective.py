@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, one_of
+from sizing.latency.collectives import point_to_point_s
 from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
@@ -180,14 +181,13 @@ def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
     size, distance = question.size_bytes, question.stride
     index = topology.meeting((0, distance))
     tier, domain = topology.tiers[index], topology.tiers[0]
-    seconds = tier.latency_s + size / tier.achieved_bytes_per_s(question.sending_fraction)
-    inside = domain.latency_s + size / domain.achieved_bytes_per_s()
+    sending = question.sending_fraction
+    seconds = float(point_to_point_s(size, topology, distance, sending_fraction=sending))
+    inside = (domain.latency_s + size / domain.achieved_bytes_per_s()) if size else 0.0
     basis = "formula"
     if index and question.rail_only and distance % domain.gpus:
         seconds += inside
         basis = "formula: over the rail, then through the HB domain"
-    if size == 0:
-        seconds = inside = 0.0
     return CollectiveResult(
         pattern=question.pattern,
         group=2,
