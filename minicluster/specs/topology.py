@@ -291,17 +291,11 @@ class Inventory:
         return dict(found)
 
 
-def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
-    """
-    Return the first nodes of a topology.
-
-    Args:
-        gpus: how many to list, rounded up to whole nodes; `None`: all.
-    """
-    per_node = topology.gpus_per_node
-    count = -(-(topology.gpus if gpus is None else gpus) // per_node)
-    topology.holding(count * per_node)
-    return numbered_nodes(count, per_node, [(tier.name, tier.gpus) for tier in topology.tiers])
+def inventory_of(topology: Topology) -> Inventory:
+    """Return the nodes of a topology that lists none."""
+    sizes = [(tier.name, tier.gpus) for tier in topology.tiers]
+    count = -(-topology.gpus // topology.gpus_per_node)
+    return numbered_nodes(count, topology.gpus_per_node, sizes)
 
 
 def numbered_nodes(

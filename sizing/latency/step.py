@@ -173,7 +173,7 @@ def beyond_hb_domain_s(
         np.asarray(sum(term.seconds for term in _network_terms(each, collectives)))
         for each in (machine, joined)
     )
-    return np.maximum(0.0, across - inside)
+    return np.asarray(np.maximum(0.0, across - inside))
 
 
 def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:

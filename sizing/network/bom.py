@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
 from minicluster.specs.fabric import KINDS
 
 MAX_TIERS = 3
@@ -85,7 +85,7 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOrder(Spec):
+class NetworkOrder(Options):
     """
     The network to be built.
 
@@ -108,9 +108,6 @@ class NetworkOrder(Spec):
     price_ratio: Positive = 2.0
     switch_port_power_w: NotNegative | None = None
     transceiver_power_w: NotNegative | None = None
-
-    def _place(self, key: str) -> str:
-        return "--" + key.replace("_", "-")
 
     def _check(self) -> None:
         one_of(KINDS, **{"--kind": self.kind})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, one_of
+from minicluster.specs.checks import Count, Fraction, NotNegative, Options, one_of
 from sizing.latency.collectives import point_to_point_s
 from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
@@ -22,7 +22,7 @@ TWICE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question(Spec):
+class Question(Options):
     """
     A collective.
 
@@ -35,6 +35,8 @@ class Question(Spec):
         rail_only: no links between rails: what changes rail goes through an HB domain.
     """
 
+    _NAMED: ClassVar[dict[str, str]] = {"size_bytes": "bytes"}
+
     pattern: str
     group: Count
     stride: Count = 1
@@ -44,9 +46,6 @@ class Question(Spec):
 
     def _check(self) -> None:
         one_of(PATTERNS, **{"--pattern": self.pattern})
-
-    def _place(self, key: str) -> str:
-        return "--bytes" if key == "size_bytes" else "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,9 +125,9 @@ def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
 
 def test_nodes_are_made_from_sizes() -> None:
     _, found = catalog.find_network("roce-24k")
-    listed = inventory_of(found, 16_384)
-    assert listed.gpus == 16_384
-    assert len(set(listed.unit_gpus("pod"))) == 6
+    listed = inventory_of(found)
+    assert listed.gpus == 24_576
+    assert len(set(listed.unit_gpus("pod"))) == 8
     assert max(listed.unit_gpus("rack").values()) == 16
 
 
