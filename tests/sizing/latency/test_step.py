@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from minicluster.engine_model.step_seconds import TabulatedStep
 from minicluster.errors import InputError
 from minicluster.plan.step_time import decode_s, prefill_s
-from minicluster.specs.efficiency import (
-    DecodeAttentionEfficiency,
-    GemmEfficiency,
-    GpuEfficiency,
-    PrefillAttentionEfficiency,
-    StreamEfficiency,
-)
-from minicluster.specs.gpu import Collectives, GpuSpec
+from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, kv_pull_s_per_byte
@@ -87,51 +80,22 @@ def test_more_work_is_never_faster(gpu: str) -> None:
         assert exchange_s(replace(sent, size_bytes=0.0), here.gpu, here.cluster) == 0
 
 
-def without_latency(base: Machine) -> Machine:
-    """Return *base* with no fixed times: neither of kernels, nor of links, nor of the engine."""
-    kernel = GemmEfficiency(
-        compute_fraction=0.8, memory_fraction=0.9, latency_s=0.0, wave_fraction=0.2, smoothness=3.0
-    )
-    attention = {"memory_fraction": 0.7, "compute_fraction": 0.6, "latency_s": 0.0}
-    assert base.gpu.efficiency is not None
-    efficiency = GpuEfficiency(
-        gemm=dict.fromkeys(base.gpu.efficiency.gemm, kernel),
-        prefill_attention=PrefillAttentionEfficiency(**attention, half_tokens=500.0),
-        decode_attention=DecodeAttentionEfficiency(**attention, smoothness=2.0),
-        elementwise=StreamEfficiency(memory_fraction=0.8, latency_s=0.0),
-        scale_up_fraction=0.8,
-        scale_out_fraction=0.9,
-        collective_latency_s=0.0,
-        fitted=False,
-    )
-    fixed = ("per_layer_s", "per_exchange_s", "prompt_expert_layer_s", "per_step_s",
-             "per_sequence_s")  # fmt: skip
-    return replace(
-        base,
-        gpu=replace(base.gpu, efficiency=efficiency, collectives=Collectives()),
-        engine=replace(base.engine, **dict.fromkeys(fixed, 0.0)),
-        cluster=replace(base.cluster, scale_out_latency_s=0.0, scale_out_bytes_per_s=None),
-    )
-
-
 @given(
-    model=st.sampled_from(MODELS),
-    times=st.floats(1.1, 10),
+    what=st.sampled_from(DATASHEET),
+    times=st.floats(1, 20),
     tokens=st.integers(1, 20_000),
-    batch=st.integers(1, 256),
-    tp=st.sampled_from((1, 2, 4, 8, 16)),
+    batch=st.integers(1, 512),
+    tp=st.sampled_from((1, 2, 8, 16)),
 )
-def test_faster_hardware_divides_times(
-    model: str, times: float, tokens: int, batch: int, tp: int
+def test_faster_hardware_is_never_slower(
+    what: str, times: float, tokens: int, batch: int, tp: int
 ) -> None:
-    """Without latencies, hardware k times as fast takes exactly a k-th: no unit slips in."""
-    slow = without_latency(machine(model))
-    gpu = slow.gpu
-    for what in DATASHEET:
-        gpu = faster(gpu, what, times)
+    """Any number of the datasheet made larger makes no step longer."""
+    base = machine()
+    better = replace(base, gpu=faster(base.gpu, what, times))
     for load in (prefill_load(tokens), decode_load(batch, tokens)):
-        was, now = (step_s(m, load, slicing=Slicing(tp=tp)) for m in (slow, replace(slow, gpu=gpu)))
-        assert now == pytest.approx(was / times)
+        was, now = (step_s(m, load, slicing=Slicing(tp=tp)) for m in (base, better))
+        assert float(now) <= float(was) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("columns", [1024, 4096, 28672])
