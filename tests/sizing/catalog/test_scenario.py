@@ -97,26 +97,21 @@ def test_scenarios_survive_json_and_overrides(
     assert parse_scenario(other, overrides, place="set") == scenario
 
 
-def test_overrides_make_tables_and_take_bare_text(tmp_path: Path) -> None:
+def test_overrides_of_a_file(tmp_path: Path) -> None:
+    """They make tables, take bare text, and replace precision and context of the model."""
     path = written(tmp_path, MINIMAL)
-    overrides = ["slo.ttft_s=0.5", "model.id=qwen3-32b", "search.tp=[4, 8]", "model.kv_dtype=fp8"]
-    scenario = catalog.read_scenario(path, overrides)
+    scenario = catalog.read_scenario(path, ["slo.ttft_s=0.5", "search.tp=[4, 8]"])
     assert (scenario.slo.ttft_s, scenario.search.tp) == (0.5, (4, 8))
-    assert catalog.resolve(scenario, "x").model.kv_dtype == "fp8"
-
-
-def test_model_overrides(tmp_path: Path) -> None:
-    """Precision and context of the scenario replace the model's own."""
-    path = written(tmp_path, MINIMAL)
-
-    def model_with(*overrides: str) -> object:
-        model = catalog.resolve(catalog.read_scenario(path, overrides), "x").model
-        return (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
-
-    assert model_with() == ("bf16", "bf16", "bf16", 131072)
-    assert model_with("model.weight_dtype=fp8") == ("bf16", "fp8", "bf16", 131072)
-    assert model_with("model.weight_dtype=fp16") == ("fp16", "fp16", "fp16", 131072)
-    assert model_with("model.max_context_tokens=4096") == ("bf16", "bf16", "bf16", 4096)
+    for override, expected in (
+        ("slo.ttft_s=1.0", ("bf16", "bf16", "bf16", 131072)),
+        ("model.kv_dtype=fp8", ("bf16", "bf16", "fp8", 131072)),
+        ("model.weight_dtype=fp8", ("bf16", "fp8", "bf16", 131072)),
+        ("model.weight_dtype=fp16", ("fp16", "fp16", "fp16", 131072)),
+        ("model.max_context_tokens=4096", ("bf16", "bf16", "bf16", 4096)),
+    ):
+        model = catalog.resolve(catalog.read_scenario(path, [override]), "x").model
+        found = (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
+        assert found == expected
 
 
 BAD = [
