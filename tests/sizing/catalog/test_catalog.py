@@ -136,18 +136,6 @@ def test_peaks_are_dense_and_links_one_way(name: str) -> None:
     assert spec.require("hbm_bytes_per_s") > spec.require("scale_up_bytes_per_s")
 
 
-def test_what_was_not_fitted_says_so() -> None:
-    """H20 and MI300X stand on a documented default; a CPU has no numbers at all."""
-    for name in ("h20", "mi300x"):
-        efficiency = find_gpu(name).efficiency
-        assert efficiency is not None
-        assert not efficiency.fitted
-    cpu = find_gpu("cpu")
-    assert cpu.efficiency is None
-    with pytest.raises(InputError, match="configs/gpus"):
-        cpu.require("hbm_bytes")
-
-
 @pytest.mark.parametrize("name", catalog.clusters())
 def test_presets_name_gpus_and_networks(name: str) -> None:
     """Its GPU is of the catalog, and the outermost tier holds every GPU."""
@@ -176,13 +164,6 @@ def test_cluster_without_preset() -> None:
         find_cluster(ClusterChoice(gpu="l40s", max_gpus=4))
 
 
-def test_engine_versions() -> None:
-    """A profile is found by its version, in full or its first two numbers."""
-    assert find_engine(EngineChoice()) == find_engine(EngineChoice(version="0.29"))
-    with pytest.raises(InputError, match=r"vllm 0\.8\.5.*did you mean vllm 0\.29\.0"):
-        find_engine(EngineChoice(version="0.8.5"))
-
-
 @pytest.mark.parametrize(
     ("find", "name", "hint"),
     [
@@ -196,6 +177,8 @@ def test_engine_versions() -> None:
         (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
         (find_gpu, "TPU v7", "known: a100-pcie"),
         (lambda name: find_cluster(ClusterChoice(preset=name)), "h100-9", "did you mean h100-8?"),
+        (lambda version: find_engine(EngineChoice(version=version)), "0.8.5", "mean vllm 0.29.0"),
+        (lambda name: find_gpu("cpu").require(name), "hbm_bytes", "configs/gpus"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(find: Any, name: str, hint: str) -> None:  # noqa: ANN401
