@@ -86,7 +86,7 @@ def point_to_point_s(
         every send is taken to leave it.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    index = topology.meeting((0, distance))
+    index = topology.holding(distance + 1)
     tier, below = topology.tiers[index], topology.tiers[max(0, index - 1)]
     if sending_fraction is None:
         sending_fraction = min(1.0, distance / below.gpus)

@@ -178,7 +178,7 @@ def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -
 def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
     """Time one send from the first GPU to the one *stride* further on."""
     size, distance = question.size_bytes, question.stride
-    index = topology.meeting((0, distance))
+    index = topology.holding(distance + 1)
     tier, domain = topology.tiers[index], topology.tiers[0]
     sending = question.sending_fraction
     seconds = float(point_to_point_s(size, topology, distance, sending_fraction=sending))

@@ -44,6 +44,7 @@ def test_bandwidths_are_converted_by_name(key: str, number: float) -> None:
         ("max_gpus = 24576", "max_gpus = 24577", "at most the 24576 GPUs"),
         ("oversubscription = 7", "oversubscription = 0.14", "1:7 is written 7"),
         ('name = "pod"', 'name = "rack"', "a name of its own"),
+        ("gbyte_per_s = 450", "oversubscription = 2", "nothing is below the HB domain"),
         ('"node", "rack", "pod"', '"node", "row"', "one of"),
         ("latency_s = 10e-6", "", "latency_s is missing"),
     ],
@@ -78,13 +79,12 @@ def test_spans_hold_the_group(group: int, stride: int) -> None:
             assert product <= tier.gpus
 
 
-@given(st.integers(0, 24_575), st.integers(0, 24_575))
-def test_two_gpus_meet_in_the_innermost_unit_that_holds_both(first: int, second: int) -> None:
-    """Further out they have no more bandwidth and no less latency."""
+@given(st.integers(1, 24_576))
+def test_neighbours_are_in_the_innermost_unit_that_holds_them(gpus: int) -> None:
+    """Those further out have no more bandwidth and no less latency (eq. F3)."""
     _, found = catalog.find_network("roce-24k")
-    index = found.meeting((first, second))
-    apart = [first // tier.gpus != second // tier.gpus for tier in found.tiers]
-    assert apart == [True] * index + [False] * (len(found.tiers) - index)
+    index = found.holding(gpus)
+    assert [tier.gpus >= gpus for tier in found.tiers] == [n >= index for n in range(4)]
     tier, inner = found.tiers[index], found.tiers[0]
     assert tier.latency_s >= inner.latency_s
     assert tier.achieved_bytes_per_s() <= inner.achieved_bytes_per_s()
