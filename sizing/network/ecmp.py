@@ -59,7 +59,7 @@ class Collisions:
     idle_exact_fraction: float
 
 
-def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Collisions:
+def collisions(hashing: Hashing, *, trials: int, seed: int) -> Collisions:
     """
     Draw hashes and measure the loads.
 
