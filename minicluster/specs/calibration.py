@@ -114,20 +114,15 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
         text = line.get(name)
         if text is None:
             raise InputError(f"{place}: {name}", None, "a column of that name")
-        values[name] = _value(name, text, place)
+        try:
+            values[name] = TYPES[name](text)
+        except ValueError:
+            raise InputError(f"{place}: {name}", text, "a number") from None
     key = CalibrationKey(**{name: values.pop(name) for name in KEY})  # type: ignore[arg-type]
     try:
         return Measurement(key=key, **values)  # type: ignore[arg-type]
     except InputError as error:
         raise error.inside(place) from None
-
-
-def _value(name: str, text: str, place: str) -> str | int | float:
-    try:
-        value: str | int | float = TYPES[name](text)
-    except ValueError:
-        raise InputError(f"{place}: {name}", text, "a number") from None
-    return value
 
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:

@@ -102,6 +102,17 @@ class Spec:
         return f"{self._TABLE.format(self)}.{key}" if self._TABLE else key
 
 
+class Options(Spec):
+    """Base of specs whose keys are options of a command, by which errors name them."""
+
+    __slots__ = ()
+    _NAMED: ClassVar[dict[str, str]] = {}
+    """Keys whose options have another name."""
+
+    def _place(self, key: str) -> str:
+        return "--" + self._NAMED.get(key, key).replace("_", "-")
+
+
 @cache
 def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
     """Return the fields of a spec whose types say limits, each with its check."""

@@ -102,7 +102,7 @@ class ClusterSpec(Spec):
 
     def _check_network(self) -> None:
         """Check that tiers nest and agree with the sizes and names beside them."""
-        check_tiers(self.tiers, "tiers")
+        check_tiers(self.tiers)
         inner, outer = self.tiers[0], self.tiers[-1]
         if inner.gpus != self.gpus_per_hb_domain:
             raise InputError(

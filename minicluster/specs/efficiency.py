@@ -186,17 +186,13 @@ class GpuEfficiency(Spec):
         if "bf16" not in self.gemm:
             raise InputError("efficiency.gemm.bf16", None, "the efficiency of bf16 GEMM")
 
-    def of_engine(self, name: str) -> GpuEfficiency:
-        """Return the efficiencies with the kernels of one engine in place of the shared ones."""
-        return self.with_kernels(self.engines.get(name))
-
-    def with_kernels(self, own: EngineKernels | None) -> GpuEfficiency:
-        """Return the efficiencies with *own* kernels in place of the shared ones."""
-        if own is None:
-            return self
+    def of_engine(self, name: str, version: EngineKernels | None = None) -> GpuEfficiency:
+        """Return the efficiencies with the kernels of an engine, and those of its *version*."""
         changed = {
             part.name: getattr(own, part.name)
+            for own in (self.engines.get(name), version)
+            if own is not None
             for part in fields(own)
             if getattr(own, part.name) not in (None, {})
         }
-        return replace(self, **changed)
+        return replace(self, **changed) if changed else self

@@ -137,11 +137,6 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     return made
 
 
-def num_parameters(model: ModelSpec) -> int:
-    """Count all parameters of *model*; see `parameters`."""
-    return parameters(model).total
-
-
 def num_active_parameters(model: ModelSpec) -> int:
     """
     Count the parameters that one token is multiplied with.

@@ -105,15 +105,6 @@ class EngineChoice(Spec):
     gpu_memory_utilization: Fraction | None = None
     block_size: int | None = None
 
-    def _check(self) -> None:
-        budget = self.max_num_batched_tokens
-        for name in ("max_num_seqs", "chunked_prefill_tokens"):
-            value = getattr(self, name)
-            if value is not None and budget is not None and value > budget:
-                raise InputError(
-                    f"engine.{name}", value, f"at most max_num_batched_tokens, {budget:,}"
-                )
-
 
 MIDDLE, SUREST = 0.5, 0.99
 """Confidence that may be asked for: beyond, a few hundred measured rows say nothing."""

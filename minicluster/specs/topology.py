@@ -148,22 +148,13 @@ class Topology:
         """Return how many units of a tier there are."""
         return self.gpus // self.tiers[tier].gpus
 
-    def meeting(self, gpus: Sequence[int]) -> int:
-        """
-        Return the innermost tier of which one unit holds all *gpus*; 0 for the HB domain.
-
-        Its latency and bandwidth are those of their way (docs/model.md, eq. F3).
-        """
-        low, high = min(gpus), max(gpus)
-        if low < 0 or high >= self.gpus:
-            outside = low if low < 0 else high
-            raise InputError(f"topology {self.name}: GPU", outside, f"0 to {self.gpus - 1}")
-        return next(
-            index for index, tier in enumerate(self.tiers) if low // tier.gpus == high // tier.gpus
-        )
-
     def holding(self, gpus: int) -> int:
-        """Return the innermost tier that *gpus* neighbours fit in."""
+        """
+        Return the innermost tier of which one unit holds *gpus* neighbours; 0 for the HB domain.
+
+        Its latency and bandwidth are those between the first and the last of them
+        (docs/model.md, eq. F3).
+        """
         for index, tier in enumerate(self.tiers):
             if gpus <= tier.gpus:
                 return index
@@ -201,20 +192,19 @@ class Topology:
         return tuple(spans)
 
 
-def check_tiers(tiers: tuple[TierSpec, ...], place: str) -> None:
+def check_tiers(tiers: tuple[TierSpec, ...]) -> None:
     """Refuse tiers that do not nest, or of the same name."""
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
-        raise InputError(f"{place}.name", names, "a name of its own for each tier")
+        raise InputError("tiers.name", names, "a name of its own for each tier")
     for inner, outer in itertools.pairwise(tiers):
         if outer.gpus % inner.gpus or outer.gpus == inner.gpus:
             expected = f"a multiple of the {inner.gpus} GPUs of {inner.name}: sizes nest"
-            raise InputError(f"{place}.{outer.name}.gpus", outer.gpus, expected)
-    for tier in tiers[:1]:
-        if tier.oversubscription != 1:
-            where = f"{place}.{tier.name}.oversubscription"
-            expected = "1: nothing is below the HB domain that could share its links"
-            raise InputError(where, tier.oversubscription, expected)
+            raise InputError(f"tiers.{outer.name}.gpus", outer.gpus, expected)
+    if tiers[0].oversubscription != 1:
+        where = f"tiers.{tiers[0].name}.oversubscription"
+        expected = "1: nothing is below the HB domain that could share its links"
+        raise InputError(where, tiers[0].oversubscription, expected)
 
 
 NUMBERED = re.compile(r"node-(\d+)")
@@ -291,17 +281,11 @@ class Inventory:
         return dict(found)
 
 
-def inventory_of(topology: Topology, gpus: int | None = None) -> Inventory:
-    """
-    Return the first nodes of a topology.
-
-    Args:
-        gpus: how many to list, rounded up to whole nodes; `None`: all.
-    """
-    per_node = topology.gpus_per_node
-    count = -(-(topology.gpus if gpus is None else gpus) // per_node)
-    topology.holding(count * per_node)
-    return numbered_nodes(count, per_node, [(tier.name, tier.gpus) for tier in topology.tiers])
+def inventory_of(topology: Topology) -> Inventory:
+    """Return the nodes of a topology that lists none."""
+    sizes = [(tier.name, tier.gpus) for tier in topology.tiers]
+    count = -(-topology.gpus // topology.gpus_per_node)
+    return numbered_nodes(count, topology.gpus_per_node, sizes)
 
 
 def numbered_nodes(

@@ -83,22 +83,25 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
 
     A GPU without a preset makes nodes in which scale-up links join all GPUs.
     """
-    if choice.preset is None:
-        return _own_cluster(choice, place)
-    if choice.preset not in clusters():
-        raise unknown(f"{place}.preset", choice.preset, "a cluster preset", clusters())
-    preset = clusters()[choice.preset]
+    base = _own_cluster(choice, place) if choice.preset is None else _preset(choice, place)
+    return replace(
+        base,
+        max_gpus=choice.max_gpus or base.max_gpus,
+        pools_meet_in=choice.pools_meet_in or base.pools_meet_in,
+        failures=_failures(choice, base.failures, place),
+    )
+
+
+def _preset(choice: ClusterChoice, place: str) -> ClusterSpec:
+    """Return the preset with the GPU and the nodes that the scenario asks for."""
+    name = choice.preset or ""
+    if name not in clusters():
+        raise unknown(f"{place}.preset", name, "a cluster preset", clusters())
+    preset = clusters()[name]
     gpu = find_gpu(choice.gpu, place=f"{place}.gpu").name if choice.gpu else preset.gpu
     per_node = choice.gpus_per_node or preset.gpus_per_node
     kept = preset.gpus_per_hb_domain if per_node == preset.gpus_per_node else per_node
-    built = preset.with_nodes(per_node, kept)
-    return replace(
-        built,
-        gpu=gpu,
-        max_gpus=choice.max_gpus or preset.max_gpus,
-        pools_meet_in=choice.pools_meet_in or built.pools_meet_in,
-        failures=_failures(choice, built.failures, place),
-    )
+    return replace(preset.with_nodes(per_node, kept), gpu=gpu)
 
 
 def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> FailureSpec | None:
@@ -129,8 +132,6 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
         gpus_per_node=choice.gpus_per_node,
         gpus_per_hb_domain=choice.gpus_per_node,
         max_gpus=choice.max_gpus,
-        pools_meet_in=choice.pools_meet_in,
-        failures=_failures(choice, None, place),
     )
 
 

@@ -13,7 +13,7 @@ from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
-from minicluster.specs.parameters import num_active_parameters, num_parameters
+from minicluster.specs.parameters import num_active_parameters, parameters
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from sizing.cli.common import AsJson, show
@@ -76,7 +76,7 @@ def models(*, as_json: AsJson = False) -> None:
                 **asdict(spec),
                 "name": name,
                 "aliases": [entry.hub_id, *entry.aliases],
-                "num_parameters": num_parameters(spec),
+                "num_parameters": parameters(spec).total,
                 "num_active_parameters": num_active_parameters(spec),
                 "kv_bytes_per_token": kv_bytes_per_token(spec, tp=1),
                 "sources": [asdict(source) for source in entry.sources],

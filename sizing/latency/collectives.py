@@ -50,7 +50,7 @@ def exchange_s(
     if group == 1:
         return 0 * size
     if exchange.pattern == "point-to-point":
-        return point_to_point_s(size, gpu, cluster, distance=stride)
+        return point_to_point_s(size, _reaching(cluster, gpu, stride + 1), stride)
     inner = max(1, min(group, cluster.gpus_per_hb_domain // stride))
     if inner >= group:
         seconds = _inside_s(size, group, exchange.pattern, gpu, engine)
@@ -60,7 +60,11 @@ def exchange_s(
 
 
 def point_to_point_s(
-    size_bytes: ArrayLike, gpu: GpuSpec, cluster: ClusterSpec, *, distance: int
+    size_bytes: ArrayLike,
+    topology: Topology,
+    distance: int,
+    *,
+    sending_fraction: float | None = None,
 ) -> NDArray[np.float64]:
     """
     Send *size_bytes* to the GPU *distance* further on.
@@ -69,8 +73,9 @@ def point_to_point_s(
 
     Args:
         size_bytes: S, any shape.
-        cluster: whether the two share an HB domain.
         distance: in GPU order; a pipeline stage away may be another domain.
+        sending_fraction: share of a unit's GPUs that send out of it at once; `None`: those within
+            the distance of its end.
 
     Source:
         Link bandwidth times what large transfers achieve of it; l is a small collective's
@@ -81,13 +86,12 @@ def point_to_point_s(
         every send is taken to leave it.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    efficiency = efficiency_of(gpu)
-    if distance < cluster.gpus_per_hb_domain:
-        per_s = gpu.require("scale_up_bytes_per_s") * efficiency.scale_up_fraction
-        latency = efficiency.collective_latency_s
-    else:
-        per_s, latency = _away(distance, gpu, cluster)
-    return np.where(size > 0, latency + size / per_s, 0.0)
+    index = topology.holding(distance + 1)
+    tier, below = topology.tiers[index], topology.tiers[max(0, index - 1)]
+    if sending_fraction is None:
+        sending_fraction = min(1.0, distance / below.gpus)
+    seconds = tier.latency_s + size / tier.achieved_bytes_per_s(sending_fraction)
+    return np.where(size > 0, seconds, 0.0)
 
 
 def looked_up_s(size_bytes: ArrayLike, table: CollectiveTable) -> NDArray[np.float64]:
@@ -207,9 +211,7 @@ def _across_s(
         ),
         None,
     )
-    if not cluster.tiers:  # a network without tiers has no end
-        cluster = replace(cluster, max_gpus=max(cluster.max_gpus, group * exchange.stride))
-    topology = topology_of(cluster, gpu)
+    topology = _reaching(cluster, gpu, group * exchange.stride)
     spans = topology.spans(group, exchange.stride)
     formula = tiered_s(size, exchange.pattern, topology, spans, gpu.collectives.protocols)
     if table is None or table.between_bytes_per_s is None:
@@ -222,18 +224,6 @@ def _across_s(
     return np.minimum(formula, measured) if own > measured_with else np.maximum(formula, measured)
 
 
-def _away(distance: int, gpu: GpuSpec, cluster: ClusterSpec) -> tuple[float, float]:
-    """Return bandwidth and latency to the GPU *distance* further on, beyond the HB domain."""
-    if not cluster.tiers:
-        hop_s = cluster.scale_out_latency_s
-        if hop_s is None:
-            where = f"cluster {cluster.name}: scale_out_latency_s"
-            raise InputError(
-                where, None, "the latency of one hop: the layout crosses the HB domain"
-            )
-        return scale_out_bytes_per_s(gpu, cluster), hop_s
-    tiers = topology_of(cluster, gpu).tiers
-    index = next((i for i, tier in enumerate(tiers) if distance < tier.gpus), len(tiers) - 1)
-    # Of a unit's GPUs, those within the distance of its end send out of it at the same time.
-    sending = min(1.0, distance / tiers[max(0, index - 1)].gpus)
-    return tiers[index].achieved_bytes_per_s(sending), tiers[index].latency_s
+def _reaching(cluster: ClusterSpec, gpu: GpuSpec, gpus: int) -> Topology:
+    """Return the network of a cluster; one without tiers is as wide as *gpus* neighbours need."""
+    return topology_of(cluster if cluster.tiers else replace(cluster, max_gpus=gpus), gpu)

@@ -54,13 +54,13 @@ class Op:
     dtype: str
     repeats: int
     work: Work
-    rows: NDArray[np.float64] | None = None
-    columns: NDArray[np.float64] | float | None = None
-    inner: float | NDArray[np.float64] | None = None
+    rows: NDArray[np.float64] | float = 0.0
+    columns: NDArray[np.float64] | float = 0.0
+    inner: NDArray[np.float64] | float = 0.0
     groups: NDArray[np.float64] | None = None
-    keys: NDArray[np.float64] | None = None
-    heads: float | NDArray[np.float64] | None = None
-    head_dim: float | NDArray[np.float64] | None = None
+    keys: NDArray[np.float64] | float = 1.0
+    heads: NDArray[np.float64] | float = 1.0
+    head_dim: NDArray[np.float64] | float = 1.0
     kv_dtype: str | None = None
     block_scaled: bool = False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.latency.load import prefill_load
-from sizing.latency.step import ONCE, step_terms
+from sizing.latency.step import stage_terms
 
 if TYPE_CHECKING:
     from minicluster.specs.slicing import Slicing
@@ -64,12 +64,9 @@ def chunked_prefill(machine: Machine, tokens: int, *, slicing: Slicing) -> Chunk
 def _in_chunks(machine: Machine, tokens: int, count: int, slicing: Slicing) -> ChunkedPrefill:
     size = tokens / count
     load = prefill_load(np.full(count, size), np.arange(count) * size)
-    layers = machine.model.num_layers
-    share = -(-layers // slicing.pp) / layers
     stage = np.zeros(count)
     parts = dict.fromkeys((*GROUPS, BUBBLE), 0.0)
-    for term in step_terms(machine, load, slicing=slicing):
-        seconds = term.seconds * (1.0 if term.name in ONCE else share)
+    for term, seconds in stage_terms(machine, load, slicing=slicing):
         stage += seconds
         parts[group_of(term)] += float(np.sum(seconds))
     parts[BUBBLE] = (slicing.pp - 1) * float(stage.max())

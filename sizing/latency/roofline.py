@@ -151,8 +151,6 @@ def _gemm(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
     if op.kind == "grouped gemm":
         fit = efficiency.grouped_gemm.get(op.dtype, efficiency.grouped_gemm.get(dtype, fit))
     hbm = gpu.require("hbm_bytes_per_s")
-    if op.rows is None or op.columns is None or op.inner is None:
-        raise InputError(f"op {op.name}", op.kind, "rows, columns and inner of a GEMM")
     activations = op.rows * (op.inner + op.columns) * ACTIVATION_BYTES
     sustained = fit.compute_fraction * efficiency.sustained_fraction.get(dtype, 1.0)
     compute = op.work.flops / (_peak(gpu, dtype) * sustained)
@@ -178,14 +176,13 @@ def _padding(op: Op, gpu: GpuSpec, fit: GemmEfficiency) -> NDArray[np.float64] |
     columns = np.asarray(op.columns, dtype=np.float64)
     groups: NDArray[np.float64] | float = 1.0 if op.groups is None else np.maximum(1.0, op.groups)
     rows = np.maximum(1e-9, np.asarray(op.rows, dtype=np.float64))
-    best: NDArray[np.float64] | None = None
+    areas = []
     for (high, wide), fraction in zip(TILES, (1.0, fit.small_tile_fraction), strict=True):
         tiles = groups * np.ceil(rows / groups / high) * np.ceil(columns / wide)
         waves = np.ceil(tiles / gpu.num_sms) * gpu.num_sms
         padded = fit.wave_fraction * waves * (high * wide) / (rows * columns)
-        area = (1 - fit.wave_fraction + padded) / fraction
-        best = area if best is None else np.minimum(best, area)
-    return np.asarray(best)
+        areas.append((1 - fit.wave_fraction + padded) / fraction)
+    return np.asarray(np.minimum(*areas))
 
 
 def _prefill_attention(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
@@ -198,8 +195,8 @@ def _prefill_attention(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Part
     s are the keys that a query sees at most: the last block of queries meets them one by one.
     """
     fit: PrefillAttentionEfficiency = efficiency.prefill_attention
-    keys = np.maximum(1.0, _number(op.keys, op.rows))
-    head = _number(op.head_dim) / HEAD_DIM
+    keys = np.maximum(1.0, op.keys)
+    head = op.head_dim / HEAD_DIM
     ramp = (1 + fit.half_tokens / keys) * head**-fit.head_exponent
     return _Parts(
         compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction) * ramp,
@@ -222,16 +219,15 @@ def _decode_attention(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts
     """
     fit: DecodeAttentionEfficiency = efficiency.decode_attention
     latent = efficiency.latent_decode_attention
-    if latent is not None and np.max(_number(op.head_dim)) > LATENT_DIM:
+    if latent is not None and np.max(op.head_dim) > LATENT_DIM:
         fit = latent
-    keys, sequences = _number(op.keys), _number(op.rows)
     streamed = fit.memory_fraction * (fit.fp8_fraction if op.kv_dtype == "fp8" else 1.0)
     return _Parts(
         compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction),
         memory=op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * streamed),
-        latency=fit.key_latency_s * keys,
+        latency=fit.key_latency_s * op.keys,
         smoothness=fit.smoothness,
-        launch=fit.latency_s + fit.item_latency_s * sequences * _number(op.heads),
+        launch=fit.latency_s + fit.item_latency_s * op.rows * op.heads,
     )
 
 
@@ -247,7 +243,7 @@ def _streaming(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> _Parts:
     return _Parts(
         compute=op.work.flops / (_peak(gpu, "bf16") * fit.compute_fraction),
         memory=op.work.hbm_bytes / (gpu.require("hbm_bytes_per_s") * fit.memory_fraction),
-        launch=fit.latency_s + fit.row_latency_s * (0.0 if op.rows is None else op.rows),
+        launch=fit.latency_s + fit.row_latency_s * op.rows,
     )
 
 
@@ -259,10 +255,6 @@ _BY_KIND: dict[str, Callable[[Op, GpuSpec, GpuEfficiency], _Parts]] = {
     "linear attention": _streaming,
     "elementwise": _streaming,
 }
-
-
-def _number(*values: NDArray[np.float64] | float | None) -> NDArray[np.float64] | float:
-    return next((value for value in values if value is not None), 1.0)
 
 
 def _peak(gpu: GpuSpec, dtype: str) -> float:

@@ -98,13 +98,13 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         Overlap of communication with compute, and of the host with the GPU beyond what the
         engine's constants were fitted with.
     """
-    efficiency = efficiency_of(machine.gpu).of_engine(machine.engine.name)
-    efficiency = efficiency.with_kernels(machine.engine.kernels)
+    engine = machine.engine
+    efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
     ops = [_op_term(op, machine.gpu, efficiency) for op in _ops(machine, load, slicing)]
     exchanges = step_exchanges(machine.model, load, slicing=slicing)
     runs = sum(exchange.repeats for exchange in exchanges)
-    engine = _engine_terms(machine, load, exchanges=runs)
-    return *ops, *_network_terms(machine, exchanges), *engine
+    host = _engine_terms(machine, load, exchanges=runs)
+    return *ops, *_network_terms(machine, exchanges), *host
 
 
 def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
@@ -140,14 +140,18 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
     Ignores:
         Bubbles while fewer batches than stages are under way.
     """
-    terms = step_terms(machine, load, slicing=slicing)
-    whole = np.asarray(sum(term.seconds for term in terms))
-    if slicing.pp == 1:
-        return whole
-    head = np.asarray(sum(term.seconds for term in terms if term.name in ONCE))
+    terms = stage_terms(machine, load, slicing=slicing)
+    return np.asarray(sum(seconds for _, seconds in terms))
+
+
+def stage_terms(
+    machine: Machine, load: StepLoad, *, slicing: Slicing
+) -> Iterator[tuple[Term, NDArray[np.float64]]]:
+    """Yield each term of a step with its seconds on the slowest stage of a pipeline (eq. S6)."""
     layers = machine.model.num_layers
     share = -(-layers // slicing.pp) / layers
-    return np.asarray((whole - head) * share + head)
+    for term in step_terms(machine, load, slicing=slicing):
+        yield term, term.seconds * (1.0 if term.name in ONCE else share)
 
 
 ONCE = ("lm_head", "logits gather", "engine per step", "engine per sequence")
@@ -162,15 +166,14 @@ def beyond_hb_domain_s(
 
     Zero while a stage fits the domain.
     """
-    across = inside = np.zeros(())
-    joined = machine.cluster.with_nodes(10**6, 10**6)
-    gpu, engine = machine.gpu, machine.engine.name
-    for exchange in step_exchanges(machine.model, load, slicing=slicing):
-        if exchange.pattern != "point-to-point":
-            runs = exchange.repeats
-            across = across + runs * exchange_s(exchange, gpu, machine.cluster, engine=engine)
-            inside = inside + runs * exchange_s(exchange, gpu, joined, engine=engine)
-    return np.maximum(0.0, across - inside)
+    joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
+    exchanges = step_exchanges(machine.model, load, slicing=slicing)
+    collectives = [each for each in exchanges if each.pattern != "point-to-point"]
+    across, inside = (
+        np.asarray(sum(term.seconds for term in _network_terms(each, collectives)))
+        for each in (machine, joined)
+    )
+    return np.asarray(np.maximum(0.0, across - inside))
 
 
 def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:

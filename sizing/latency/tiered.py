@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
 from minicluster.specs.gpu import BUS_SIZES
 
 if TYPE_CHECKING:
@@ -79,8 +78,6 @@ def network(topology: Topology, spans: Sequence[int]) -> Network:
             hops += math.log(count) * tier.latency_s
             weight += math.log(count)
         members *= count
-    if not weight:
-        raise InputError("collective: group", total, "GPUs of more than one HB domain")
     return Network(hop_s=hops / weight, bytes_per_s=slowest, seconds_per_byte=longest)
 
 
@@ -111,8 +108,6 @@ def tiered_s(
         Bandwidth that ramps up below 64 MiB, where tables are better; in-network reduction.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    if pattern not in TRAFFIC:
-        raise InputError("collective: pattern", pattern, "one of " + ", ".join(TRAFFIC))
     inner, domain = spans[0], topology.tiers[0]
     within = 0 * size
     if inner > 1:
@@ -158,8 +153,6 @@ def ring_s(
     Ignores:
         Several rings at a time, which is what a tree or a hierarchy is taken for.
     """
-    if pattern not in ("all-reduce", "all-gather", "reduce-scatter"):
-        raise InputError("collective: pattern", pattern, "a pattern that rings serve")
     size, total = np.asarray(size_bytes, dtype=np.float64), math.prod(spans)
     domain = topology.tiers[0]
     hop_s, per_s = domain.latency_s, domain.achieved_bytes_per_s()

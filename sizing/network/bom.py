@@ -7,25 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
 from minicluster.specs.fabric import KINDS
 
 MAX_TIERS = 3
 """Trees in use have three tiers at most: a fourth adds a hop and a third of the switches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """
-    One tree.
-
-    Attributes:
-        endpoints: NICs at its leaves.
-        switches: per tier, leaf to core.
-    """
-
-    endpoints: int
-    switches: tuple[int, ...]
 
 
 def tiers_needed(endpoints: int, radix: int) -> int:
@@ -56,9 +42,9 @@ def tiers_needed(endpoints: int, radix: int) -> int:
     )
 
 
-def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
+def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> tuple[int, ...]:
     """
-    Return the smallest tree; each tier has as many links below it as there are endpoints.
+    Return the switches of the smallest tree, leaf to core; links below a tier: one an endpoint.
 
         leaves ⌈n/⌊R/2⌋⌉, as many in the middle, ⌈n/R⌉ on top; links n a tier
         (docs/model.md, eq. B2)
@@ -76,16 +62,16 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> Tree:
     """
     tiers = tiers_needed(endpoints, radix)
     if tiers == 1:
-        return Tree(endpoints=endpoints, switches=(1,))
+        return (1,)
     half = radix // 2
     lowest = math.ceil(endpoints / half)
     middle = (lowest,) * (tiers - 2)
     top = math.ceil(endpoints / (2 * half))
-    return Tree(endpoints=endpoints, switches=(leaves or lowest, *middle, top))
+    return (leaves or lowest, *middle, top)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOrder(Spec):
+class NetworkOrder(Options):
     """
     The network to be built.
 
@@ -108,9 +94,6 @@ class NetworkOrder(Spec):
     price_ratio: Positive = 2.0
     switch_port_power_w: NotNegative | None = None
     transceiver_power_w: NotNegative | None = None
-
-    def _place(self, key: str) -> str:
-        return "--" + key.replace("_", "-")
 
     def _check(self) -> None:
         one_of(KINDS, **{"--kind": self.kind})
@@ -232,7 +215,7 @@ def bill(order: NetworkOrder) -> Bill:
     Ignores:
         Price and power of copper; racks and lengths: which tiers copper can reach is an input.
     """
-    found = whole = _billed(order, *_trees(order))
+    found = whole = _billed(order)
     if order.kind != "clos":
         whole = bill(replace(order, kind="clos"))
         saving = 1 - found.relative_cost / whole.relative_cost
@@ -240,33 +223,32 @@ def bill(order: NetworkOrder) -> Bill:
     return replace(found, notes=tuple(_notes(order, found, whole)), alternatives=_small(order))
 
 
-def _trees(order: NetworkOrder) -> tuple[int, Tree]:
-    """Return how many trees there are, and one of them."""
+def _trees(order: NetworkOrder) -> tuple[int, int]:
+    """Return how many trees there are, and the endpoints of one: several rails if they fit."""
+    if order.kind != "rail-only":
+        return 1, order.gpus
     domains = order.gpus // order.hb_size
-    if order.kind == "clos":
-        return 1, tree(order.gpus, order.radix)
-    if order.kind == "rail-optimised":
-        return 1, tree(order.gpus, order.radix, leaves=_rail_leaves(order, domains))
-    if domains > order.radix:
-        return order.hb_size, tree(domains, order.radix)
-    shared = order.radix // domains
-    count = math.ceil(order.hb_size / shared)
+    shared = min(order.hb_size, max(1, order.radix // domains))
     # The last switch may hold fewer rails; links are counted for all of them in `_billed`.
-    return count, tree(min(shared, order.hb_size) * domains, order.radix)
+    return math.ceil(order.hb_size / shared), shared * domains
 
 
-def _rail_leaves(order: NetworkOrder, domains: int) -> int:
-    """Return the leaves where each leaf has whole rails only, or a part of one rail."""
-    half = max(1, order.radix // 2)
+def _rail_leaves(order: NetworkOrder) -> int | None:
+    """Return the leaves where each has whole rails only, or a part of one; `None`: as they come."""
+    if order.kind != "rail-optimised":
+        return None
+    domains, half = order.gpus // order.hb_size, max(1, order.radix // 2)
     if domains > half:
         return order.hb_size * math.ceil(domains / half)
     return math.ceil(order.hb_size / (half // domains))
 
 
-def _billed(order: NetworkOrder, trees: int, one: Tree) -> Bill:
+def _billed(order: NetworkOrder) -> Bill:
+    trees, endpoints = _trees(order)
+    one = tree(endpoints, order.radix, leaves=_rail_leaves(order))
     spares = order.spares * trees
-    *below, top = (trees * count for count in one.switches)
-    links = (order.gpus,) * len(one.switches)
+    *below, top = (trees * count for count in one)
+    links = (order.gpus,) * len(one)
     parts = counted(
         order.kind,
         switches=(*below, top + spares),
@@ -287,7 +269,7 @@ def _billed(order: NetworkOrder, trees: int, one: Tree) -> Bill:
         power_w=power,
         saving_fraction=0.0,
         # Full leaves: the last one of a tree may hold fewer.
-        endpoints_per_leaf=min(one.endpoints, order.radix // min(2, len(one.switches))),
+        endpoints_per_leaf=min(endpoints, order.radix // min(2, len(one))),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, one_of
+from minicluster.specs.checks import Count, Fraction, NotNegative, Options, one_of
+from sizing.latency.collectives import point_to_point_s
 from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
@@ -21,7 +22,7 @@ TWICE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question(Spec):
+class Question(Options):
     """
     A collective.
 
@@ -34,6 +35,8 @@ class Question(Spec):
         rail_only: no links between rails: what changes rail goes through an HB domain.
     """
 
+    _NAMED: ClassVar[dict[str, str]] = {"size_bytes": "bytes"}
+
     pattern: str
     group: Count
     stride: Count = 1
@@ -43,9 +46,6 @@ class Question(Spec):
 
     def _check(self) -> None:
         one_of(PATTERNS, **{"--pattern": self.pattern})
-
-    def _place(self, key: str) -> str:
-        return "--bytes" if key == "size_bytes" else "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,16 +178,15 @@ def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -
 def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
     """Time one send from the first GPU to the one *stride* further on."""
     size, distance = question.size_bytes, question.stride
-    index = topology.meeting((0, distance))
+    index = topology.holding(distance + 1)
     tier, domain = topology.tiers[index], topology.tiers[0]
-    seconds = tier.latency_s + size / tier.achieved_bytes_per_s(question.sending_fraction)
-    inside = domain.latency_s + size / domain.achieved_bytes_per_s()
+    sending = question.sending_fraction
+    seconds = float(point_to_point_s(size, topology, distance, sending_fraction=sending))
+    inside = (domain.latency_s + size / domain.achieved_bytes_per_s()) if size else 0.0
     basis = "formula"
     if index and question.rail_only and distance % domain.gpus:
         seconds += inside
         basis = "formula: over the rail, then through the HB domain"
-    if size == 0:
-        seconds = inside = 0.0
     return CollectiveResult(
         pattern=question.pattern,
         group=2,

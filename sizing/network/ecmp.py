@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minicluster.specs.checks import Count, Spec, positive
+from minicluster.specs.checks import Count, Options, positive
 
 LARGEST_DRAW = 2_000_000
 """Loads that are drawn at a time: 16 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hashing(Spec):
+class Hashing(Options):
     """
     Flows, and the uplinks they are hashed onto.
 
@@ -27,9 +27,6 @@ class Hashing(Spec):
     pairs: Count
     uplinks: Count
     flows: Count
-
-    def _place(self, key: str) -> str:
-        return "--" + key.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +59,7 @@ class Collisions:
     idle_exact_fraction: float
 
 
-def collisions(hashing: Hashing, *, trials: int = 10_000, seed: int = 0) -> Collisions:
+def collisions(hashing: Hashing, *, trials: int, seed: int) -> Collisions:
     """
     Draw hashes and measure the loads.
 

@@ -20,13 +20,11 @@ from sizing.network.gpu_groups import (
     rail_aligned_fraction,
     replicas_of,
 )
-from sizing.network.local_search import LocalSearch
 from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
 from sizing.network.topology_units import TopologyUnit, replica_tier, too_wide
 
-WORK_LIMIT = 400_000_000
-"""Additions that the exact search may take; beyond, units are filled in order and
-replicas exchanged."""
+WORK_LIMIT = 1_500_000_000
+"""Additions that the exact search may take, five seconds; beyond, units are filled in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class PoolPlan:
             seconds per second.
         bound: no placement under the same rules costs less.
         optimal: cost equals bound.
-        method: `exact`, or `search` where that takes too much work.
+        method: `exact`, or `greedy` where that takes too much work.
         meeting_fraction: of the bytes between replicas, by tier.
         spread: role to tier to units used.
         rail_aligned_fraction: of the bytes that leave their HB domain, on one rail.
@@ -253,19 +251,15 @@ def _work(task: _PoolTask) -> float:
 
 
 def _greedy(task: _PoolTask, ends: Sequence[TopologyUnit]) -> _Taken | None:
-    """Fill leaves in the order of the tree, roles in proportion; then exchange replicas."""
+    """Fill leaves in the order of the tree, roles in proportion."""
+    leaves = next(filter(None, (_filled(task, end) for end in ends)), None)
+    if leaves is None:
+        return None
     widths = tuple(request.tp * request.pp for request in task.requests)
-    both = (widths[0], widths[-1])
-    for end in ends:
-        leaves = _filled(task, end)
-        if leaves is not None:
-            tiers = range(task.root.tier + 1)
-            roomiest = [max(unit.free for unit in task.root.at(tier)) for tier in tiers]
-            most = bound_gain(task.total, both, task.gain, roomiest)
-            if len(widths) > 1:
-                leaves = LocalSearch(end, task.gain, both, task.fits).improved(leaves)
-            return _Taken(leaves=leaves, most=most, method="search")
-    return None
+    tiers = range(task.root.tier + 1)
+    roomiest = [max(unit.free for unit in task.root.at(tier)) for tier in tiers]
+    most = bound_gain(task.total, (widths[0], widths[-1]), task.gain, roomiest)
+    return _Taken(leaves=leaves, most=most, method="greedy")
 
 
 def _filled(task: _PoolTask, end: TopologyUnit) -> list[tuple[TopologyUnit, Counts]] | None:

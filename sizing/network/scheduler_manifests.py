@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -175,11 +176,10 @@ def slurm(inventory: Inventory) -> str:
 def rank_file(ranks: RankPlan) -> str:
     """Write one line a rank: rank, node, GPU of the node, and its place in tp, cp, pp, dp."""
     d = ranks.degrees
+    places = itertools.product(range(d.dp), range(d.pp), range(d.cp), range(d.tp))
     lines = ["rank node gpu tp cp pp dp"]
-    for rank, (node, gpu) in enumerate(ranks.ranks):
-        tp, rest = rank % d.tp, rank // d.tp
-        cp, rest = rest % d.cp, rest // d.cp
-        lines.append(f"{rank} {node} {gpu} {tp} {cp} {rest % d.pp} {rest // d.pp}")
+    for rank, ((node, gpu), (dp, pp, cp, tp)) in enumerate(zip(ranks.ranks, places, strict=True)):
+        lines.append(f"{rank} {node} {gpu} {tp} {cp} {pp} {dp}")
     return "\n".join(lines) + "\n"
 
 
@@ -195,13 +195,9 @@ def ranged(names: Sequence[str]) -> str:
         else:
             plain.append(name)
     for stem, numbers in found.items():
-        runs: list[list[int]] = []
-        for number in sorted(numbers):
-            if runs and number == runs[-1][1] + 1:
-                runs[-1][1] = number
-            else:
-                runs.append([number, number])
-        text = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+        counted = itertools.groupby(enumerate(sorted(numbers)), key=lambda each: each[1] - each[0])
+        runs = [[number for _, number in run] for _, run in counted]
+        text = ",".join(f"{r[0]}" if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
         plain.append(f"{stem}{text}" if text.isdigit() else f"{stem}[{text}]")
     return ",".join(plain)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import NotNegative, Positive, Spec, positive
+from minicluster.specs.checks import NotNegative, Positive, Spec
 from sizing.latency.roofline import multiply_dtype
 from sizing.network.spares import checkpoint_interval_s, effective_fraction
 from sizing.training.closed_forms import SECONDS_PER_DAY
@@ -118,7 +118,6 @@ def estimate(
     Raises:
         InputError: a layout that does not fit the job, a number that the catalog lacks.
     """
-    positive(tokens=tokens)
     step = training_step(job, layout, machine)
     memory, flops = training_memory(job, layout), step_flops(job)
     per_gpu = 1 / (layout.gpus * step.step_s)

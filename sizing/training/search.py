@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sizing.training.job import TrainingJob
     from sizing.training.step import TrainingMachine
 
+MOST_RANKED = 10
+"""Layouts that a search returns."""
 FILL = 0.97
 """Share of the memory that CUDA reports which a chosen layout may take: the rest is for the
 context, communication buffers and fragmentation."""
@@ -77,15 +79,15 @@ def search_layouts(
     job_of: Callable[[TrainingLayout], TrainingJob],
     gpus: int,
     machine: TrainingMachine,
-    *,
-    top: int = 10,
 ) -> list[Trial]:
     """
     Rank every layout of *gpus* GPUs: tp within the HB domain, pp, cp, dp, ep, micro-batch, chunks.
 
     Args:
         job_of: what is trained in a layout: sharding may follow from it.
-        top: how many to return, the fastest first; of equal ones the one with less memory.
+
+    Returns:
+        The fastest first, `MOST_RANKED` of them; of equal ones the one with less memory.
 
     Raises:
         NegativeAnswer: no layout fits the job and the memory.
@@ -99,7 +101,7 @@ def search_layouts(
             f"no layout of {gpus} {machine.gpu.name} fits: heads, layers, batch and"
             f" {room:.0f} GB of memory a GPU; take more GPUs or --recompute full"
         )
-    return sorted(found, key=lambda each: (each.step_s, each.memory_bytes))[:top]
+    return sorted(found, key=lambda each: (each.step_s, each.memory_bytes))[:MOST_RANKED]
 
 
 def _degrees(job: TrainingJob, gpus: int, machine: TrainingMachine) -> Iterator[TrainingLayout]:

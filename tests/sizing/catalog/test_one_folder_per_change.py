@@ -58,23 +58,30 @@ def added(old: Path, stem: str, /, **values: str) -> None:
     (old.parent / f"{stem}.toml").write_text("\n".join(lines))
 
 
-def test_a_gpu_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
-    """A plan for the new GPU carries its numbers and the name by which Ray is asked for it."""
+def test_a_gpu_an_engine_version_and_a_model_are_one_file_each(
+    configs: Path, sizing: Sizing, tmp_path: Path
+) -> None:
+    """
+    A plan carries the new GPU's numbers and Ray's name of it, and loads the new model.
+
+    The newest profile that can be deployed is the default; a scenario may name the older.
+    """
     added(
         configs / "gpus" / "h100-sxm.toml", "x100",
         name='"x100"', aliases="[]", ray_accelerator='"X100"',
     )  # fmt: skip
-    plan = planned(sizing, tmp_path, "cluster.gpu=x100")
-    assert plan.inputs.gpu.name == "x100"
-    assert {(pool.gpu, pool.ray_accelerator) for pool in plan.pools} == {("x100", "X100")}
-
-
-def test_an_engine_version_is_one_file(configs: Path, sizing: Sizing, tmp_path: Path) -> None:
-    """The newest profile that can be deployed is planned with; a scenario may name the older."""
     added(configs / "engines" / "vllm-0.29-nixl.toml", "vllm-1.2-nixl", version='"1.2.3"')
-    assert catalog.find_engine(EngineChoice()).version == "1.2.3"
-    assert planned(sizing, tmp_path, "engine.version=1.2.3").engine.version == "1.2.3"
-    assert catalog.find_engine(EngineChoice(version="0.29")).version == "0.29.0"
+    added(configs / "models" / "llama-3.1-8b.toml", "llama-9", hub_id='"me/llama-9"')
+    entry = configs / "models" / "llama-9.toml"
+    head, _, rest = entry.read_text().partition("aliases = [")
+    entry.write_text(head + "aliases = [" + rest[rest.index("]") :])
+    versions = [catalog.find_engine(EngineChoice(version=each)).version for each in (None, "0.29")]
+    assert versions == ["1.2.3", "0.29.0"]
+    overrides = ("cluster.gpu=x100", "engine.version=1.2.3", "model.id=llama-9")
+    plan = planned(sizing, tmp_path, *overrides)
+    assert (plan.inputs.gpu.name, plan.engine.version) == ("x100", "1.2.3")
+    assert {(pool.gpu, pool.ray_accelerator) for pool in plan.pools} == {("x100", "X100")}
+    assert plan.model.source == "me/llama-9"
 
 
 @pytest.mark.parametrize("chunked", ["true", "false"])
@@ -94,17 +101,6 @@ def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
     mine, vllm = predict_row(row), predict_row(replace(row, engine="vllm", engine_version="0.15.1"))
     assert (mine.status, vllm.status) == ("predicted", "predicted")
     assert (mine.ttft_s == pytest.approx(vllm.ttft_s, rel=1e-9)) == (chunked == "true")
-
-
-def test_a_model_of_a_known_family_is_one_file(
-    configs: Path, sizing: Sizing, tmp_path: Path
-) -> None:
-    added(configs / "models" / "llama-3.1-8b.toml", "llama-9", hub_id='"me/llama-9"')
-    entry = configs / "models" / "llama-9.toml"
-    head, _, rest = entry.read_text().partition("aliases = [")
-    entry.write_text(head + "aliases = [" + rest[rest.index("]") :])
-    catalog.models.cache_clear()
-    assert planned(sizing, tmp_path, "model.id=llama-9").model.source == "me/llama-9"
 
 
 def test_a_routing_policy_is_one_function(

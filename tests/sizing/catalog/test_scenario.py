@@ -33,24 +33,20 @@ input_tokens = 1000
 output_tokens = { distribution = "uniform", low = 10, high = 20 }
 """
 
-READ_BACK = [path for name, path in catalog.files("scenarios").items() if name != "laptop"]
 
-
-@pytest.mark.parametrize("path", READ_BACK, ids=lambda path: path.stem)
-def test_shipped_scenarios_resolve(path: Path) -> None:
-    scenario = catalog.read_scenario(path)
-    resolved = catalog.resolve(scenario, path.name)
-    assert resolved.gpu.kind == "gpu"
-    assert catalog.read_scenario(Path(path.stem)) == scenario
-
-
-def test_laptop_scenario_reads_and_asks_for_the_demo_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", catalog.files("scenarios"))
+def test_shipped_scenarios_resolve(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenario = catalog.read_scenario(Path("laptop"))
+    """By name and by path; the laptop's asks for the demo model, which has to be made first."""
+    scenario = catalog.read_scenario(catalog.files("scenarios")[name])
+    assert catalog.read_scenario(Path(name)) == scenario
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"model\.id.*make demo"):
-        catalog.resolve(scenario, "laptop.toml")
+    if name == "laptop":
+        with pytest.raises(InputError, match=r"model\.id.*make demo"):
+            catalog.resolve(scenario, "laptop.toml")
+    else:
+        assert catalog.resolve(scenario, name).gpu.kind == "gpu"
 
 
 def lengths() -> st.SearchStrategy[Lengths]:
@@ -70,66 +66,52 @@ def lengths() -> st.SearchStrategy[Lengths]:
     return fixed | uniform | lognormal
 
 
+def scenario_of(
+    requests_per_s: float = 1.0, input_tokens: object = 100, output_tokens: object = 100
+) -> dict[str, Any]:
+    """Return the tables of a small scenario file with this load."""
+    load = {"requests_per_s": requests_per_s, "input_tokens": input_tokens}
+    return {
+        "model": {"id": "llama-3.1-8b"},
+        "cluster": {"preset": "h100-8"},
+        "workload": {**load, "output_tokens": output_tokens},
+    }
+
+
 @given(
     prompts=lengths(),
     answers=lengths(),
     rate=st.floats(1e-6, 1e6),
-    ttft_s=st.floats(1e-6, 3600),
     percentile=st.sampled_from(["p50", "p90", "p95", "p99"]),
 )
-def test_scenarios_survive_json(
-    prompts: Lengths, answers: Lengths, rate: float, ttft_s: float, percentile: str
+def test_scenarios_survive_json_and_overrides(
+    prompts: Lengths, answers: Lengths, rate: float, percentile: str
 ) -> None:
-    """A scenario written into a plan reads back as the same scenario."""
-    raw = {
-        "model": {"id": "llama-3.1-8b"},
-        "cluster": {"preset": "h100-8"},
-        "workload": {
-            "requests_per_s": rate,
-            "input_tokens": asdict(prompts),
-            "output_tokens": asdict(answers),
-        },
-        "slo": {"ttft_s": ttft_s, "percentile": percentile},
-    }
+    """What a plan holds of a scenario is the scenario; an override does what the file would."""
+    raw = scenario_of(rate, asdict(prompts), asdict(answers)) | {"slo": {"percentile": percentile}}
     scenario = parse(ScenarioSpec, raw, place="raw")
-    again = parse(ScenarioSpec, json.loads(json.dumps(asdict(scenario))), place="json")
-    assert again == scenario
-    assert again.workload.input_tokens == prompts
+    assert scenario.workload.input_tokens == prompts
+    assert parse(ScenarioSpec, json.loads(json.dumps(asdict(scenario))), place="json") == scenario
+    other = scenario_of(1.0, asdict(prompts), asdict(answers))
+    overrides = [f"workload.requests_per_s={rate!r}", f"slo.percentile={percentile}"]
+    assert parse_scenario(other, overrides, place="set") == scenario
 
 
-@given(value=st.floats(1e-6, 1e6), tokens=st.integers(1, 10_000))
-def test_overrides_do_what_the_file_would(value: float, tokens: int) -> None:
-    raw = {
-        "model": {"id": "llama-3.1-8b"},
-        "cluster": {"preset": "h100-8"},
-        "workload": {"requests_per_s": value, "input_tokens": tokens, "output_tokens": 5},
-    }
-    other = {**raw, "workload": {"requests_per_s": 1.0, "input_tokens": 1, "output_tokens": 5}}
-    overrides = [f"workload.requests_per_s={value!r}", f"workload.input_tokens={tokens}"]
-    changed = parse_scenario(other, overrides, place="a")
-    assert changed == parse_scenario(raw, place="b")
-
-
-def test_overrides_make_tables_and_take_bare_text(tmp_path: Path) -> None:
+def test_overrides_of_a_file(tmp_path: Path) -> None:
+    """They make tables, take bare text, and replace precision and context of the model."""
     path = written(tmp_path, MINIMAL)
-    overrides = ["slo.ttft_s=0.5", "model.id=qwen3-32b", "search.tp=[4, 8]", "model.kv_dtype=fp8"]
-    scenario = catalog.read_scenario(path, overrides)
+    scenario = catalog.read_scenario(path, ["slo.ttft_s=0.5", "search.tp=[4, 8]"])
     assert (scenario.slo.ttft_s, scenario.search.tp) == (0.5, (4, 8))
-    assert catalog.resolve(scenario, "x").model.kv_dtype == "fp8"
-
-
-def test_model_overrides(tmp_path: Path) -> None:
-    """Precision and context of the scenario replace the model's own."""
-    path = written(tmp_path, MINIMAL)
-
-    def model_with(*overrides: str) -> object:
-        model = catalog.resolve(catalog.read_scenario(path, overrides), "x").model
-        return (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
-
-    assert model_with() == ("bf16", "bf16", "bf16", 131072)
-    assert model_with("model.weight_dtype=fp8") == ("bf16", "fp8", "bf16", 131072)
-    assert model_with("model.weight_dtype=fp16") == ("fp16", "fp16", "fp16", 131072)
-    assert model_with("model.max_context_tokens=4096") == ("bf16", "bf16", "bf16", 4096)
+    for override, expected in (
+        ("slo.ttft_s=1.0", ("bf16", "bf16", "bf16", 131072)),
+        ("model.kv_dtype=fp8", ("bf16", "bf16", "fp8", 131072)),
+        ("model.weight_dtype=fp8", ("bf16", "fp8", "bf16", 131072)),
+        ("model.weight_dtype=fp16", ("fp16", "fp16", "fp16", 131072)),
+        ("model.max_context_tokens=4096", ("bf16", "bf16", "bf16", 4096)),
+    ):
+        model = catalog.resolve(catalog.read_scenario(path, [override]), "x").model
+        found = (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
+        assert found == expected
 
 
 BAD = [
@@ -140,45 +122,33 @@ BAD = [
     ('preset = "h100-8"', 'preset = "h100-9"', ["cluster.preset", "did you mean h100-8?"]),
     ('preset = "h100-8"', 'gpu = "H10O"', ["cluster.gpu", "did you mean"]),
     ('preset = "h100-8"', "", ["cluster", "preset"]),
-    ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = -8', ["cluster.max_gpus", "-8"]),
-    (
-        'preset = "h100-8"',
-        'preset = "h100-8"\nmax_gpus = 9_000_000',
-        ["cluster.max_gpus", "131,072"],
-    ),
+    ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 9_000_000', ["max_gpus", "131,072"]),
     ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 1.5', ["cluster.max_gpus", "integer"]),
     ("requests_per_s = 4", "requests_per_s = -4", ["workload.requests_per_s", "-4", "positive"]),
     ("requests_per_s = 4", "requests_per_s = 1e12", ["workload.requests_per_s", "1,000,000"]),
     ("requests_per_s = 4", "requests_per_s = nan", ["finite"]),
-    ("requests_per_s = 4", "requests_per_s = inf", ["finite"]),
-    ("requests_per_s = 4", 'requests_per_s = "4"', ["workload.requests_per_s", "number"]),
     ("requests_per_s = 4", "requests_per_s = true", ["workload.requests_per_s", "number"]),
     ("requests_per_s = 4", "requests_per_s = 2026-11-20", ["workload.requests_per_s", "number"]),
-    ("requests_per_s = 4", "rps = 4", ["workload.requests_per_s", "missing"]),
     ("requests_per_s = 4", "requests_per_s = 4\nrps = 4", ["workload.rps", "sizing schema"]),
     ("requests_per_s = 4", 'requests_per_s = 4\ntrace = "a.jsonl"', ["workload.trace", "Poisson"]),
     ("requests_per_s = 4", "requests_per_s = 4\nprefix_tokens = 1000", ["workload.prefix_tokens"]),
     ("input_tokens = 1000", "input_tokens = 0", ["workload.input_tokens", "mean", "positive"]),
     ("input_tokens = 1000", "input_tokens = 1000.5", ["workload.input_tokens", "whole number"]),
     ("input_tokens = 1000", "input_tokens = 131072", ["131092", "131072", "llama-3.1-8b"]),
-    ("input_tokens = 1000", "input_tokens = 10**9", ["TOML"]),
     ("input_tokens = 1000", "input_tokens = { low = 3 }", ["workload.input_tokens", "mean"]),
     ("low = 10, high = 20", "low = 30, high = 20", ["workload.output_tokens: high", "at least 30"]),
     ('"uniform"', '"zipf"', ["workload.output_tokens", "zipf", "fixed, uniform, lognormal"]),
     ("[workload]", "[workloads]", ["workload", "missing"]),
     ("[model]", "[model", ["TOML"]),
-    ("[model]", "[slo]\nttft_s = 0.0\n[model]", ["slo.ttft_s", "positive"]),
     ("[model]", "[slo]\nttft_s = 1e6\n[model]", ["slo.ttft_s", "3,600"]),
     ("[model]", '[slo]\npercentile = "p42"\n[model]', ["slo.percentile", "p99"]),
     ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
-    ("[model]", "[search]\ntp = [0]\n[model]", ["search.tp.0", "positive"]),
     ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),
     (
         "[model]",
         '[search]\npools = "mixed"\nlocal_threshold_tokens = 100\n[model]',
         ["search.local_threshold_tokens", "expected 0 with"],
     ),
-    ("[model]", "[extra]\n[model]", ["extra", "no such key"]),
     ("[model]", "[model]\nkv_dtype = 'fp9'", ["model.kv_dtype", "fp9", "fp8"]),
     ("[model]", "[model]\nmax_context_tokens = 200000", ["model.max_context_tokens", "131072"]),
     ("[model]", "[model]\nmax_context_tokens = 500", ["1020", "500"]),
@@ -193,49 +163,34 @@ def test_bad_scenarios(
     """Bad input leaves with code 2 and one line: file, key, value, what is expected."""
     assert old in MINIMAL
     path = written(tmp_path, MINIMAL.replace(old, new))
-    code, line = refused_by(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), capsys)
-    assert code == 2
-    assert line.startswith(f"sizing: {path}")
-    for text in says:
-        assert text in line
+    says = [f"sizing: {path}", *says]
+    refused(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), capsys, says)
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("name", "override", "says"),
     [
-        ("workload.requests_per_s", ["--set", "key=value"]),
-        ("=3", ["--set", "key=value"]),
-        ("a..b=3", ["--set", "key=value"]),
-        ("model.id.x=3", ["--set model.id.x", "inside a table"]),
-        ("workload.requests_per_s=fast", ["workload.requests_per_s", "'fast'", "number"]),
-        ("workload.rps=3", ["workload.rps", "no such key"]),
-        ("slo.ttft_s=-1", ["--set slo.ttft_s=-1", "-1.0", "positive"]),
+        ("s.toml", "workload.requests_per_s", ["--set", "key=value"]),
+        ("s.toml", "=3", ["--set", "key=value"]),
+        ("s.toml", "a..b=3", ["--set", "key=value"]),
+        ("s.toml", "model.id.x=3", ["--set model.id.x", "inside a table"]),
+        ("s.toml", "workload.requests_per_s=fast", ["workload.requests_per_s", "'fast'", "number"]),
+        ("s.toml", "workload.rps=3", ["workload.rps", "no such key"]),
+        ("s.toml", "slo.ttft_s=-1", ["--set slo.ttft_s=-1", "-1.0", "positive"]),
+        ("nowhere.toml", "", ["nowhere.toml", "No such file", "TOML"]),
+        ("lama-3.1-8b-h100", "", ["did you mean llama-3.1-8b-h100?"]),
+        (".", "", ["Is a directory", "TOML"]),
     ],
 )
-def test_bad_overrides(
-    override: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A bad `--set` is refused like a bad file, and named."""
-    path = written(tmp_path, MINIMAL)
-    code, line = refused_by(lambda: catalog.read_scenario(path, [override]), capsys)
-    assert code == 2
-    for text in says:
-        assert text in line
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("nowhere.toml", ["nowhere.toml", "No such file", "TOML"]),
-        ("lama-3.1-8b-h100", ["did you mean llama-3.1-8b-h100?"]),
-        (".", ["Is a directory", "TOML"]),
-    ],
-)
-def test_missing_files(name: str, says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, line = refused_by(lambda: catalog.read_scenario(Path(name)), capsys)
-    assert code == 2
-    for text in says:
-        assert text in line
+def test_bad_overrides_and_names(
+    name: str, override: str, says: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A bad `--set` is refused like a bad file, and named; so is a scenario that there is not."""
+    written(tmp_path, MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    overrides = [override] if override else []
+    refused(lambda: catalog.read_scenario(Path(name), overrides), capsys, says)
 
 
 @given(st.sampled_from(sorted(LIMITS)), st.floats(1.0001, 1e30))
@@ -243,14 +198,9 @@ def test_nothing_beyond_the_limits(key: str, factor: float) -> None:
     name = key.removesuffix(".max_tokens")
     high = LIMITS[key][1] * factor
     value = math.ceil(high) if "tokens" in key or "gpus" in key else high
-    raw = {
-        "model": {"id": "llama-3.1-8b"},
-        "cluster": {"preset": "h100-8"},
-        "workload": {"requests_per_s": 1.0, "input_tokens": 100, "output_tokens": 100},
-    }
-    with pytest.raises(InputError) as refused:
-        parse_scenario(raw, [f"{name}={value!r}"], place="s")
-    assert f" {name} is {value}" in str(refused.value) or "valid integer" in str(refused.value)
+    with pytest.raises(InputError) as found:
+        parse_scenario(scenario_of(), [f"{name}={value!r}"], place="s")
+    assert f" {name} is {value}" in str(found.value) or "valid integer" in str(found.value)
 
 
 TOML_VALUES = st.recursive(
@@ -266,15 +216,7 @@ TABLES = ["model", "cluster", "workload", "slo", "search", "engine", "x"]
 @given(key=st.sampled_from([key.key for key in scenario_keys()] + TABLES), value=TOML_VALUES)
 def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
     """Whatever TOML stands under a key, the answer is a scenario or one refusal that says where."""
-    raw: dict[str, Any] = {
-        "model": {"id": "llama-3.1-8b"},
-        "cluster": {"preset": "h100-8"},
-        "workload": {
-            "requests_per_s": 1.0,
-            "input_tokens": {"mean": 100},
-            "output_tokens": {"mean": 100},
-        },
-    }
+    raw = scenario_of(1.0, {"mean": 100}, {"mean": 100})
     *tables, last = key.split(".")
     table = raw
     for name in tables:
@@ -313,10 +255,10 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def refused_by(
-    command: Callable[[], object], capsys: pytest.CaptureFixture[str]
-) -> tuple[int | str | None, str]:
-    """Run *command* as the shell would; return its exit code and its one line on stderr."""
+def refused(
+    command: Callable[[], object], capsys: pytest.CaptureFixture[str], says: list[str]
+) -> None:
+    """Run *command* as the shell would: it leaves with code 2 and one line that says all this."""
     app = typer.Typer()
     app.command()(command)
     with pytest.MonkeyPatch.context() as patch:
@@ -324,6 +266,6 @@ def refused_by(
         with pytest.raises(SystemExit) as left:
             run(app, "sizing")
     streams = capsys.readouterr()
-    assert streams.out == ""
-    assert streams.err.count("\n") == 1
-    return left.value.code, streams.err.strip()
+    assert (left.value.code, streams.out, streams.err.count("\n")) == (2, "", 1)
+    assert streams.err.startswith("sizing: ")
+    assert [text for text in says if text not in streams.err] == []

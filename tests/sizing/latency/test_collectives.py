@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minicluster.specs.efficiency import CollectiveTable
 from minicluster.specs.gpu import CollectiveProtocol, GpuSpec, MeasuredCollective
@@ -35,7 +33,6 @@ def all_reduce_s(size: object, group: int, gpu: GpuSpec = H100, cluster: Any = D
 
 def reduced_by(table: dict[str, CollectiveTable], latency_s: float = 0.0) -> GpuSpec:
     """Return an H100 with these all-reduce tables only."""
-    assert H100.efficiency is not None
     efficiency = replace(H100.efficiency, all_reduce=table, collective_latency_s=latency_s)
     return replace(H100, efficiency=efficiency)
 
@@ -86,7 +83,6 @@ def test_all_reduce_with_and_without_a_table() -> None:
     assert all_reduce_s(1e9, 16, known, wide) == pytest.approx(2e-5 + more * (5e-3 - 1e-5))
 
     plain = reduced_by({}, latency_s=5e-6)
-    assert plain.efficiency is not None
     expected = 5e-6 * 3 + 2 * 7 / 8 * 1e9 / (450e9 * plain.efficiency.scale_up_fraction)
     assert all_reduce_s(1e9, 8, plain, NODE) == pytest.approx(expected)
     assert all_reduce_s(1e9, 1, plain, NODE) == all_reduce_s(0.0, 8, plain, NODE) == 0
@@ -95,7 +91,6 @@ def test_all_reduce_with_and_without_a_table() -> None:
 @pytest.mark.parametrize("size", [1024.0, 65_536.0, 524_288.0, 4 * 2.0**20, 48e6, 2.0**30])
 def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> None:
     per_s = nccl_on_two_nodes()[0].between_bytes_per_s
-    assert per_s is not None
 
     def over(share: float) -> float:
         return float(
@@ -104,12 +99,6 @@ def test_a_faster_network_than_the_measured_one_is_never_slower(size: float) -> 
 
     for less, more in pairwise((0.25, 0.5, 0.9, 0.99, 1.0, 1.01, 1.1, 2.0, 4.0)):
         assert over(more) <= over(less)
-
-
-def test_measured_points_come_back() -> None:
-    """Every point of NCCL on two nodes is what a step pays, outliers apart."""
-    sizes, seconds = zip(*nccl_on_two_nodes()[1], strict=True)
-    assert all_reduce_s(sizes, 16) == pytest.approx(np.array(seconds))
 
 
 @pytest.mark.parametrize(
@@ -177,24 +166,6 @@ def test_steps_take_what_the_command_prints(size: float) -> None:
     assert float(all_reduce_s(size, 32)) == wide.formula_s
 
 
-@given(
-    st.sampled_from(("all-reduce", "all-gather", "reduce-scatter", "all-to-all")),
-    st.integers(2, 24_576),
-    st.floats(1.0, 1e10),
-    st.floats(1.0, 4.0),
-)
-def test_more_bytes_and_fewer_uplinks_are_never_faster(
-    pattern: str, group: int, size: float, factor: float
-) -> None:
-    _, narrow = catalog.find_network("roce-24k")
-    spans = narrow.spans(group)
-    less = float(tiered_s(size, pattern, narrow, spans))
-    assert float(tiered_s(size * factor, pattern, narrow, spans)) >= less
-    _, pod = catalog.find_network("dgx-superpod-h100")
-    if group <= 16 and pod.spans(group)[0] == spans[0]:
-        assert float(tiered_s(size, pattern, pod, pod.spans(group))) <= less * (1 + 1e-9)
-
-
 def test_kv_across_zones() -> None:
     """10.74 GB over 8 NICs at 7:1 take 188 ms at full rate; our NICs reach 92 % of it."""
     across, near = (
@@ -244,12 +215,8 @@ def test_traffic_of_another_rail_is_forwarded() -> None:
     assert rails - any_rail == pytest.approx(1e9 / 2 * (1 - 1 / 256) / per_s)
 
 
-def test_rings_of_the_talk() -> None:
-    """1,024 rings' members, one a rack: messages shrink, and hops take 20 ms."""
-    narrow, wide = (
-        asked("talk-32k", "all-reduce", group, stride=16, size_bytes=1e6) for group in (64, 1024)
-    )
-    assert (narrow.chunk_bytes, wide.chunk_bytes) == (1e6 / 64, 1e6 / 1024)
-    assert wide.ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
-    assert wide.ring_s is not None
-    assert wide.formula_s < wide.ring_s
+def test_a_ring_waits_for_hop_after_hop() -> None:
+    """1,024 members, one a rack: 20 ms of hops, which no tree or hierarchy pays."""
+    found = asked("talk-32k", "all-reduce", 1024, stride=16, size_bytes=1e6)
+    assert found.ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
+    assert found.formula_s < 2 * 1023 * 11e-6

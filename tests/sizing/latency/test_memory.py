@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.specs.model import ModelSpec
-from minicluster.specs.parameters import num_parameters, parameters
+from minicluster.specs.parameters import parameters
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
@@ -111,7 +111,7 @@ def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> N
     space = kv_space_bytes(model, catalog.find_gpu("h100-sxm"), engine, slicing=slicing) / GIB
     weights = weight_bytes(model, slicing=slicing) / GIB
     activations = memory.activation_bytes(model, engine, slicing=slicing) / GIB
-    tower = 2 * (row["parameters"] - num_parameters(model)) / GIB if "parameters" in row else 0.0
+    tower = 2 * (row["parameters"] - parameters(model).total) / GIB if "parameters" in row else 0.0
     assert weights + tower == pytest.approx(row["weights_gib"], abs=0.15)
     other = row["memory_fraction"] * MEASURED["memory_gib"] - weights - activations - space
     assert other == pytest.approx(row["other_gib"], abs=0.1)

@@ -9,20 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minicluster.engine_model.step_seconds import TabulatedStep
 from minicluster.errors import InputError
 from minicluster.plan.step_time import decode_s, prefill_s
-from minicluster.specs.efficiency import (
-    DecodeAttentionEfficiency,
-    GemmEfficiency,
-    GpuEfficiency,
-    PrefillAttentionEfficiency,
-    StreamEfficiency,
-)
-from minicluster.specs.gpu import Collectives, GpuSpec
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, kv_pull_s_per_byte
@@ -39,7 +29,6 @@ GPUS = [name for name, entry in catalog.gpus().items() if entry.spec.kind == "gp
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b",
 )  # fmt: skip
-DATASHEET = ("peak_flops_per_s", "hbm_bytes_per_s", "scale_up_bytes_per_s", "scale_out_bytes_per_s")
 TP8 = Slicing(tp=8)
 
 
@@ -57,14 +46,6 @@ def machine(model: str = "llama-3.1-70b", gpu: str = "h100-sxm") -> Machine:
     return Machine(
         model=catalog.find_model(model), gpu=spec, cluster=cluster, engine=catalog.engines()[0]
     )
-
-
-def faster(gpu: GpuSpec, what: str, times: float) -> GpuSpec:
-    """Return *gpu* with one number of its datasheet *times* as large."""
-    if what == "peak_flops_per_s":
-        peaks = {dtype: peak * times for dtype, peak in gpu.peak_flops_per_s.items()}
-        return replace(gpu, peak_flops_per_s=peaks)
-    return replace(gpu, **{what: gpu.require(what) * times})
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -87,75 +68,9 @@ def test_more_work_is_never_faster(gpu: str) -> None:
         assert exchange_s(replace(sent, size_bytes=0.0), here.gpu, here.cluster) == 0
 
 
-@given(
-    what=st.sampled_from(DATASHEET),
-    times=st.floats(1, 20),
-    tokens=st.integers(1, 20_000),
-    batch=st.integers(1, 512),
-    tp=st.sampled_from((1, 2, 8, 16)),
-)
-def test_faster_hardware_is_never_slower(
-    what: str, times: float, tokens: int, batch: int, tp: int
-) -> None:
-    """Any number of the datasheet made larger makes no step longer."""
-    base = machine()
-    better = replace(base, gpu=faster(base.gpu, what, times))
-    for load in (prefill_load(tokens), decode_load(batch, tokens)):
-        was, now = (step_s(m, load, slicing=Slicing(tp=tp)) for m in (base, better))
-        assert float(now) <= float(was) * (1 + 1e-12)
-
-
-def without_latency(base: Machine) -> Machine:
-    """Return *base* with no fixed times: neither of kernels, nor of links, nor of the engine."""
-    kernel = GemmEfficiency(
-        compute_fraction=0.8, memory_fraction=0.9, latency_s=0.0, wave_fraction=0.2, smoothness=3.0
-    )
-    attention = {"memory_fraction": 0.7, "compute_fraction": 0.6, "latency_s": 0.0}
-    assert base.gpu.efficiency is not None
-    efficiency = GpuEfficiency(
-        gemm=dict.fromkeys(base.gpu.efficiency.gemm, kernel),
-        prefill_attention=PrefillAttentionEfficiency(**attention, half_tokens=500.0),
-        decode_attention=DecodeAttentionEfficiency(**attention, smoothness=2.0),
-        elementwise=StreamEfficiency(memory_fraction=0.8, latency_s=0.0),
-        scale_up_fraction=0.8,
-        scale_out_fraction=0.9,
-        collective_latency_s=0.0,
-        fitted=False,
-    )
-    fixed = ("per_layer_s", "per_exchange_s", "prompt_expert_layer_s", "per_step_s",
-             "per_sequence_s")  # fmt: skip
-    return replace(
-        base,
-        gpu=replace(base.gpu, efficiency=efficiency, collectives=Collectives()),
-        engine=replace(base.engine, **dict.fromkeys(fixed, 0.0)),
-        cluster=replace(base.cluster, scale_out_latency_s=0.0, scale_out_bytes_per_s=None),
-    )
-
-
-@given(
-    model=st.sampled_from(MODELS),
-    times=st.floats(1.1, 10),
-    tokens=st.integers(1, 20_000),
-    batch=st.integers(1, 256),
-    tp=st.sampled_from((1, 2, 4, 8, 16)),
-)
-def test_faster_hardware_divides_times(
-    model: str, times: float, tokens: int, batch: int, tp: int
-) -> None:
-    """Without latencies, hardware k times as fast takes exactly a k-th: no unit slips in."""
-    slow = without_latency(machine(model))
-    gpu = slow.gpu
-    for what in DATASHEET:
-        gpu = faster(gpu, what, times)
-    for load in (prefill_load(tokens), decode_load(batch, tokens)):
-        was, now = (step_s(m, load, slicing=Slicing(tp=tp)) for m in (slow, replace(slow, gpu=gpu)))
-        assert now == pytest.approx(was / times)
-
-
 @pytest.mark.parametrize("columns", [1024, 4096, 28672])
 def test_tile_boundaries_cost_no_more_than_a_wave(columns: int) -> None:
     gpu = catalog.find_gpu("h100-sxm")
-    assert gpu.efficiency is not None
     rows = np.arange(1.0, 2049.0)
     op = gemm("x", "W1", rows=rows, inner=4096, columns=columns, dtype="bf16", repeats=1)
     seconds = op_time(op, gpu).seconds
@@ -178,7 +93,6 @@ def test_smooth_max_is_between_largest_and_sum() -> None:
 def test_attention_by_hand() -> None:
     """Prefill attention of one head dimension (R3), decode attention over a cache (R5)."""
     gpu = catalog.find_gpu("h100-sxm")
-    assert gpu.efficiency is not None
     first, later = gpu.efficiency.prefill_attention, gpu.efficiency.decode_attention
     peak, hbm, keys = gpu.peak_flops_per_s["bf16"], gpu.require("hbm_bytes_per_s"), 4096.0
     work = Work(np.array(1e12), np.array(1e8))
@@ -215,13 +129,6 @@ def test_weight_only_quantisation_computes_in_bf16() -> None:
     assert multiply_dtype("fp8", ampere) == multiply_dtype("int4", hopper) == "bf16"
     with pytest.raises(InputError, match="fp32"):
         multiply_dtype("fp32", hopper)
-
-
-def test_a_cpu_has_no_roofline() -> None:
-    """Asking for step times of a CPU says how to measure them."""
-    here = replace(machine("llama-3.1-8b"), gpu=catalog.find_gpu("cpu"))
-    with pytest.raises(InputError, match="serving measure"):
-        step_s(here, prefill_load(100), slicing=Slicing())
 
 
 def test_kv_pull_uses_the_narrower_side() -> None:
@@ -324,19 +231,3 @@ def test_the_table_is_the_step_model(model: str) -> None:
             chunks = [(min(n, each), p)] * max(1, n // each) if n else []
             exact = float(step_s(one, load, slicing=TP8))
             assert table.step_s(chunks, b, b * s) == pytest.approx(exact, rel=0.04), (n, p, b, s)
-
-
-def test_more_in_a_tabulated_step_never_takes_less() -> None:
-    """Tokens, sequences, context and cached tokens each add time; a decode step is its line."""
-    table = TabulatedStep(
-        step_table(machine(), TP8, max_sequences=64, contexts=(1000.0, 2000.0), prompt_tokens=500)
-    )
-    for batch in (1, 7, 64):
-        fixed_s, per_token_s = table.decode_line(batch)
-        assert table.step_s([], batch, 1000) == pytest.approx(fixed_s + 1000 * per_token_s)
-    base_s = table.step_s([(300, 0)], 8, 8000)
-    for chunks, batch, context in (
-        ([(600, 0)], 8, 8000), ([(300, 5000)], 8, 8000), ([(300, 0)], 16, 8000),
-        ([(300, 0)], 8, 80_000), ([(300, 0), (300, 0)], 8, 8000),
-    ):  # fmt: skip
-        assert table.step_s(chunks, batch, context) > base_s

@@ -1,9 +1,10 @@
-"""Placement: constraints hold, and the bound is a bound."""
+"""Placement: constraints hold, the bound is a bound, and schedulers are told what they ask for."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import NODE_LABEL
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, inventory_of
 from sizing import catalog
-from sizing.network.gpu_groups import PoolRequest
+from sizing.network import scheduler_manifests
+from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-from tests.sizing.sites import site
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +32,15 @@ PRICES = (1.0, 4.0, 8.0, 20.0)
 """Seconds per byte of four tiers; only their order matters here."""
 TIERS = ("hb", "rack", "pod")
 COUNTS = st.tuples(st.integers(1, 3), st.integers(1, 2))
+
+
+def site(domains: list[int]) -> Inventory:
+    """Return nodes with the given GPUs, an HB domain each, two to a rack."""
+    nodes = tuple(
+        Node(name=f"n{i}", gpus=gpus, units={"hb": f"h{i}", "rack": f"R_{i // 2}"})
+        for i, gpus in enumerate(domains)
+    )
+    return Inventory(nodes=nodes, tiers=TIERS)
 
 
 @st.composite
@@ -56,19 +67,20 @@ def test_ranks_respect_constraints_and_the_bound(
 
 
 def pooled(
-    inventory: Inventory, counts: tuple[int, int], widths: tuple[int, int], **rules: object
+    inventory: Inventory,
+    counts: tuple[int, int],
+    widths: tuple[int, int],
+    *,
+    stages: int = 1,
+    **rules: object,
 ) -> PoolPlan:
     requests = [
-        PoolRequest(role=role, replicas=n, tp=width)
+        PoolRequest(role=role, replicas=n, tp=width, pp=stages)
         for role, n, width in zip(("prefill", "decode"), counts, widths, strict=True)
     ]
     prices = PRICES[: len(inventory.tiers)]
-    return place_pools(
-        requests,
-        unit_tree(inventory),
-        inventory.tiers,
-        PoolRules(seconds_per_byte=prices, pair_bytes_per_s=1.0, **rules),
-    )
+    kept = PoolRules(seconds_per_byte=prices, pair_bytes_per_s=1.0, **rules)
+    return place_pools(requests, unit_tree(inventory), inventory.tiers, kept)
 
 
 def enumerated(
@@ -161,17 +173,14 @@ def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
     assert (found.optimal, found.method) == (True, "exact")
 
 
-@pytest.mark.parametrize("counts", [(3, 2), (6, 2)])
-def test_local_search_exchanges_replicas_while_pairs_get_nearer(
-    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
-) -> None:
-    """Leaves filled in the order of the tree are farther apart here; exchanges reach the least."""
-    exact = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
+def test_beyond_the_work_limit_units_are_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs are farther apart than at best here, and the bound says so."""
+    exact = pooled(site([4, 8, 2, 4, 8]), (6, 2), (2, 4))
     monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
-    found = pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
-    assert (exact.method, found.method) == ("exact", "search")
-    assert found.cost == exact.cost
-    assert found == pooled(site([4, 8, 2, 4, 8]), counts, (2, 4))
+    found = pooled(site([4, 8, 2, 4, 8]), (6, 2), (2, 4))
+    assert (exact.method, exact.optimal) == ("exact", True)
+    assert (found.method, found.optimal) == ("greedy", False)
+    assert found.bound <= exact.cost < found.cost
 
 
 def test_rules_of_pools() -> None:
@@ -264,6 +273,105 @@ def test_command(sizing: Sizing, tmp_path: Path) -> None:
         refused = sizing("place", "--cluster", "dgx-h100", "--tp", "8", *arguments)
         assert (refused.code, message in refused.err) == (code, True), refused.err
     job = ("place", "--cluster", "dgx-h100", "--tp", "8", "--pp", "2", "--dp", "2", "--emit")
-    assert len(sizing(*job, "ranks").out.splitlines()) == 33
     groups = json.loads(sizing(*job, "ray").out)["placement_groups"]
     assert [group["bundles"] for group in groups] == [[{"GPU": 8}] * 2] * 2
+
+
+NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+"""Names and label keys as the CRDs of Volcano (2026-08) and Kueue (v1beta2, 2026-08) take them."""
+
+SITE = site([8] * 4)
+
+
+def placed(stages: int) -> tuple[GpuGroup, ...]:
+    """Place two prefill replicas of TP4 and a decode replica of TP8, or one of TP8 PP2 each."""
+    counts, widths = ((2, 1), (4, 8)) if stages == 1 else ((1, 1), (8, 8))
+    return pooled(SITE, counts, widths, stages=stages).groups
+
+
+STAGES = pytest.mark.parametrize(("stages", "tier"), [(1, 1), (2, 2)])
+"""Nodes of a replica, and the tier that holds it: an HB domain, or a rack of two."""
+
+
+@STAGES
+def test_ray_bundles_hold_all_gpus(stages: int, tier: int) -> None:  # noqa: ARG001
+    """One selector a bundle, each of a node that has the label; a bundle a node of a replica."""
+    made = scheduler_manifests.ray(SITE, placed(stages))
+    groups = made["placement_groups"]
+    bundles = [bundle["GPU"] for group in groups for bundle in group["bundles"]]
+    assert sum(bundles) == 16 * stages
+    strategy = "STRICT_PACK" if stages == 1 else "PACK"
+    assert {(group["strategy"], len(group["bundles"])) for group in groups} == {(strategy, stages)}
+    assert all(len(g["bundles"]) == len(g["bundle_label_selector"]) for g in groups)
+    selected = {s[NODE_LABEL] for g in groups for s in g["bundle_label_selector"]}
+    assert selected == set(made["node_labels"])
+
+
+@STAGES
+def test_volcano_objects_keep_to_their_schema(stages: int, tier: int) -> None:
+    """HyperNodes of every unit used, members of the tier below; one policy a role."""
+    made = scheduler_manifests.volcano(SITE, placed(stages))
+    known = {node.name for node in SITE.nodes}
+    for node in made["hyperNodes"]:
+        assert (node["apiVersion"], node["kind"]) == ("topology.volcano.sh/v1alpha1", "HyperNode")
+        assert set(node) == {"apiVersion", "kind", "metadata", "spec"}
+        assert NAME.match(node["metadata"]["name"])
+        members = node["spec"]["members"]
+        below = "Node" if node["spec"]["tier"] == 1 else "HyperNode"
+        assert {member["type"] for member in members} == {below}
+        assert {member["selector"]["exactMatch"]["name"] for member in members} <= known
+        known.add(node["metadata"]["name"])
+    group = made["podGroup"]
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert set(group["spec"]) == {"minMember", "subGroupPolicy"}
+    policies = group["spec"]["subGroupPolicy"]
+    pods = sum(policy["subGroupSize"] * policy["minSubGroups"] for policy in policies)
+    assert group["spec"]["minMember"] == pods
+    for policy in policies:
+        assert set(policy) == {"name", "labelSelector", "matchLabelKeys", "subGroupSize",
+                               "minSubGroups", "networkTopology"}  # fmt: skip
+        assert policy["networkTopology"] == {"mode": "hard", "highestTierAllowed": tier}
+        assert policy["subGroupSize"] == stages
+        assert all(LABEL.match(key) for key in policy["matchLabelKeys"])
+
+
+@STAGES
+def test_kueue_objects_keep_to_their_schema(stages: int, tier: int) -> None:
+    """Levels from the outside in, unique, hosts last; slices as wide as a replica."""
+    made = scheduler_manifests.kueue(SITE, placed(stages))
+    levels = [each["nodeLabel"] for each in made["spec"]["levels"]]
+    assert made["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    assert len(set(levels)) == len(levels) <= 16
+    assert all(LABEL.match(each) for each in levels)
+    assert levels[-1] == "kubernetes.io/hostname"
+    for pod_set in made["podSets"].values():
+        notes = pod_set["annotations"]
+        required = notes["kueue.x-k8s.io/podset-slice-required-topology"]
+        assert required == f"minicluster.dev/{SITE.tiers[tier - 1]}"
+        assert int(notes["kueue.x-k8s.io/podset-slice-size"]) == stages
+        assert pod_set["count"] % stages == 0
+        assert notes["kueue.x-k8s.io/podset-preferred-topology"] in levels
+
+
+def test_slurm_topology_nests() -> None:
+    """Every unit is a switch of its own name; leaves list nodes, the others their children."""
+    text = scheduler_manifests.slurm(SITE)
+    assert text.startswith("- topology: minicluster\n  cluster_default: true\n  tree:\n")
+    assert "- switch: hb-h0\n        nodes: n0" in text
+    assert "- switch: rack-r-1\n        children: hb-h[2-3]" in text
+    same = Node(name="n0", gpus=8, units={"hb": "a", "rack": "a", "pod": "a"})
+    alike = scheduler_manifests.slurm(Inventory(nodes=(same,), tiers=("hb", "rack", "pod")))
+    assert re.findall(r"switch: (\S+)", alike) == ["hb-a", "rack-a", "pod-a"]
+    nodes = [*(f"node{i}" for i in range(16)), "node20", "node007"]
+    assert scheduler_manifests.ranged(nodes) == "node007,node[0-15,20]"
+
+
+def test_rank_file_has_every_rank() -> None:
+    """Ranks count tensor slices first, replicas last."""
+    job = place_ranks(Degrees(tp=2, cp=2, pp=2, dp=3), unit_tree(SITE), SITE.tiers)
+    head, *lines = scheduler_manifests.rank_file(job).splitlines()
+    assert head == "rank node gpu tp cp pp dp"
+    assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
+    assert lines[13].split()[3:] == ["1", "0", "1", "1"]
+    assert lines[11].split()[3:] == ["1", "1", "0", "1"]

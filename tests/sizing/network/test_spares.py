@@ -17,7 +17,6 @@ from sizing.network.spares import (
     checkpoint_interval_s,
     distribution,
     effective_fraction,
-    replica_spares,
     spares,
 )
 
@@ -60,13 +59,6 @@ def test_fewer_crews_need_more_spares() -> None:
         spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
     with pytest.raises(InputError, match="between 0 and 1"):
         spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)
-
-
-def test_replicas_fail_as_often_as_their_gpus() -> None:
-    """N + k of a plan: eight replicas of eight GPUs need one more for three nines."""
-    found = replica_spares(8, 8, gpu_mtbf_s=GPU_MTBF_S, repair_s=24 * HOUR, availability=0.999)
-    assert found.spares == 1
-    assert found.without < 0.999 <= found.availability
 
 
 def test_daly_is_the_best_interval() -> None:

@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_planned_or_refused(
         ({"max_num_seqs": 1.5}, ["engine.max_num_seqs", "1.5", "integer"]),
         (
             {"max_num_seqs": 4096, "max_num_batched_tokens": 2048},
-            ["engine.max_num_seqs", "4096", "at most max_num_batched_tokens, 2,048"],
+            ["engine.max_num_seqs", "4096", "at most 2,048", "batched_tokens to 4096"],
         ),
         (
             {"max_num_seqs": 9000},
