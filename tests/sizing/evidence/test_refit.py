@@ -271,11 +271,3 @@ def test_what_is_no_run_is_refused(
     break_it(samples)
     with pytest.raises(InputError, match=says):
         read_observed(samples, None)
-
-
-@pytest.mark.parametrize(
-    "options", [(), ("laptop", "--from", "x"), ("laptop", "--hold-out", "x")], ids=str
-)
-def test_options_that_do_not_go_together(sizing: Sizing, options: tuple[str, ...]) -> None:
-    """Steps or samples, not both, and not neither."""
-    assert sizing("calibrate", *options, "-o", "x.json").code == Exit.BAD_INPUT

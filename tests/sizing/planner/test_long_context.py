@@ -139,26 +139,3 @@ def test_command(sizing: Sizing) -> None:
     document: dict[str, Any] = json.loads(done.out)
     assert [each["layout"] for each in document["prompts"][0]["layouts"]] == ["TP8", "TP4xPP2"]
     assert document["assumed_context_tokens"] == 140_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--tokens", "200000"), "assumed_context_tokens=N"),
-        (("--tokens", "0"), "expected 1 to"),
-        (("--tokens", "32K"), "whole numbers"),
-        (("--slicing", "PP2"), "TP8xPP2"),
-        (("--slicing", "TP7"), "divisor of the model's 64 attention heads"),
-        (("--slicing", "TP8xPP81"), "at most 80 stages"),
-        (("--preset", "tlak"), "did you mean talk?"),
-        (("nowhere.toml",), "nowhere.toml"),
-        (("--set", "cluster.gpu=h100-sxn"), "did you mean h100-sxm?"),
-        (("--set", "model.assumed_context_tokens=4096"), "more than 4096"),
-    ],
-)
-def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
-    """What cannot be is refused in one line."""
-    done = sizing("long-context", *arguments)
-    assert done.code == 2
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1

@@ -118,33 +118,6 @@ def test_the_sweep_that_the_document_shows(sizing: Sizing) -> None:
     assert printed == found[2].splitlines()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("compare", SCENARIO), "two, or several GPUs"),
-        (("compare", SCENARIO, "llama-3.1-70b-h10"), "did you mean llama-3.1-70b-h100?"),
-        (("compare", SCENARIO, "--gpu", "h100,h20x"), "did you mean"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "usd"), "no default price"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "gold"), "gpus, usd, watts"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100"), "GPU=USD"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100=-1"), "GPU=USD"),
-        (("sweep", SCENARIO), "at least one"),
-        (("sweep", SCENARIO, "--key", "slo.ttft_s="), "key=value"),
-        (("sweep", SCENARIO, "--key", "slo.ttft=1,2"), "no such key"),
-        (("sweep", SCENARIO, "--key", "slo.ttft_s=1", "--key", "slo.ttft_s=2"), "each key once"),
-        (("pareto", SCENARIO, "--by", "usd"), "--set cluster.price_usd_per_gpu_hour=PRICE"),
-        (("losses", "nowhere.json"), "nowhere.json"),
-        (("sensitivity", "nowhere"), "a TOML file or a shipped scenario"),
-    ],
-)
-def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
-    """What cannot be is refused in one line, before anything is planned."""
-    done = sizing(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1
-
-
 FLOORS = "slo.ttft_s=0.001,0.002,0.003"
 
 
