@@ -11,7 +11,6 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +35,7 @@ from minicluster.pages.page import (
     Tile,
 )
 from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
+from tests.pages import figures_in
 
 EVIL = "</script><b onload='x'>&amp;\"%{x}"
 
@@ -109,11 +109,6 @@ def checked(html: str) -> Checker:
     checker.close()
     assert checker.open == []
     return checker
-
-
-def figures_in(html: str) -> list[dict[str, Any]]:
-    found = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
-    return [json.loads(each) for each in found]
 
 
 def test_page_loads_nothing_but_the_script_beside_it() -> None:

@@ -241,6 +241,7 @@ def test_answers_of_one_token(
     path, page = str(tmp_path / "plan.json"), str(tmp_path / "plan.html")
     keys = ("--set", "workload.output_tokens=1", "--set", f"search.pools={pools}")
     assert sizing("plan", *QUICK, *keys, "-o", path, "--html", page).code == 0
+    assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert sizing("explain", path).code == 0
     done = sizing("simulate", path, "--requests", "500", "--json")
     assert "ttft" in json.loads(done.out)["latencies"]

@@ -20,10 +20,8 @@ LOAD = WorkloadSpec(
 
 
 @pytest.mark.parametrize(("step_s", "rate"), [(0.02, 0.45 / 0.035), (0.2, 4 / (10 * 0.25))])
-def test_the_burst_fills_45_percent_of_prefill_or_four_sequences(
-    step_s: float, rate: float
-) -> None:
-    """A prompt of 20 ms in service takes 35 ms, a step a quarter longer than alone."""
+def test_prefill_or_decode_bounds_the_burst(step_s: float, rate: float) -> None:
+    """45 % of prefill, 35 ms a prompt in service, or four sequences of slower steps."""
     between = Interference(prefill_fraction=0.5, prefill_per_request_s=0.005, decode_fraction=0.25)
     decode = replace(STEP, base_s=step_s)
     model = StepModel(prefill=STEP, decode=decode, path=PATH, interference=between)
