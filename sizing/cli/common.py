@@ -8,13 +8,14 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from rich.console import Console
 from rich.progress import track
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from minicluster.config import parse_scenario
+from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.plan import Inputs
@@ -150,6 +151,12 @@ def naming(scenario: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise error.inside(str(scenario)) from None
+
+
+def leave_interrupted(what: str) -> NoReturn:
+    """Say what an interrupted command has found so far, and end with its exit code."""
+    talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
+    raise Exit(ExitCode.INTERRUPTED)
 
 
 def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:
