@@ -150,13 +150,6 @@ def test_a_file_that_contradicts_itself(
     assert says in str(refused.value)
 
 
-def test_the_engine_is_that_of_the_inputs(file: Path) -> None:
-    """A version that the inputs do not name makes no plan."""
-    plan = read_plan(file)
-    with pytest.raises(InputError, match=r"engine\.version is '0'"):
-        replace(plan, engine=replace(plan.engine, version="0"))
-
-
 def test_an_override_changes_the_only_copy(file: Path) -> None:
     """`--set` of `sizing simulate`: load and SLO are those of the scenario, before and after."""
     plan = read_plan(file)
