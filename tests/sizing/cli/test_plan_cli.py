@@ -17,29 +17,9 @@ from minicluster.plan import read_plan
 from sizing import catalog
 from sizing.report import plan_page
 from sizing.report.plan_screen import plan_screen
-from tests.sizing.conftest import QUICK, Sizing
+from tests.sizing.conftest import GOLDEN, QUICK, Sizing
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
-LAPTOP = str(catalog.files("scenarios")["laptop"])
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
-    "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
-    "intermediate_size": 1536, "vocab_size": 32000, "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
-
-
-@pytest.fixture
-def laptop(tmp_path: Path) -> tuple[str, ...]:
-    """Return the demo's scenario for a small model, with a made-up calibration of it."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    calibration = tmp_path / "calibration.json"
-    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
-    calibration.write_text(text.replace("HASH", catalog.find_model(str(model)).config_hash))
-    return (LAPTOP, "--set", f"model.id={model}", "--calibration", str(calibration))
 
 
 def outline(plan: dict[str, Any]) -> dict[str, Any]:
@@ -97,10 +77,11 @@ def test_golden_h100(sizing: Sizing, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_golden_laptop(sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path) -> None:
+def test_golden_laptop(
+    sizing: Sizing, laptop: tuple[str, ...], plan_of: Callable[..., Path]
+) -> None:
     """A calibrated machine plans one core a pool, and explain shows the interference."""
-    path = tmp_path / "plan.json"
-    assert sizing("plan", *laptop, "-o", str(path)).code == 0
+    path = plan_of(*laptop)
     plan = read_plan(path)
     check_golden("laptop", json.loads(path.read_text(encoding="utf-8")))
     assert plan.calibration.name == "made-up"

@@ -42,15 +42,6 @@ def prompts(inputs: Inputs) -> dict[int, LongPrompt]:
     return {tokens: long_prompt(inputs, tokens, LAYOUTS, rule) for tokens in LENGTHS}
 
 
-def test_talk_gives_its_three_sizes(prompts: dict[int, LongPrompt]) -> None:
-    """16, 32 and 64 GPUs, and none for 128K, from 2 P n + attention at half of the peak."""
-    assert [prompts[n].rule.gpus for n in LENGTHS] == [16, 32, 64, None]
-    exact = [prompts[n].rule.exact for n in LENGTHS]
-    # 6.9e10 parameters of the layers, 4 N H L pairs; within 1 % of the sum by hand.
-    by_hand = [(2 * 68.45e9 * n + 2 * 80 * 8192 * n * n) / (0.5 * 989e12) for n in LENGTHS]
-    assert exact == pytest.approx(by_hand, rel=0.01)
-
-
 def test_pipeline_beats_flat_slicing_across_nodes(prompts: dict[int, LongPrompt]) -> None:
     """At 32K on 16 GPUs, sending to the next stage costs less than all-reduces over nodes."""
     at = {each.layout: each for each in prompts[32_768].layouts}
