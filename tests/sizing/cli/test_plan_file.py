@@ -17,7 +17,7 @@ from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
-from tests.sizing.conftest import QUICK, Sizing
+from tests.sizing.conftest import QUICK
 
 TOP = {
     *("schema_version", "model", "engine", "step_model", "inputs", "slo", "workload", "pools"),
@@ -102,32 +102,20 @@ def test_kinds_of_gpus_stand_in_the_file_once(plan_of: Callable[..., Path]) -> N
     assert list(read_plan(path).inputs.kinds) == ["h100-sxm", "h200-sxm"]
 
 
-@pytest.mark.parametrize("version", [1, 3, None])
-def test_another_version_is_refused(
-    sizing: Sizing, file: Path, tmp_path: Path, version: int | None
-) -> None:
-    """One line with the file, what was found, what was expected and how to get it; exit 2."""
-    path = tmp_path / "plan.json"
-    raw = json.loads(file.read_text(encoding="utf-8")) | {"schema_version": version}
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    done = sizing("explain", str(path))
-    assert (done.code, done.out) == (2, "")
-    found = "is missing" if version is None else f"is {version}"
-    assert f"{path}: schema_version {found}; expected 2" in done.err
-    assert f"plan again with this version: `sizing plan SCENARIO -o {path}`" in done.err
-
-
-def test_a_second_copy_is_refused(file: Path) -> None:
-    """What stands at the top may not stand in the inputs as well, even if it says the same."""
-    raw = json.loads(file.read_text(encoding="utf-8"))
-    raw["inputs"]["scenario"]["slo"] = raw["slo"]
-    with pytest.raises(InputError, match=r"inputs\.scenario\.slo is .*says it once, in slo"):
-        plan_from(raw, place="plan.json")
-
-
 @pytest.mark.parametrize(
     ("where", "value", "says"),
     [
+        *(
+            (
+                ("schema_version",),
+                version,
+                f"plan.json: schema_version {found}; expected 2 (plan again",
+            )
+            for version, found in ((1, "is 1"), (3, "is 3"), (None, "is missing"))
+        ),
+        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is 'set'; expected nothing there"),
+        (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
+        (("more",), 1, "plan.json: more is 1; expected no such field in a plan"),
         (("cost", "gpus"), 1, "cost.gpus is 1; expected "),
         (("calibration", "name"), "another", "calibration.name is 'another'; expected 'h100-sxm"),
         (("model", "layers"), 3, "model.layers is 3; expected no such key"),
@@ -142,6 +130,7 @@ def test_a_second_copy_is_refused(file: Path) -> None:
 def test_a_file_that_contradicts_itself(
     file: Path, where: tuple[Any, ...], value: object, says: str
 ) -> None:
+    """The message has the place in the file, the value and what is expected."""
     raw = json.loads(file.read_text(encoding="utf-8"))
     *tables, key = where
     functools.reduce(operator.getitem, tables, raw)[key] = value
