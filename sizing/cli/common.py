@@ -19,7 +19,7 @@ from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.plan import Inputs
-from minicluster.shell import talk
+from minicluster.shell import say, talk
 from sizing import catalog
 from sizing.latency.calibration import read_calibration
 
@@ -155,7 +155,7 @@ def naming(scenario: Path) -> Iterator[None]:
 
 def leave_interrupted(what: str) -> NoReturn:
     """Say what an interrupted command has found so far, and end with its exit code."""
-    talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
+    say(f"interrupted: {what}", style="red")
     raise Exit(ExitCode.INTERRUPTED)
 
 

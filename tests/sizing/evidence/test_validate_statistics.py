@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.evidence.evidence import CONFIDENCES, tried
-from sizing.evidence.interval import LEVELS, RowResidual, fit_intervals, fold_of
+from sizing.evidence.interval import LEVELS, RowResidual, fit_intervals
 from sizing.evidence.prediction import RowPrediction
 from sizing.evidence.row import MeasuredRow
 from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
@@ -148,9 +148,9 @@ def test_scalars_find_what_is_off_per_group() -> None:
 
 def test_halves_are_the_same_everywhere() -> None:
     """A configuration's half follows from its name alone: all its loads with it."""
-    halves = {in_fitted_half(static("h100-sxm", 2, "m", batch)) for batch in (1, 2, 4, 1536)}
-    assert len(halves) == 1
-    assert [fold_of(name, 5) for name in ("a", "b", "c", "d")] == [0, 1, 0, 4]
+    rows = [[static("h100-sxm", 2, model, n) for n in (1, 2, 4, 1536)] for model in "abcdef"]
+    halves = [{in_fitted_half(each) for each in loads} for loads in rows]
+    assert halves == [{False}, {True}, {True}, {False}, {False}, {False}]
 
 
 def test_errors_are_relative_to_the_measurement() -> None:
