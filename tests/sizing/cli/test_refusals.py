@@ -19,6 +19,8 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("gpus h100", "unexpected extra argument"),
         ("init nope", "one of deepseek-v3-h200"),
         ("losses nowhere.json", "nowhere.json"),
+        ("train gpt-3-175", "did you mean gpt-3-175b?"),
+        (f"train {'x' * 300}", "a TOML file or a shipped training scenario"),
         ("sensitivity nowhere", "a TOML file or a shipped scenario"),
         ("calibrate -o x.json", "SCENARIO is missing"),
         ("calibrate laptop --from x -o x.json", "no SCENARIO"),
