@@ -114,15 +114,12 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
     named = [catalog.find_gpu(n, place=f"{scenario}: search.gpus") for n in chosen.search.gpus]
     kinds = {gpu.name: gpu for gpu in named}
     chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
-    model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
+    found = catalog.resolve(chosen, str(scenario))
     return Inputs(
         scenario=chosen,
-        model=model,
-        gpu=gpu,
-        cluster=cluster,
-        engine=engine,
+        **found._asdict(),
         calibration=None if calibration is None else read_calibration(calibration),
-        other_gpus=tuple(found for name, found in kinds.items() if name != gpu.name),
+        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
     )
 
 

@@ -279,12 +279,12 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
         return scheduler_manifests.rank_file(found)
     groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
-    if form == "ray":
-        data = scheduler_manifests.ray(nodes, groups)
-    else:
-        write = scheduler_manifests.kueue if form == "kueue" else scheduler_manifests.volcano
-        data = write(nodes, groups)
-    return json.dumps(data, indent=2) + "\n"
+    writers = {
+        "ray": scheduler_manifests.ray,
+        "kueue": scheduler_manifests.kueue,
+        "volcano": scheduler_manifests.volcano,
+    }
+    return json.dumps(writers[form](nodes, groups), indent=2) + "\n"
 
 
 def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
