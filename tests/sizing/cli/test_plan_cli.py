@@ -112,10 +112,23 @@ def test_predict(sizing: Sizing, laptop: tuple[str, ...]) -> None:
     missed = sizing("predict", *laptop, *given, "--set", "slo.ttft_s=0.01")
     assert missed.code == 0
     assert "SLO missed: TTFT p99" in missed.out
-    over = sizing("predict", *laptop, *given, "--set", f"workload.requests_per_s={2 * capacity}")
-    assert over.code == 3
-    assert "saturate" in over.err
-    assert over.out == ""
+    for load in (1.04, 2.0):  # the first only because the pools slow one another
+        rate = f"workload.requests_per_s={load * capacity}"
+        over = sizing("predict", *laptop, *given, "--set", rate)
+        assert (over.code, over.out) == (3, "")
+        assert "saturate" in over.err
+
+
+def test_full_batches_of_predicted_pools_keep_the_tpot(sizing: Sizing) -> None:
+    """A tighter TPOT takes a smaller batch than memory has room for, and the SLO still holds it."""
+    batches = []
+    for limit in ("slo.tpot_s=0.05", "slo.tpot_s=0.02"):
+        done = sizing("predict", *QUICK, "--prefill", "2xTP1", "--decode", "1xTP1", "--json",
+                      "--set", limit)  # fmt: skip
+        found = json.loads(done.out)
+        assert found["prediction"]["tpot"]["p99_s"] <= float(limit.partition("=")[2])
+        batches += [pool["max_num_seqs"] for pool in found["pools"] if pool["role"] == "decode"]
+    assert batches[0] > batches[1] > 1
 
 
 def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:

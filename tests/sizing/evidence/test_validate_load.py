@@ -44,9 +44,12 @@ def test_queues_share_users_and_batches() -> None:
     assert queues_of(closed) == 2
     found = row_arrivals(closed, queues=2)
     assert (len(found), (found.previous < 0).sum()) == (50, 5)
-    batch = row_arrivals(row(load="static", batch_size="9"), queues=2)
-    assert len(batch) == 5
-    assert not batch.due_s.any()
+    piped, batch = {"tp": "2", "pp": "2"}, {"load": "static", "batch_size": "9"}
+    assert queues_of(row(**piped)) == 4  # two batches under way in each copy
+    assert queues_of(row(**piped | batch)) == 2
+    found = row_arrivals(row(**batch), queues=2)
+    assert len(found) == 5
+    assert not found.due_s.any()
 
 
 @pytest.mark.parametrize(
