@@ -11,7 +11,6 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
-from minicluster.units import seconds
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
 from sizing.planner import bounds
@@ -28,6 +27,7 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.slo import missed_limits
 from sizing.planner.step_models import StepModels, machine
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class PoolPrediction:
     The prediction for pools that the user names.
 
     Attributes:
-        misses: limits of the SLO that do not hold, one sentence each.
+        misses: limits of the SLO that do not hold, one phrase each.
         beyond_hb_domain_s: per role, seconds a step that crossing the HB domain costs; empty
             where nothing crosses.
     """
@@ -135,11 +135,9 @@ def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
 
 
 def slo_misses(predicted: Prediction, slo: SloSpec) -> tuple[str, ...]:
-    """Return the limits that a prediction misses, one sentence each."""
-    return tuple(
-        f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
-        for name, limit_s in slo.limits_s.items()
-        if (found_s := getattr(predicted, name).at(slo.percentile)) > limit_s
+    """Return the limits that a prediction misses, one phrase each."""
+    return missed_limits(
+        slo, {name: getattr(predicted, name).at(slo.percentile) for name in slo.limits_s}
     )
 
 
