@@ -39,15 +39,15 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     try:
         code = app(standalone_mode=False, prog_name=name)
     except MiniclusterError as error:
-        _say(f"{name}: {error}")
+        say(f"{name}: {error}", style="red")
         sys.exit(error.exit_code)
     except USAGE_ERRORS as error:
         message = error.format_message()  # empty where Click has just shown the help itself
         if message:
-            _say(f"{name}: {message} (`{name} -h` shows how)")
+            say(f"{name}: {message} (`{name} -h` shows how)", style="red")
         sys.exit(Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
-        talk.print(f"{name}: interrupted", style="red")
+        say(f"{name}: interrupted", style="red")
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout has had enough; let the interpreter not complain while it exits.
@@ -56,5 +56,6 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     sys.exit(code if isinstance(code, int) else Exit.DONE)
 
 
-def _say(line: str) -> None:
-    talk.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+def say(line: str, *, style: str = "") -> None:
+    """Print one line of words on stderr as they are: brackets of a path are no markup."""
+    talk.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

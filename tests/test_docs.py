@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("minicluster", "serving", "sizing")
 CITED = re.compile(r"\beqs?\.\s+((?:[A-Z]\d+(?:\s*(?:,|and|to|or)\s+)?)+)")
 NUMBER = re.compile(r"[A-Z]\d+")
 
@@ -25,33 +26,15 @@ def expanded(citation: str) -> set[str]:
     return set(named)
 
 
-def cited() -> dict[str, set[str]]:
-    """Return the numbers that each module names."""
-    found: dict[str, set[str]] = {}
-    modules = (
-        path
-        for room in ("minicluster", "serving", "sizing")
-        for path in (ROOT / room).rglob("*.py")
-    )
-    for path in sorted(modules):
-        text = path.read_text(encoding="utf-8")
-        numbers = {n for hit in CITED.findall(text) for n in expanded(hit)}
-        if numbers:
-            found[str(path.relative_to(ROOT))] = numbers
-    return found
-
-
-def test_every_equation_that_code_names_is_in_the_document() -> None:
-    """A docstring names no equation that docs/model.md does not have."""
-    known = set(equations())
-    unknown = {module: numbers - known for module, numbers in cited().items() if numbers - known}
-    assert unknown == {}
-
-
-def test_every_equation_of_the_document_is_named_by_code() -> None:
-    """No equation of docs/model.md stands there without code that evaluates it."""
-    named = set().union(*cited().values())
-    assert set(equations()) - named == set()
+def test_code_and_document_name_the_same_equations() -> None:
+    """No docstring names one that is not there, and none is there that no code evaluates."""
+    modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    texts = {str(path): path.read_text(encoding="utf-8") for path in modules}
+    cited = {
+        n: m for m, text in texts.items() for hit in CITED.findall(text) for n in expanded(hit)
+    }
+    assert {n: module for n, module in cited.items() if n not in equations()} == {}
+    assert set(equations()) - set(cited) == set()
 
 
 def test_equations_are_numbered_without_gaps() -> None:

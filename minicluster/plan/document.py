@@ -11,7 +11,6 @@ import copy
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
@@ -173,12 +172,11 @@ class Plan(Spec):
         seen = [(p.node, g) for pool in self.pools for p in pool.placement for g in p.gpus]
         if len(set(seen)) != len(seen):
             raise InputError("pools[].placement", seen, "no GPU in two replicas")
+        dtype = self.inputs.model.weight_dtype
         for pool in self.pools:
-            _check_same(f"pools[{pool.role}].dtype", pool.dtype, self.inputs.model.weight_dtype)
-        calibrated = {} if self.inputs.calibration is None else KEPT_OF_CALIBRATION
-        for top, inside in (KEPT_AT_TOP | calibrated).items():
-            if not top.startswith("pools"):
-                _check_same(top, attrgetter(top)(self), attrgetter(inside)(self.inputs))
+            if pool.dtype != dtype:
+                place = f"pools[{pool.role}].dtype"
+                raise InputError(place, pool.dtype, f"{dtype!r}, as in the inputs", "plan again")
 
     @property
     def slo(self) -> SloSpec:
@@ -233,12 +231,6 @@ class Plan(Spec):
             self.inputs.scenario, workload=workload or self.workload, slo=slo or self.slo
         )
         return replace(self, inputs=replace(self.inputs, scenario=scenario))
-
-
-def _check_same(place: str, value: object, given: object) -> None:
-    """Refuse a value that differs from the one that the inputs hold."""
-    if value != given:
-        raise InputError(place, value, f"{given!r}, as in the inputs", "plan again")
 
 
 def to_json(plan: Plan | Deployment) -> str:

@@ -33,6 +33,11 @@ class Slicing(Spec):
         if (self.tp * self.dp) % self.ep:
             raise InputError("ep", self.ep, f"a divisor of tp x dp = {self.tp * self.dp}")
 
+    def __str__(self) -> str:
+        """Write as `sizing predict` takes it: `TP4xPP2`; degrees of 1 are left out, but for TP."""
+        degrees = (("PP", self.pp), ("DP", self.dp), ("EP", self.ep))
+        return f"TP{self.tp}" + "".join(f"x{name}{n}" for name, n in degrees if n > 1)
+
     @property
     def gpus(self) -> int:
         """GPUs of the replica."""

@@ -18,7 +18,7 @@ from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.machine import this_machine
 from minicluster.plan import StepModel, step_time, to_json
-from minicluster.shell import talk
+from minicluster.shell import say, talk
 from minicluster.specs.calibration import read_measurements
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
@@ -115,7 +115,7 @@ def calibrate(  # noqa: PLR0913  (a command's options)
         inputs = read_inputs(scenario, overrides or [], None)
         steps = steps or out.with_suffix(".steps.csv")
         if engine and not again and not keep and _holds(out, inputs.model, inputs.engine.name):
-            talk.print(f"{out} holds this machine's constants; measure again with --again")
+            say(f"{out} holds this machine's constants; measure again with --again")
             fitted = read_calibration(out)
         else:
             fitted = (
@@ -173,7 +173,7 @@ def _print_calibration(fitted: CalibrationSpec, out: Path) -> None:
     heads = ("term", "value", "error of the fit")
     title = f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows"
     talk.print(table(title, heads, rows, left=heads))
-    talk.print(f"written: {out}")
+    say(f"written: {out}")
 
 
 # --- from load tests
@@ -223,11 +223,9 @@ def recalibrate(
 def _print_doubts(run: Observed) -> None:
     if run.turned_away:
         share = f"{run.turned_away:,} of {run.turned_away + len(run.arrivals):,} requests"
-        away = f"{run.name}: left out {share}, rejected before they reached an engine"
-        talk.print(away, highlight=False, markup=False, soft_wrap=True)
+        say(f"{run.name}: left out {share}, rejected before they reached an engine")
     if run.verdict is not None and run.verdict not in SOUND:
-        worth = f"{run.name}: its verdict is {run.verdict}, so that errors on it prove little"
-        talk.print(worth, highlight=False, markup=False, soft_wrap=True)
+        say(f"{run.name}: its verdict is {run.verdict}, so that errors on it prove little")
 
 
 def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[RunResidual, ...]:
@@ -243,13 +241,13 @@ def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[RunResidual, 
 
 def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out: Path) -> None:
     factors = ", ".join(f"{name} x {value:.2f}" for name, value in asdict(scales).items())
-    talk.print(f"constants: {factors}", highlight=False)
+    say(f"constants: {factors}")
     for kind, rows in found.items():
         if rows:
             talk.print(_errors_table(kind.replace("_", " "), rows))
     if not found["held_out"]:
-        talk.print("no run was held out: use --hold-out, or --from several times")
-    talk.print(f"written: {out}, residuals beside it", highlight=False, soft_wrap=True)
+        say("no run was held out: use --hold-out, or --from several times")
+    say(f"written: {out}, residuals beside it")
 
 
 def _errors_table(title: str, rows: Sequence[RunResidual]) -> Table:
@@ -314,9 +312,7 @@ def _with_burst(
     load, slo = inputs.scenario.workload, inputs.scenario.slo
     rate = burst_rate(model, load)
     if rate * (BURST_LIMIT_S - WARM_UP_S) < FEWEST:
-        talk.print(
-            f"no burst: {rate:.2g} requests/s are too few to learn from in {BURST_LIMIT_S:.0f} s"
-        )
+        say(f"no burst: {rate:.2g} requests/s are too few to learn from in {BURST_LIMIT_S:.0f} s")
         return fitted
     schedule = folder.with_suffix(".schedule.jsonl")
     write_burst(schedule, load, rate)
@@ -330,7 +326,7 @@ def _with_burst(
     )
     found = read_run_verdict(folder / "verdict.json")
     if found is not None and found.verdict not in SOUND:
-        talk.print(f"burst left out: {'; '.join(found.reasons)}", soft_wrap=True)
+        say(f"burst left out: {'; '.join(found.reasons)}")
         return fitted
     run = observed(folder / "samples.jsonl", deployment, model, fitted)
     return recalibrated(fitted, fit_scales(model, [run]), [run], name=fitted.name)

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
-from minicluster.shell import talk
+from minicluster.shell import say
 from minicluster.specs.checks import one_of
 from minicluster.specs.parameters import num_active_parameters, parameters
 from sizing import catalog
@@ -47,7 +47,7 @@ def init(
         raise InputError("-o", str(out), "a file that is not there yet") from None
     except OSError as error:
         raise InputError("-o", str(out), f"a file that can be written: {error.strerror}") from None
-    talk.print(f"wrote {out}; next: sizing plan {out}", highlight=False, markup=False)
+    say(f"wrote {out}; next: sizing plan {out}")
 
 
 def schema(*, as_json: AsJson = False) -> None:

@@ -8,17 +8,18 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from rich.console import Console
 from rich.progress import track
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from minicluster.config import parse_scenario
+from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.plan import Inputs
-from minicluster.shell import talk
+from minicluster.shell import say, talk
 from sizing import catalog
 from sizing.latency.calibration import read_calibration
 
@@ -113,15 +114,12 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
     named = [catalog.find_gpu(n, place=f"{scenario}: search.gpus") for n in chosen.search.gpus]
     kinds = {gpu.name: gpu for gpu in named}
     chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
-    model, gpu, cluster, engine = catalog.resolve(chosen, str(scenario))
+    found = catalog.resolve(chosen, str(scenario))
     return Inputs(
         scenario=chosen,
-        model=model,
-        gpu=gpu,
-        cluster=cluster,
-        engine=engine,
+        **found._asdict(),
         calibration=None if calibration is None else read_calibration(calibration),
-        other_gpus=tuple(found for name, found in kinds.items() if name != gpu.name),
+        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
     )
 
 
@@ -150,6 +148,12 @@ def naming(scenario: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise error.inside(str(scenario)) from None
+
+
+def leave_interrupted(what: str) -> NoReturn:
+    """Say what an interrupted command has found so far, and end with its exit code."""
+    say(f"interrupted: {what}", style="red")
+    raise Exit(ExitCode.INTERRUPTED)
 
 
 def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:

@@ -16,7 +16,7 @@ from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
 from minicluster.plan import read_plan, to_json
-from minicluster.shell import talk
+from minicluster.shell import say
 from minicluster.specs.checks import not_negative, one_of
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
@@ -115,7 +115,7 @@ def place(
     found = _placed(read, root, topology, asked)
     seconds = time.perf_counter() - start
     for warning in found.warnings:
-        talk.print(f"warning: {warning}", highlight=False, markup=False)
+        say(f"warning: {warning}")
     if emit is not None:
         text = _emitted(emit, found, nodes)
         if out is None:
@@ -193,11 +193,10 @@ def _warn_of_distance(plan: Plan, found: PoolPlan, topology: Topology) -> None:
     planned = pools_meet(plan.inputs.cluster, topology)
     used = [names.index(tier) for tier, share in found.meeting_fraction.items() if share]
     if used and max(used) > planned:
-        talk.print(
+        say(
             f"warning: pools meet in {names[max(used)]}, the plan's KV transfers are for"
-            f" {names[planned]}: plan again with cluster.pools_meet_in={names[max(used)]}",
-            highlight=False, markup=False,
-        )  # fmt: skip
+            f" {names[planned]}: plan again with cluster.pools_meet_in={names[max(used)]}"
+        )
 
 
 def _on(plan: Plan, topology: Topology, cluster: str | None) -> Plan:
@@ -280,12 +279,12 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
         return scheduler_manifests.rank_file(found)
     groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
-    if form == "ray":
-        data = scheduler_manifests.ray(nodes, groups)
-    else:
-        write = scheduler_manifests.kueue if form == "kueue" else scheduler_manifests.volcano
-        data = write(nodes, groups)
-    return json.dumps(data, indent=2) + "\n"
+    writers = {
+        "ray": scheduler_manifests.ray,
+        "kueue": scheduler_manifests.kueue,
+        "volcano": scheduler_manifests.volcano,
+    }
+    return json.dumps(writers[form](nodes, groups), indent=2) + "\n"
 
 
 def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:

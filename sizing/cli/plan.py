@@ -6,12 +6,11 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Option
 
-from minicluster.errors import Exit, InputError, NegativeAnswer
+from minicluster.errors import InputError, NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
 from minicluster.plan import read_plan, to_json
@@ -25,6 +24,7 @@ from sizing.cli.common import (
     PlanFile,
     Scenario,
     Verbose,
+    leave_interrupted,
     naming,
     out_file,
     print_json,
@@ -78,7 +78,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
                 raise NegativeAnswer(infeasible_text(found, scenario))
             built = build_plan(inputs, found)
     except KeyboardInterrupt as stopped:
-        _leave_interrupted(str(stopped) or "nothing found so far")
+        leave_interrupted(str(stopped) or "nothing found so far")
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:
@@ -92,13 +92,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
         _print_plan(built, out, verbose=verbose)
     if found.interrupted:
         unverified = "" if found.verdicts else ", estimated, not simulated"
-        _leave_interrupted(f"the best plan so far{unverified}")
-
-
-def _leave_interrupted(what: str) -> NoReturn:
-    """Say what an interrupted search has found so far, and end with its exit code."""
-    talk.print(f"interrupted: {what}", style="red", highlight=False, soft_wrap=True)
-    raise typer.Exit(Exit.INTERRUPTED)
+        leave_interrupted(f"the best plan so far{unverified}")
 
 
 def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
@@ -134,7 +128,7 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
         if text is not None
     }
     with naming(scenario):
-        found = predict_pools(inputs, **sizes)
+        found = predict_pools(inputs, sizes)
     parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
         parts += prediction_details(found, inputs.scenario.slo)

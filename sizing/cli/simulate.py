@@ -12,7 +12,7 @@ from typer import Option
 
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
-from minicluster.shell import talk
+from minicluster.shell import say, talk
 from minicluster.specs.checks import not_negative, positive
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
@@ -125,7 +125,7 @@ def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrival
     """Read a trace, and stretch its time to *rate*."""
     read = read_trace(path, skip_unanswered=skip_unanswered)
     if read.skipped:
-        talk.print(f"left out {read.skipped:,} requests without an answer", highlight=False)
+        say(f"left out {read.skipped:,} requests without an answer")
     if rate is None:
         return read.arrivals
     due = read.arrivals.due_s

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
 from minicluster.pages.write import write_page
+from minicluster.plan import Inputs
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
 from minicluster.specs.slicing import Slicing
@@ -22,6 +23,7 @@ from sizing.cli.common import (
     Html,
     Overrides,
     Scenario,
+    leave_interrupted,
     naming,
     read_inputs,
     show,
@@ -55,7 +57,6 @@ from sizing.report.study_pages import pareto_page, sweep_page
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from minicluster.plan import Inputs
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
 
@@ -168,13 +169,11 @@ def sweep(
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
     keys = [parse_key(each) for each in key or []]
     combinations = points(keys)
-    read_inputs(scenario, overrides or [], calibration)  # an error in all of them comes first
-    _check_keys(scenario, overrides or [], combinations)
+    cases = _read_points(scenario, overrides or [], combinations, calibration)
     results: list[StudyResult] = []
     try:
-        for combination in tracked(combinations, "planning"):
-            chosen = [*(overrides or []), *combination]
-            results.append(_plan_point(scenario, chosen, " ".join(combination), calibration))
+        for combination, case in tracked(list(zip(combinations, cases, strict=True)), "planning"):
+            results.append(_planned(case, " ".join(combination)))
             if results[-1].interrupted:
                 break
     except KeyboardInterrupt:
@@ -190,40 +189,35 @@ def sweep(
     ]
     show(data, sweep_table(keys, combinations, results), as_json=as_json, wide=True)
     if stopped:
-        _leave_interrupted("the points so far")
+        leave_interrupted("the points so far")
     if not any(result.plan for result in results):
         raise typer.Exit(Exit.NEGATIVE)
 
 
-def _leave_interrupted(what: str) -> NoReturn:
-    talk.print(f"interrupted: {what}", style="red")
-    raise typer.Exit(Exit.INTERRUPTED)
-
-
-def _plan_point(
-    scenario: Path, overrides: list[str], label: str, calibration: Path | None
-) -> StudyResult:
-    """Plan one point; one that cannot be planned is a result too."""
-    try:
-        inputs = read_inputs(scenario, overrides, calibration)
-    except InputError as error:
-        return StudyResult(label=label, refused=str(error))
-    return plan_scenario(inputs, label, keep_refusals=True)
-
-
-def _check_keys(
-    scenario: Path, overrides: list[str], combinations: tuple[tuple[str, ...], ...]
-) -> None:
-    last: InputError | None = None
+def _read_points(
+    scenario: Path,
+    overrides: list[str],
+    combinations: Sequence[tuple[str, ...]],
+    calibration: Path | None,
+) -> list[Inputs | InputError]:
+    """Read the scenario at every point; an error in all of them is one of the scenario."""
+    read_inputs(scenario, overrides, calibration)
+    cases: list[Inputs | InputError] = []
     for combination in combinations:
         try:
-            read_inputs(scenario, [*overrides, *combination], None)
+            cases.append(read_inputs(scenario, [*overrides, *combination], calibration))
         except InputError as error:
-            last = error
-        else:
-            return
-    if last is not None:
-        raise last
+            cases.append(error)
+    if isinstance(cases[-1], InputError) and not any(isinstance(case, Inputs) for case in cases):
+        raise cases[-1]
+    return cases
+
+
+def _planned(case: Inputs | InputError, label: str) -> StudyResult:
+    """Plan one point; one that cannot be planned is a result too."""
+    if isinstance(case, InputError):
+        return StudyResult(label=label, refused=str(case))
+    return plan_scenario(case, label, keep_refusals=True)
 
 
 # --- sensitivity
@@ -288,7 +282,7 @@ def pareto(
     tables = [front_table(front, points) for front in drawn]
     show(_pareto_json(points, drawn), *tables, as_json=as_json, wide=True)
     if stopped:
-        _leave_interrupted("the configurations so far")
+        leave_interrupted("the configurations so far")
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:

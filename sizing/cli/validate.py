@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from minicluster.files import write_atomically
-from minicluster.shell import talk
+from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json, tried
 from sizing.evidence.row import read_rows
@@ -75,7 +75,7 @@ def validate(
 def _print_unit_doubt(verdicts: list[RowVerdict]) -> None:
     logs = [each.log_ratio for each in residuals(verdicts)]
     if logs and abs(median(logs)) > log(FAR):
-        talk.print(
+        say(
             f"sizing: measured times are about {exp(median(logs)):,.3g} times the predicted ones:"
             " are they in seconds?"
         )

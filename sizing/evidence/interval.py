@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -42,11 +41,6 @@ class RowResidual:
     configuration: str
     path: tuple[str, ...]
     stand_in: bool = False
-
-
-def fold_of(name: str, count: int) -> int:
-    """Number of the fold that *name* belongs to, 0 to *count* - 1, by its SHA-256."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % count
 
 
 def folds(
@@ -201,6 +195,18 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     return Intervals(cells=_cells(known, _stretches(known)))
 
 
+def grouped(
+    items: Iterable[T], labels_of: Callable[[T], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[T]]:
+    """Return the items of every group, by its labels and every beginning of them, coarse first."""
+    members: dict[tuple[str, ...], list[T]] = {}
+    for each in items:
+        labels = labels_of(each)
+        for depth in range(1, len(labels) + 1):
+            members.setdefault(labels[:depth], []).append(each)
+    return dict(sorted(members.items(), key=lambda group: (len(group[0]), group[0])))
+
+
 def together(each: RowResidual) -> str:
     """Key of rows that are left out together: a configuration, near others of its engine."""
     return "/".join((*each.path[:3], each.configuration))
@@ -244,15 +250,10 @@ def _cells(
     residuals: Iterable[RowResidual], stretches: dict[tuple[str, ...], NDArray[np.float64]]
 ) -> dict[str, Cell]:
     """Quantiles of every group, coarse ones first so that each finds its parent."""
-    members: dict[tuple[str, ...], list[RowResidual]] = {}
-    for each in residuals:
-        labels = (each.quantity, *each.path)
-        for depth in range(1, len(labels) + 1):
-            members.setdefault(labels[:depth], []).append(each)
+    members = grouped(residuals, lambda each: (each.quantity, *each.path))
     shrunk: dict[tuple[str, ...], NDArray[np.float64]] = {}
     cells = {}
-    for labels in sorted(members, key=lambda path: (len(path), path)):
-        rows = members[labels]
+    for labels, rows in members.items():
         logs = _quantiles(rows)
         if labels[:-1] in shrunk:
             # The same rows under a longer name are their parent.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
@@ -127,16 +128,15 @@ def nearest_engine(
     if not wanted:
         newest = max(own, key=lambda profile: release(profile.version))
         return newest, (f"engine version {version or 'unknown'}: constants of {newest.version}",)
-    nearest = min(own, key=lambda profile: _distance(wanted, release(profile.version)))
+    nearest = min(own, key=lambda profile: _distances(wanted, release(profile.version)))
     same = release(nearest.version)[: len(wanted)] == wanted
     note = f"no constants of {name} {version}: those of {nearest.version}"
     return nearest, () if same else (note,)
 
 
-def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Distance between two versions, the first number counting most."""
-    pairs = zip((*one, 0, 0, 0)[:3], (*other, 0, 0, 0)[:3], strict=True)
-    return sum(abs(a - b) * weight for (a, b), weight in zip(pairs, (1e6, 1e3, 1.0), strict=True))
+def _distances(one: tuple[int, ...], other: tuple[int, ...]) -> list[int]:
+    """Return the distances of the numbers of two versions, the first of which counts most."""
+    return [abs(a - b) for a, b in zip_longest(one, other, fillvalue=0)]
 
 
 def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:

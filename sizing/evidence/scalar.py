@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.evidence.interval import QUANTITIES, fold_of
+from sizing.evidence.interval import QUANTITIES, grouped
 from sizing.evidence.row import kind_of
 from sizing.evidence.validate import SliceErrors, slices
 
@@ -55,7 +56,8 @@ NONE = Scalars(group=(), rows=0, prefill=1.0, request_s=0.0, decode=1.0, per_lay
 
 def in_fitted_half(row: MeasuredRow) -> bool:
     """Say whether a row's configuration is fitted on, with all its loads; else it is judged."""
-    return fold_of(row.configuration, 2) == 0
+    digest = hashlib.sha256(row.configuration.encode()).digest()
+    return int.from_bytes(digest[:8]) % 2 == 0
 
 
 def group_of(row: MeasuredRow) -> tuple[str, ...]:
@@ -78,19 +80,15 @@ def fit_scalars(verdicts: Iterable[RowVerdict]) -> dict[tuple[str, ...], Scalars
 
     Ignores that slower steps lengthen queues more than in proportion.
     """
-    members: dict[tuple[str, ...], list[RowVerdict]] = {}
-    for verdict in verdicts:
-        if verdict.row is not None and verdict.found.status == "predicted":
-            labels = group_of(verdict.row)
-            for depth in range(1, len(labels) + 1):
-                members.setdefault(labels[:depth], []).append(verdict)
+    known = (each for each in verdicts if each.found.status == "predicted")
+    members = grouped(known, lambda each: () if each.row is None else group_of(each.row))
     fitted: dict[tuple[str, ...], Scalars] = {(): NONE}
-    for labels in sorted(members, key=lambda group: (len(group), group)):
+    for labels, rows in members.items():
         parent = fitted[labels[:-1]]
-        if len(members[labels]) == len(members.get(labels[:-1], ())):
+        if len(rows) == len(members.get(labels[:-1], ())):
             fitted[labels] = replace(parent, group=labels)  # the same rows under a longer name
         else:
-            fitted[labels] = _fit_group(labels, members[labels], parent)
+            fitted[labels] = _fit_group(labels, rows, parent)
     return fitted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -267,18 +268,11 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
 
 def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
     """Return the largest batch limit at which full batches of mean context keep TPOT and ITL."""
-    limit_s = slo.per_token_s
-
-    def holds(batch: int) -> bool:
-        return limit_s is None or bounds.decode_step_s(candidate.tandem, batch) <= limit_s
-
-    if holds(candidate.max_batch):
-        return candidate.max_batch
-    low, high = 0, candidate.max_batch
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    limit_s = np.inf if slo.per_token_s is None else slo.per_token_s
+    batches = range(1, candidate.max_batch + 1)
+    return bisect_right(
+        batches, limit_s, key=lambda batch: bounds.decode_step_s(candidate.tandem, batch)
+    )
 
 
 def utilisations(candidate: Candidate) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
@@ -11,6 +12,7 @@ from sizing.network.gpu_groups import PoolRequest
 from sizing.network.spares import replica_spares
 from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes, max_model_len
 from sizing.planner.placement import place
+from sizing.planner.tandem import PoolStage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,30 +52,15 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
     """
     context = inputs.scenario.model.max_context_tokens or MEASURED_CONTEXT_TOKENS
     context = min(context, inputs.model.max_context_tokens)
-    batches = {"prefill": 1, "decode": MEASURED_SEQUENCES}
-    one_each = [(inputs.gpu.name, PoolRequest(role=role, replicas=1, tp=1)) for role in batches]
-    placement = place(inputs.cluster, one_each)
-    shape = LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name)
-    sequences = sum(batches.values())
-    engine = inputs.engine_on(inputs.gpu.name)
-    measured = tuple(
-        Pool(
-            role=role,
-            replicas=1,
-            tp=1,
-            pp=1,
-            ep=1,
-            gpu=inputs.gpu.name,
-            ray_accelerator=inputs.gpu.ray_accelerator,
-            dtype=inputs.model.weight_dtype,
-            max_num_seqs=batch,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            kv_bytes=kv_pool_bytes(
-                inputs, shape, max_num_seqs=batch, held=sequences, context_tokens=context
-            ),
-            placement=placement[role],
-        )
-        for role, batch in batches.items()
+    gpu = inputs.gpu.name
+    tokens = inputs.engine_on(gpu).max_num_batched_tokens
+    stages = {
+        role: PoolStage(replicas=1, max_batch_size=batch, max_batched_tokens=tokens)
+        for role, batch in (("prefill", 1), ("decode", MEASURED_SEQUENCES))
+    }
+    shapes = dict.fromkeys(stages, LayoutShape(slicing=Slicing(), gpu=gpu))
+    measured = _pools(
+        inputs, shapes, stages, replicas=dict.fromkeys(stages, 1), context=context, spares={}
     )
     routing = Routing(policy="least-tokens")
     return _deployment(inputs, measured, max_model_len=context, routing=routing)
@@ -105,49 +92,55 @@ def pools(
 ) -> tuple[Pool, ...]:
     """Return the pools with the GPUs that their replicas take."""
     tandem, shapes = chosen.tandem, chosen.layout.shapes
-    counts = {role: (spares or {}).get(role, 0) for role in shapes}
-    placement = place(
-        inputs.cluster,
-        [
-            (
-                shape.gpu,
-                PoolRequest(
-                    role=role,
-                    replicas=chosen.replicas[role] + counts[role],
-                    tp=shape.slicing.tp,
-                    pp=shape.lanes,
-                ),
-            )
-            for role, shape in shapes.items()
-        ],
+    stages = {role: tandem.prefill if role == "prefill" else tandem.decode for role in shapes}
+    return _pools(
+        inputs,
+        shapes,
+        stages,
+        replicas=chosen.replicas,
+        context=max_model_len(inputs),
+        spares=spares or {},
     )
+
+
+def _pools(
+    inputs: Inputs,
+    shapes: Mapping[str, LayoutShape],
+    stages: Mapping[str, PoolStage],
+    *,
+    replicas: Mapping[str, int],
+    context: int,
+    spares: Mapping[str, int],
+) -> tuple[Pool, ...]:
+    """Return pools of *shapes* by role, with the limits of their *stages*, and place them."""
+    counts = {role: replicas[role] + spares.get(role, 0) for role in shapes}
+    requests = [
+        (
+            shape.gpu,
+            PoolRequest(role=role, replicas=counts[role], tp=shape.slicing.tp, pp=shape.lanes),
+        )
+        for role, shape in shapes.items()
+    ]
+    placement = place(inputs.cluster, requests)
     # A prompt's KV cache stays with prefill until decode has pulled it.
-    held = tandem.prefill.max_batch_size + tandem.decode.max_batch_size
+    held = sum(stage.max_batch_size for stage in stages.values())
     return tuple(
         Pool(
             role=role,
-            replicas=chosen.replicas[role] + counts[role],
-            tp=shape.slicing.tp,
-            pp=shape.slicing.pp,
-            ep=shape.slicing.ep,
-            dp=shape.slicing.dp,
+            replicas=counts[role],
+            **asdict(shape.slicing),
             gpu=shape.gpu,
             ray_accelerator=inputs.kinds[shape.gpu].ray_accelerator,
             dtype=inputs.model.weight_dtype,
-            max_num_seqs=stage.max_batch_size * shape.slicing.pp,
-            max_num_batched_tokens=stage.max_batched_tokens,
+            max_num_seqs=(sequences := stages[role].max_batch_size * shape.slicing.pp),
+            max_num_batched_tokens=stages[role].max_batched_tokens,
             kv_bytes=kv_pool_bytes(
-                inputs,
-                shape,
-                max_num_seqs=stage.max_batch_size * shape.slicing.pp,
-                held=held,
-                context_tokens=max_model_len(inputs),
+                inputs, shape, max_num_seqs=sequences, held=held, context_tokens=context
             ),
             placement=placement[role],
-            spare_replicas=counts[role],
+            spare_replicas=spares.get(role, 0),
         )
         for role, shape in shapes.items()
-        for stage in (tandem.prefill if role == "prefill" else tandem.decode,)
     )
 
 

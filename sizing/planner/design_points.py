@@ -110,15 +110,14 @@ def _design_point(
     slo = inputs.scenario.slo
     outcome = simulator.outcome(candidate, requests=REQUESTS, seed=0)
     predicted = prediction_of(inputs, candidate, outcome)
-    found_s = {name: getattr(predicted, name).at(slo.percentile) for name in ("ttft", "tpot")}
     return DesignPoint(
         label=str(candidate),
         deployable=profile_rule(inputs, candidate.layout) is None,
         gpus=candidate.gpus,
         power_w=inputs.power_w(candidate.gpus_by_kind),
         price_usd_per_hour=inputs.price_usd_per_hour(candidate.gpus_by_kind),
-        ttft_s=found_s["ttft"],
-        tpot_s=found_s["tpot"],
+        ttft_s=predicted.ttft.at(slo.percentile),
+        tpot_s=predicted.tpot.at(slo.percentile),
         output_tokens_per_s=predicted.output_tokens_per_s,
         tokens_per_s_per_gpu=predicted.output_tokens_per_s / candidate.gpus,
         tokens_per_s_per_user=0.0 if not predicted.tpot.mean_s else 1 / predicted.tpot.mean_s,

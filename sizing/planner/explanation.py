@@ -81,7 +81,7 @@ def explain_plan(plan: Plan) -> Explanation:
             "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
         )
     batch = mean_batch(chosen, predicted.tpot.mean_s)
-    terms = _phase_terms(plan)
+    terms = _terms("TTFT", TTFT_EQUATION, predicted.ttft_parts_s, _source(plan))
     for role in ("prefill", "decode"):
         terms += _step_terms(plan, chosen, role, batch)
     return Explanation(
@@ -129,33 +129,17 @@ def _stage(pool: Pool) -> PoolStage:
     )
 
 
-def _phase_terms(plan: Plan) -> list[ExplainedTerm]:
-    parts_s = plan.prediction.ttft_parts_s
-    total = sum(parts_s.values())
-    return [
-        ExplainedTerm(
-            of="TTFT",
-            name=name,
-            equation=TTFT_EQUATION,
-            seconds=value,
-            share_fraction=value / total,
-            source=_source(plan),
-        )
-        for name, value in parts_s.items()
-    ]
-
-
 def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
     """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
-    of, source = f"{role} step", _source(plan)
+    source = _source(plan)
     if inputs.calibration is not None or inputs.gpu.kind == "cpu":
         return _fitted_terms(chosen, role, batch, source)
     found = representative_terms(inputs, chosen, role, batch)
     total = sum(float(np.sum(term.seconds)) for term in found)
     return [
         ExplainedTerm(
-            of=of,
+            of=f"{role} step",
             name=term.name,
             equation=term.equation,
             seconds=float(term.seconds),
@@ -195,17 +179,22 @@ def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> li
         read = step.per_context_token_s * batch * chosen.tandem.context[0]
         parts = {"KV cache": read}
     parts = {"base": step.base_s, "weights or compute": max(step.stream_s, work), **parts}
-    total = sum(parts.values())
+    return _terms(f"{role} step", equation, parts, source)
+
+
+def _terms(of: str, equation: str, parts_s: dict[str, float], source: str) -> list[ExplainedTerm]:
+    """Return the parts of one sum that have one equation and one source."""
+    total = sum(parts_s.values())
     return [
         ExplainedTerm(
-            of=f"{role} step",
+            of=of,
             name=name,
             equation=equation,
             seconds=value,
             share_fraction=value / total,
             source=source,
         )
-        for name, value in parts.items()
+        for name, value in parts_s.items()
     ]
 
 

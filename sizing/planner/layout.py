@@ -40,9 +40,7 @@ class LayoutShape:
 
     def __str__(self) -> str:
         """Write as `sizing predict` takes it, without the kind of GPU."""
-        cut = self.slicing
-        parts = [("TP", cut.tp), ("PP", cut.pp), ("DP", cut.dp), ("EP", cut.ep)]
-        return "x".join(f"{name}{n}" for name, n in parts if n > 1 or name == "TP")
+        return str(self.slicing)
 
     @property
     def gpus(self) -> int:

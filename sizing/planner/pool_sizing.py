@@ -120,49 +120,49 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     Returns:
         Sizes that hold, and per pool the fewest replicas that are not known to fail.
     """
-    floor = dict(zip(ROLES, sizing.lowest, strict=True))
-    sizes = {role: max(count, floor[role]) for role, count in zip(ROLES, guess, strict=True)}
-    step = dict.fromkeys(ROLES, 0)
+    floor, step = list(sizing.lowest), [0, 0]
+    sizes = [max(pair) for pair in zip(guess, sizing.lowest, strict=True)]
     while True:
-        chosen = sizing.candidate.sized(sizes["prefill"], sizes["decode"])
+        chosen = sizing.candidate.sized(*sizes)
         if not sizing.affordable(chosen.sizes):
-            found = _largest_affordable(sizing, sizes)
+            found = _largest_affordable(sizing, chosen.sizes)
             return None if found is None else (found, sizing.lowest)
         verdict = sizing.simulator.verdict(chosen)
         if verdict.holds:
-            return (sizes["prefill"], sizes["decode"]), (floor["prefill"], floor["decode"])
-        if verdict.exhausted or max(sizes.values()) > MAX_REPLICAS:
+            return chosen.sizes, (floor[0], floor[1])
+        if verdict.exhausted or max(sizes) > MAX_REPLICAS:
             return None
-        role = verdict.bottleneck_role
-        floor[role] = sizes[role] + 1
-        step[role] = max(sizing.step(sizes[role]), sizes[role] // 48, 2 * step[role])
-        most = _most(sizing, sizes, role)
-        limited = sizing.below < np.inf and most > sizes[role]
-        sizes[role] = most if limited else sizes[role] + step[role]
+        at = ROLES.index(verdict.bottleneck_role)
+        floor[at] = sizes[at] + 1
+        step[at] = max(sizing.step(sizes[at]), sizes[at] // 48, 2 * step[at])
+        most = _most(sizing, chosen.sizes, at)
+        limited = sizing.below < np.inf and most > sizes[at]
+        sizes[at] = most if limited else sizes[at] + step[at]
 
 
-def _most(sizing: PoolSizing, sizes: dict[str, int], role: str) -> int:
-    """Return the most replicas of a pool that are affordable beside the other pool."""
-    shapes = sizing.candidate.layout.shapes
-    other = next(each for each in ROLES if each != role)
-    most = (sizing.max_gpus - sizes[other] * shapes[other].gpus) // shapes[role].gpus
-    rest = sizing.below - sizes[other] * cost_of(sizing.inputs, shapes[other])
+def _most(sizing: PoolSizing, sizes: Sizes, at: int) -> int:
+    """Return the most replicas of one pool that are affordable beside the other pool."""
+    shapes = [sizing.candidate.layout.shapes[role] for role in ROLES]
+    own, other, beside = shapes[at], shapes[1 - at], sizes[1 - at]
+    most = (sizing.max_gpus - beside * other.gpus) // own.gpus
+    rest = sizing.below - beside * cost_of(sizing.inputs, other)
     if rest < np.inf:
-        most = min(most, int(np.ceil(rest / cost_of(sizing.inputs, shapes[role]) - 1e-9)) - 1)
+        most = min(most, int(np.ceil(rest / cost_of(sizing.inputs, own) - 1e-9)) - 1)
     return most
 
 
-def _largest_affordable(sizing: PoolSizing, sizes: dict[str, int]) -> Sizes | None:
+def _largest_affordable(sizing: PoolSizing, sizes: Sizes) -> Sizes | None:
     """Return sizes that give one pool all the money that is left, if they hold."""
-    lowest = dict(zip(ROLES, sizing.lowest, strict=True))
-    for role in ROLES:
-        most = _most(sizing, sizes, role)
-        if lowest[role] <= most < sizes[role]:
-            counts = {**sizes, role: most}
-            found = (counts["prefill"], counts["decode"])
-            if sizing.holds(found):
-                return found
+    for at in (0, 1):
+        most = _most(sizing, sizes, at)
+        found = _replaced(sizes, at, most)
+        if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
+            return found
     return None
+
+
+def _replaced(sizes: Sizes, at: int, count: int) -> Sizes:
+    return (count, sizes[1]) if at == 0 else (sizes[0], count)
 
 
 def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
@@ -172,11 +172,8 @@ def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
         return best
     for more, fewer in ((0, 1), (1, 0)):
         for extra in range(1, MAX_SWAPS + 1):
-            counts = list(best)
-            counts[more] += extra
-            counts[fewer] -= 1
-            found = (counts[0], counts[1])
-            if counts[fewer] < sizing.lowest[fewer] or not _cheaper(sizing, found, best):
+            found = _replaced(_replaced(best, fewer, best[fewer] - 1), more, best[more] + extra)
+            if found[fewer] < sizing.lowest[fewer] or not _cheaper(sizing, found, best):
                 break
             if sizing.holds(found):
                 best = found

@@ -11,7 +11,6 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
-from minicluster.units import seconds
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import beyond_hb_domain_s
 from sizing.planner import bounds
@@ -28,9 +27,12 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.slo import missed_limits
 from sizing.planner.step_models import StepModels, machine
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
@@ -59,7 +61,7 @@ class PoolPrediction:
     The prediction for pools that the user names.
 
     Attributes:
-        misses: limits of the SLO that do not hold, one sentence each.
+        misses: limits of the SLO that do not hold, one phrase each.
         beyond_hb_domain_s: per role, seconds a step that crossing the HB domain costs; empty
             where nothing crosses.
     """
@@ -72,93 +74,70 @@ class PoolPrediction:
     validated_on: Validation
 
 
-def predict_pools(
-    inputs: Inputs,
-    *,
-    prefill: PoolSize | None = None,
-    decode: PoolSize | None = None,
-    mixed: PoolSize | None = None,
-) -> PoolPrediction:
+def predict_pools(inputs: Inputs, sizes: Mapping[str, PoolSize]) -> PoolPrediction:
     """
     Predict pools of named replicas and slicing: prefill and decode, or one that does both.
+
+    Args:
+        sizes: by role, `prefill` and `decode`, or `mixed`.
 
     Raises:
         InputError: a TP that the model, the connector, the memory or the calibration rules out;
             pools that make no deployment.
         NegativeAnswer: the load saturates a pool, so that no latency exists.
     """
-    if mixed is not None and prefill is None and decode is None:
-        return _predict_mixed(inputs, mixed)
-    if prefill is None or decode is None or mixed is not None:
+    if sizes.keys() not in ({"prefill", "decode"}, {"mixed"}):
         raise InputError(
             "--prefill, --decode, --mixed", None, "--prefill and --decode, or --mixed alone"
         )
-    layout = Layout(prefill=_shape(inputs, prefill), decode=_shape(inputs, decode))
-    _check_layout(inputs, layout)
-    smallest = one_replica_each(inputs, layout, StepModels(inputs))
-    chosen = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.slo)))
-    chosen = chosen.sized(prefill.replicas, decode.replicas)
-    return _predicted(inputs, chosen)
-
-
-def _predict_mixed(inputs: Inputs, size: PoolSize) -> PoolPrediction:
-    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
+    split = "mixed" not in sizes
+    if not split and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
         raise InputError(
             "--mixed",
-            str(size.slicing),
+            str(sizes["mixed"].slicing),
             "--prefill and --decode: a calibration times the steps of split pools",
         )
-    layout = Layout(prefill=None, decode=_shape(inputs, size))
+    last = sizes["decode" if split else "mixed"]
+    first = _shape(inputs, sizes["prefill"]) if split else None
+    layout = Layout(prefill=first, decode=_shape(inputs, last))
     _check_layout(inputs, layout)
     smallest = one_replica_each(inputs, layout, StepModels(inputs))
-    if not smallest.max_batch:
-        raise InputError("--mixed", str(layout.decode), "a layout that a sequence of the load fits")
-    chosen = smallest.sized(0, size.replicas)
-    return _predicted(inputs, chosen)
-
-
-def _predicted(inputs: Inputs, chosen: Candidate) -> PoolPrediction:
-    """Simulate the pools, unless their queues grow without end."""
-    used = max(utilisations(chosen).values())
-    rate = inputs.scenario.workload.requests_per_s
-    if used >= 1:
-        raise _saturated(inputs, chosen, rate / used)
-    outcome = SloSimulator(inputs, StepErrors()).predicted(chosen)
-    predicted = prediction_of(inputs, chosen, outcome)
-    if predicted.capacity_requests_per_s <= rate:
-        raise _saturated(inputs, chosen, predicted.capacity_requests_per_s)
-    batch = mean_batch(chosen, predicted.tpot.mean_s)
-    return _with_slo(inputs, chosen, predicted, batch)
-
-
-def _saturated(inputs: Inputs, chosen: Candidate, capacity: float) -> NegativeAnswer:
-    return NegativeAnswer(
-        f"{inputs.scenario.workload.requests_per_s:g} requests/s saturate {chosen}: queues grow"
-        f" without end above {capacity:.3g} requests/s; add replicas or lower"
-        " workload.requests_per_s"
-    )
-
-
-def _with_slo(
-    inputs: Inputs, chosen: Candidate, predicted: Prediction, mean_batch: float
-) -> PoolPrediction:
+    if split:
+        smallest = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.slo)))
+    chosen = smallest.sized(sizes["prefill"].replicas if split else 0, last.replicas)
+    predicted = _simulated(inputs, chosen)
     missed = slo_misses(predicted, inputs.scenario.slo)
+    batch = mean_batch(chosen, predicted.tpot.mean_s)
     return PoolPrediction(
         pools=pools(inputs, chosen),
         prediction=predicted,
         meets_slo=not missed,
         misses=missed,
-        beyond_hb_domain_s=_beyond_hb_domain_s(inputs, chosen, mean_batch),
-        validated_on=validation(inputs, split=chosen.layout.prefill is not None),
+        beyond_hb_domain_s=_beyond_hb_domain_s(inputs, chosen, batch),
+        validated_on=validation(inputs, split=split),
+    )
+
+
+def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
+    """Simulate the pools, unless their queues grow without end."""
+    rate = inputs.scenario.workload.requests_per_s
+    capacity = rate / max(utilisations(chosen).values())
+    if capacity > rate:
+        outcome = SloSimulator(inputs, StepErrors()).predicted(chosen)
+        predicted = prediction_of(inputs, chosen, outcome)
+        capacity = predicted.capacity_requests_per_s
+        if capacity > rate:
+            return predicted
+    raise NegativeAnswer(
+        f"{rate:g} requests/s saturate {chosen}: queues grow without end above {capacity:.3g}"
+        " requests/s; add replicas or lower workload.requests_per_s"
     )
 
 
 def slo_misses(predicted: Prediction, slo: SloSpec) -> tuple[str, ...]:
-    """Return the limits that a prediction misses, one sentence each."""
-    return tuple(
-        f"{name.upper()} {slo.percentile} {seconds(found_s)}, limit {seconds(limit_s)}"
-        for name, limit_s in slo.limits_s.items()
-        if (found_s := getattr(predicted, name).at(slo.percentile)) > limit_s
+    """Return the limits that a prediction misses, one phrase each."""
+    return missed_limits(
+        slo, {name: getattr(predicted, name).at(slo.percentile) for name in slo.limits_s}
     )
 
 

@@ -13,6 +13,7 @@ from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
 from sizing.report.plan_screen import fit_error
+from sizing.report.simulation import simulated_interval
 from sizing.report.tables import data_table, free_gpus, kinds_of, layout_table
 from sizing.simulation.planned import simulate_plan
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan
-    from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.outcome import Outcome
 
 REQUESTS = 20_000
@@ -147,7 +147,12 @@ def _latency_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, ...]]:
         if name in simulated:
             found = simulated[name]
             cells = [seconds(found[each].value_s) if each in found else "" for each in STATISTICS]
-            yield f"{name.upper()} simulated", *cells, _interval(found[plan.slo.percentile]), ""
+            yield (
+                f"{name.upper()} simulated",
+                *cells,
+                simulated_interval(found[plan.slo.percentile]),
+                "",
+            )
 
 
 def _assumption_rows(plan: Plan, outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -204,10 +209,3 @@ def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     ):
         for source in sources:
             yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
-
-
-def _interval(found: BatchMeansInterval) -> str:
-    """Write the interval of a simulated value."""
-    if found.low_s is None:
-        return ""
-    return f"{seconds(found.low_s)} - {'more' if found.high_s is None else seconds(found.high_s)}"

@@ -83,7 +83,7 @@ def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
     rows = [
         (
             NAMES[name],
-            *(_interval(latencies[name][each]) for each in ("mean", "p50", "p95", "p99")),
+            *(_with_interval(latencies[name][each]) for each in ("mean", "p50", "p95", "p99")),
             _verdict(outcome, name, slo.percentile, slo.limits_s.get(name)),
         )
         for name in NAMES
@@ -127,11 +127,16 @@ def _rate(outcome: Outcome) -> float:
     return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
 
 
-def _interval(found: BatchMeansInterval) -> str:
+def simulated_interval(found: BatchMeansInterval) -> str:
+    """Write the interval of a simulated value; empty where too few values give none."""
     if found.low_s is None:
-        return seconds(found.value_s)
-    high = "more" if found.high_s is None else seconds(found.high_s)
-    return f"{seconds(found.value_s)} ({seconds(found.low_s)} to {high})"
+        return ""
+    return f"{seconds(found.low_s)} to {'more' if found.high_s is None else seconds(found.high_s)}"
+
+
+def _with_interval(found: BatchMeansInterval) -> str:
+    around = simulated_interval(found)
+    return seconds(found.value_s) + (f" ({around})" if around else "")
 
 
 def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None) -> Text:

@@ -30,6 +30,7 @@ def table(
     rows: Iterable[Iterable[Any]],
     *,
     left: Container[str] = (),
+    whole: Container[str] = (),
     **options: Any,  # noqa: ANN401  (any of Rich's)
 ) -> Table:
     """
@@ -38,12 +39,15 @@ def table(
     Args:
         heads: the first column is aligned to the left, the others to the right.
         left: heads of further columns that are aligned to the left.
+        whole: heads of columns whose cells are not wrapped.
         options: further options of `rich.table.Table`.
     """
     columns = [
         head
         if isinstance(head, Column)
-        else Column(head, justify="right" if at and head not in left else "left")
+        else Column(
+            head, no_wrap=head in whole, justify="right" if at and head not in left else "left"
+        )
         for at, head in enumerate(heads)
     ]
     made = Table(*columns, title=title, title_justify="left", **options)
@@ -55,22 +59,10 @@ def table(
 def columns_table(
     title: str,
     columns: Mapping[str, Sequence[Any]],
-    *,
-    left: Container[str] = (),
-    whole: Container[str] = (),
-    **options: Any,  # noqa: ANN401  (any of Rich's)
+    **options: Any,  # noqa: ANN401  (any of `table`)
 ) -> Table:
-    """
-    Return the table of *columns*, cells by head; see `table`.
-
-    Args:
-        whole: heads of columns whose cells are not wrapped.
-    """
-    heads = [
-        Column(head, no_wrap=head in whole, justify="right" if at and head not in left else "left")
-        for at, head in enumerate(columns)
-    ]
-    return table(title, heads, zip(*columns.values(), strict=True), **options)
+    """Return the table of *columns*, cells by head; see `table`."""
+    return table(title, columns, zip(*columns.values(), strict=True), **options)
 
 
 def facts_table(title: str, rows: Iterable[tuple[str, str]], **options: Any) -> Table:  # noqa: ANN401
@@ -128,8 +120,7 @@ def pool_name(pool: Pool, pools: tuple[Pool, ...]) -> str:
 
 def sliced(pool: Pool) -> str:
     """Write the TP of a replica, and the other degrees above 1: `4 PP2`."""
-    rest = (("PP", pool.pp), ("EP", pool.ep), ("DP", pool.dp))
-    return f"{pool.tp}" + "".join(f" {name}{degree}" for name, degree in rest if degree > 1)
+    return str(pool.slicing).removeprefix("TP").replace("x", " ")
 
 
 def kinds_of(plan: Plan) -> dict[str, int]:

@@ -11,7 +11,6 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +35,7 @@ from minicluster.pages.page import (
     Tile,
 )
 from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
+from tests.pages import figures_in
 
 EVIL = "</script><b onload='x'>&amp;\"%{x}"
 
@@ -111,16 +111,15 @@ def checked(html: str) -> Checker:
     return checker
 
 
-def figures_in(html: str) -> list[dict[str, Any]]:
-    found = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
-    return [json.loads(each) for each in found]
-
-
-def test_page_loads_nothing_but_the_script_beside_it() -> None:
+def test_page_holds_its_charts_and_loads_nothing_but_the_script() -> None:
+    """The very traces and layouts are in it, each chart with its caption."""
     html = render(page())
     assert checked(html).loads == [SCRIPT]
     assert checked(render(Page(title="a", headline="b"))).loads == []
     assert not re.search(r"url\(|@import|<link|https?://", html)
+    assert figures_in(html) == 2 * [{"data": list(chart().traces), "layout": chart().layout}]
+    assert html.count("<figcaption>what</figcaption>") == 2
+    assert html.count('class="chart" role="img" aria-label="what"') == 2
 
 
 @pytest.mark.parametrize("text", [EVIL, "<i> & b", "'\"{{ 7 * 7 }}</style>"])
@@ -138,14 +137,6 @@ def test_no_word_becomes_markup(text: str) -> None:
             assert text not in trace["hovertemplate"]
 
 
-def test_charts_reach_the_browser_as_they_are() -> None:
-    """The page holds the very traces and layouts, each chart with its caption."""
-    html = render(page())
-    assert figures_in(html) == 2 * [{"data": list(chart().traces), "layout": chart().layout}]
-    assert html.count("<figcaption>what</figcaption>") == 2
-    assert html.count('class="chart" role="img" aria-label="what"') == 2
-
-
 def test_colours_are_known_on_light_and_dark_screens() -> None:
     """Every colour of a chart is a variable that the style sheet has, twice."""
     style = (write.HERE / "page.css").read_text(encoding="utf-8")
@@ -161,26 +152,21 @@ def test_colours_are_known_on_light_and_dark_screens() -> None:
 
 
 def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
+    """Pages of a folder, or of those below it, share the script; a page without charts has none."""
+    folder, script = tmp_path / "try 1", tmp_path / SCRIPT
+    folder.mkdir()
     write_page(tmp_path / "a.html", page())
-    script = tmp_path / SCRIPT
     assert script.read_bytes() == plotly_script().read_bytes()
     first = script.stat()
-    write_page(tmp_path / "b.html", page())
+    write_page(folder / "b.html", page(), script_folder=tmp_path)
+    assert checked((folder / "b.html").read_text()).loads == [f"../{SCRIPT}"]
     assert (script.stat().st_ino, script.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     script.write_text("older", encoding="utf-8")
-    write_page(tmp_path / "b.html", page())
+    write_page(tmp_path / "a.html", page())
     assert script.stat().st_size == first.st_size
-    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "b.html", SCRIPT}
+    write_page(folder / "c.html", Page(title="a", headline="b"))
+    assert {path.name for path in tmp_path.rglob("*.*")} == {"a.html", "b.html", "c.html", SCRIPT}
     assert (tmp_path / "a.html").stat().st_size < 50_000
-
-
-def test_pages_below_may_share_the_script(tmp_path: Path) -> None:
-    folder = tmp_path / "try 1"
-    folder.mkdir()
-    write_page(folder / "a.html", page(), script_folder=tmp_path)
-    assert checked((folder / "a.html").read_text()).loads == [f"../{SCRIPT}"]
-    write_page(folder / "b.html", Page(title="a", headline="b"))
-    assert [path.name for path in sorted(folder.iterdir())] == ["a.html", "b.html"]
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -258,19 +244,19 @@ def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
 def test_numbers_are_json(values: list[float]) -> None:
+    """Six digits of each number; nothing for what is none."""
     found = json.loads(json.dumps(figure.numbers(values), allow_nan=False))
-    for value, drawn in zip(values, found, strict=True):
-        if math.isfinite(value):
-            assert drawn == pytest.approx(value, rel=1e-5)
-        else:
-            assert drawn is None
+    expected = [value if math.isfinite(value) else None for value in values]
+    assert found == [
+        value if value is None else pytest.approx(value, rel=1e-5) for value in expected
+    ]
 
 
 @given(st.integers(0, 10_000))
 def test_marks_are_few_enough_to_draw(count: int) -> None:
-    left = list(range(count))[thinned(count)]
+    left = range(count)[thinned(count)]
+    assert left[:1] == range(count)[:1]
     assert len(left) <= figure.MAX_MARKS
-    assert left[:1] == list(range(count))[:1]
     assert len(left) == count or count > figure.MAX_MARKS
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 
+from sizing.catalog import find_model
 from sizing.cli import main
+from tests.sizing.configs_read import LLAMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 COLUMNS = "200"
 """Width of the terminal that tables are printed for."""
@@ -21,6 +24,13 @@ QUICK = (
     *("--set", "search.confidence_fraction=0.5"),
 )
 """Arguments of a plan that takes 3 s: two prefill replicas and one for decode."""
+
+
+SMALL_MODEL = {
+    "hidden_size": 512, "num_hidden_layers": 8, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 1536, "vocab_size": 32000,
+}  # fmt: skip
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 class Done(NamedTuple):
@@ -70,3 +80,14 @@ def plan_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return path
 
     return written
+
+
+@pytest.fixture(scope="session")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Return arguments: the demo's scenario for a small model, a made-up calibration of it."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(LLAMA | SMALL_MODEL))
+    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
+    calibration = folder / "calibration.json"
+    calibration.write_text(text.replace("HASH", find_model(str(folder)).config_hash))
+    return ("laptop", "--set", f"model.id={folder}", "--calibration", str(calibration))

@@ -25,9 +25,8 @@ SMALL = replace(LARGE, model=ModelChoice(id="llama-3.1-8b"))
 
 def inputs(scenario: ScenarioSpec = SMALL) -> Inputs:
     """Return a scenario with what it names."""
-    model, gpu, cluster, engine = catalog.resolve(scenario, "test")
     return Inputs(
-        scenario=scenario, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
+        scenario=scenario, **catalog.resolve(scenario, "test")._asdict(), calibration=None
     )
 
 

@@ -52,7 +52,7 @@ def running(plan: Plan) -> Running:
     """
     choice = plan.inputs.scenario.cluster
     own = choice.power_w_per_gpu
-    power_w = plan.cost.gpu_power_w if own is None else own * plan.cost.gpus
+    power_w = plan.cost.gpu_power_w
     usd = plan.cost.price_usd_per_hour
     if usd is not None and choice.energy_usd_per_kwh is not None and power_w is not None:
         usd += power_w / 1e3 * choice.energy_usd_per_kwh

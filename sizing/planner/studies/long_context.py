@@ -136,7 +136,7 @@ def timed(inputs: Inputs, tokens: int, slicing: Slicing) -> Timed:
     prefill = chunked_prefill(on, tokens, slicing=slicing)
     token = token_parts_s(on, tokens, slicing=slicing)
     return Timed(
-        layout=name_of(slicing),
+        layout=str(slicing),
         gpus=slicing.gpus,
         ttft_s=prefill.seconds,
         tpot_s=sum(token.values()),
@@ -205,11 +205,6 @@ def _measured_across(on: Machine, group: int) -> list[str]:
     )
 
 
-def name_of(slicing: Slicing) -> str:
-    """Write a layout in short: `TP8`, `TP8xPP2`."""
-    return f"TP{slicing.tp}" + (f"xPP{slicing.pp}" if slicing.pp > 1 else "")
-
-
 def preferences(found: LongPrompt) -> tuple[tuple[int, Timed, Timed], ...]:
     """Return the sizes of several layouts: GPUs, the layouts with least TTFT and least TPOT."""
     sizes = sorted({each.gpus for each in found.layouts})
@@ -232,10 +227,10 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
     for slicing in slicings:
         rule = tp_rule(inputs.model, slicing.tp)
         if rule is not None:
-            raise InputError("--slicing", name_of(slicing), f"a TP that is {rule}")
+            raise InputError("--slicing", str(slicing), f"a TP that is {rule}")
         if slicing.pp > inputs.model.num_layers:
             layers = f"at most {inputs.model.num_layers} stages, one a layer"
-            raise InputError("--slicing", name_of(slicing), layers)
+            raise InputError("--slicing", str(slicing), layers)
 
 
 def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:

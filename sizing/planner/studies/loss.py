@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.slo import missed_limits
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan, Pool
-    from sizing.simulation.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +94,16 @@ def _smaller(pool: Pool) -> Pool:
 def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
     arrivals = drawn(plan.workload, RequestSource(), count=requests, seed=seed)
     outcome = simulate_plan(plan, arrivals, seed=seed)
-    misses = tuple(_misses(plan, outcome))
-    latencies = outcome.latencies()
     at = plan.slo.percentile
+    found_s = {name: each[at].value_s for name, each in outcome.latencies().items()}
+    misses = missed_limits(plan.slo, found_s)
+    if not outcome.settled:
+        misses += ("latencies grow without end",)
     return Loss(
         lost=lost,
         replicas={pool.role: pool.replicas for pool in plan.pools},
-        ttft_s=latencies["ttft"][at].value_s,
-        tpot_s=latencies["tpot"][at].value_s if "tpot" in latencies else None,
+        ttft_s=found_s["ttft"],
+        tpot_s=found_s.get("tpot"),
         holds=not misses,
         misses=misses,
     )
-
-
-def _misses(plan: Plan, outcome: Outcome) -> Iterator[str]:
-    slo, latencies = plan.slo, outcome.latencies()
-    for name, limit_s in slo.limits_s.items():
-        if name in latencies:
-            found = latencies[name][slo.percentile].value_s
-            if found > limit_s:
-                yield f"{name.upper()} {slo.percentile} {found:.3g} s, limit {limit_s:g} s"
-    if not outcome.settled:
-        yield "latencies grow without end"

@@ -120,13 +120,7 @@ def figures(plan: Plan) -> Figures:
 def layout_of(plan: Plan) -> str:
     """Write the pools in short: `8xTP4 + 2xTP8`."""
     return " + ".join(
-        f"{pool.replicas}xTP{pool.tp}"
-        + "".join(
-            f"x{name}{degree}"
-            for name, degree in (("PP", pool.pp), ("EP", pool.ep), ("DP", pool.dp))
-            if degree > 1
-        )
-        + (" mixed" if pool.role == "mixed" else "")
+        f"{pool.replicas}x{pool.slicing}" + (" mixed" if pool.role == "mixed" else "")
         for pool in plan.pools
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from minicluster.config import parse, read_toml
-from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, Spec
 from minicluster.specs.gpu import NumberSource
 from sizing import catalog
+from sizing.catalog.folder import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +46,7 @@ def find_rule(name: str) -> ComputeRule:
     """
     known = catalog.files("presets")
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else None
-        raise InputError("--preset", name, "one of " + ", ".join(known), hint)
+        raise unknown("--preset", name, "a rule of configs/presets", known)
     return parse(ComputeRule, read_toml(known[name]), place=known[name].name)
 
 

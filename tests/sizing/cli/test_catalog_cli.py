@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from tests.sizing.conftest import Sizing
@@ -80,23 +78,6 @@ def test_init_overwrites_nothing(sizing: Sizing, tmp_path: Path) -> None:
         assert done.err.count("\n") == 1
     assert out.read_text(encoding="utf-8") == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["init", "nope"], "one of deepseek-v3-h200"),
-        (["models", "--jsno"], "No such option"),
-        (["gpus", "h100"], "unexpected extra argument"),
-        (["modles"], "No such command"),
-    ],
-)
-def test_bad_usage(sizing: Sizing, arguments: list[str], says: str) -> None:
-    """A slip in the command line is one line on stderr and exit code 2."""
-    done = sizing(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.count("\n") == 1
-    assert says in done.err
 
 
 def test_no_colour_in_a_pipe() -> None:

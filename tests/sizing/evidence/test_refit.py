@@ -16,7 +16,6 @@ from minicluster.plan import Plan, read_plan, to_json
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.catalog import find_model
 from sizing.evidence.refit.fit import Scales, fit_scales, residuals, scaled
 from sizing.evidence.refit.observed import Observed, check_runs, read_observed
 from sizing.latency.calibration import read_calibration
@@ -25,14 +24,6 @@ from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
     from tests.sizing.conftest import Sizing
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-SMALL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
-    "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "vocab_size": 1000, "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
 REQUEST = ScheduledRequest(index=0, due_s=0.0, input_tokens=64, output_tokens=8, in_window=True)
 MICROSECOND = 1.1e-6
 """Times in samples are whole microseconds; a latency is the difference of two."""
@@ -41,15 +32,9 @@ TRUTH = Scales(prefill=1.2, decode=0.85, prefill_beside=1.5, decode_beside=1.3)
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory, plan_of: Callable[..., Path]) -> Plan:
+def plan(plan_of: Callable[..., Path], laptop: tuple[str, ...]) -> Plan:
     """Return a plan for a small model, from a made-up calibration of it."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(SMALL))
-    calibration = folder / "calibration.json"
-    text = (GOLDEN / "laptop.calibration.json").read_text(encoding="utf-8")
-    calibration.write_text(text.replace("HASH", find_model(str(folder)).config_hash))
-    options = ("--set", f"model.id={folder}", "--calibration", str(calibration))
-    return read_plan(plan_of("laptop", *options))
+    return read_plan(plan_of(*laptop))
 
 
 @pytest.fixture(scope="module")
@@ -271,11 +256,3 @@ def test_what_is_no_run_is_refused(
     break_it(samples)
     with pytest.raises(InputError, match=says):
         read_observed(samples, None)
-
-
-@pytest.mark.parametrize(
-    "options", [(), ("laptop", "--from", "x"), ("laptop", "--hold-out", "x")], ids=str
-)
-def test_options_that_do_not_go_together(sizing: Sizing, options: tuple[str, ...]) -> None:
-    """Steps or samples, not both, and not neither."""
-    assert sizing("calibrate", *options, "-o", "x.json").code == Exit.BAD_INPUT

@@ -95,18 +95,6 @@ def test_a_row_that_cannot_be_predicted_gets_a_line_and_a_reason(
     assert sum(reason["rows"] for reason in document["unsupported"]) == 2
 
 
-def test_versions_without_constants_are_predicted_and_say_so(
-    validate: Sizing, tmp_path: Path
-) -> None:
-    """An unknown version or engine build is never a ground for `unsupported`."""
-    rows = [read(SAMPLE)[-1] | {"engine_version": version} for version in ("", "x", "9")]
-    out = tmp_path / "predictions.csv"
-    validate(written(tmp_path / "rows.csv", rows), "-o", str(out))
-    for line in read(out):
-        assert line["status"] == "predicted"
-        assert "constants of" in line["reason"] or "those of" in line["reason"]
-
-
 def test_interrupted_it_leaves_no_file(
     validate: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

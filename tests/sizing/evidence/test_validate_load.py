@@ -1,11 +1,11 @@
-"""What a measured row sends, and to what: counts, lengths, queues, slots."""
+"""What a measured row sends, and to what: counts, lengths, queues, slots, protocols."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from sizing.evidence.row import MeasuredRow, row_from
+from sizing.evidence.protocol import protocol_of, protocols, recipe_of
 from sizing.evidence.row_config import row_config
 from sizing.evidence.row_system import (
     MOST_REQUESTS,
@@ -16,43 +16,40 @@ from sizing.evidence.row_system import (
     row_system,
     sent_before,
 )
+from tests.sizing.evidence.rows import SPLIT, row
 
-CELLS = {
-    "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "vllm",
-    "engine_version": "0.15.1", "weight_dtype": "fp8", "serving": "aggregated", "gpus": "8",
-    "tp": "4", "isl": "1000", "osl": "500",
+STAGE = {
+    "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407", "weight_dtype": "bf16",
+    "gpus": "2", "tp": "2", "load": "open", "requests_per_s": "2.5", "isl": "547", "osl": "248",
 }  # fmt: skip
-SPLIT = {
-    "model": "deepseek-ai/DeepSeek-V3", "engine": "trtllm", "engine_version": "1.1.0",
-    "serving": "disaggregated", "gpus": "64", "tp": "", "prefill_replicas": "1",
-    "prefill_tp": "16", "decode_replicas": "3", "decode_tp": "16", "load": "closed",
-    "concurrency": "60", "isl": "1024", "osl": "1024", "length_jitter": "0.2",
+WAITING = {
+    "source": "inferencex", "gpu": "h200-sxm", "engine": "trtllm", "gpus": "2", "tp": "2",
+    "osl": "1024",
 }  # fmt: skip
-
-
-def row(**cells: str) -> MeasuredRow:
-    return row_from(CELLS | cells, "rows.csv:2")
 
 
 def test_lengths_are_drawn_as_the_schema_says() -> None:
     """Uniform in [(1 - j) nominal, nominal]: mean 0.9 at j = 0.2; the same every time."""
-    jittered = row(load="closed", concurrency="400", length_jitter="0.2")
+    jittered = row(concurrency="400", length_jitter="0.2", isl="1000")
     found, again = (row_arrivals(jittered, queues=1) for _ in range(2))
     assert (found.input_tokens.min(), found.input_tokens.max()) == (800, 1000)
     assert found.input_tokens.mean() == pytest.approx(900, rel=0.01)
     np.testing.assert_array_equal(found.output_tokens, again.output_tokens)
-    assert set(row_arrivals(row(load="closed", concurrency="4"), queues=1).input_tokens) == {1000}
+    assert set(row_arrivals(row(), queues=1).input_tokens) == {1024}
 
 
 def test_queues_share_users_and_batches() -> None:
     """Two copies of attention: half of the users each, who send ten requests; half of a batch."""
-    closed = row(load="closed", concurrency="9")
+    closed = row(tp="4", concurrency="9")
     assert queues_of(closed) == 2
     found = row_arrivals(closed, queues=2)
     assert (len(found), (found.previous < 0).sum()) == (50, 5)
-    batch = row_arrivals(row(load="static", batch_size="9"), queues=2)
-    assert len(batch) == 5
-    assert not batch.due_s.any()
+    piped, batch = {"tp": "2", "pp": "2"}, {"load": "static", "batch_size": "9"}
+    assert queues_of(row(**piped)) == 4  # two batches under way in each copy
+    assert queues_of(row(**piped | batch)) == 2
+    found = row_arrivals(row(**batch), queues=2)
+    assert len(found) == 5
+    assert not found.due_s.any()
 
 
 @pytest.mark.parametrize(
@@ -74,9 +71,8 @@ def test_an_open_loop_is_as_long_as_its_row_says(cells: dict[str, str], count: i
 
 def test_prompts_sent_before_are_in_the_cache() -> None:
     """All but the first round, of which only the named prefix is."""
-    drawn = row_arrivals(row(load="closed", concurrency="1", prefix_tokens="100"), queues=1)
-    found = sent_before(drawn, but=2)
-    assert found.prefix_tokens.tolist() == [100, 100] + [1000] * 8
+    drawn = row_arrivals(row(concurrency="1", prefix_tokens="100"), queues=1)
+    assert sent_before(drawn, but=2).prefix_tokens.tolist() == [100, 100] + [1024] * 8
 
 
 @pytest.mark.parametrize(
@@ -98,26 +94,61 @@ def test_users_tell_the_slots_of_a_recipe(
 def test_slots_are_what_the_recipe_leaves() -> None:
     """60 users of three replicas: 16 each; 64 users, and other engines' recipes, say nothing."""
     pools = []
-    for cells in ({}, {"concurrency": "64"}, {"engine": "sglang"}):
-        one = row(**SPLIT | cells)
+    for cells in ({}, {"concurrency": "64"}, {"engine": "sglang", "engine_version": "0.5.1"}):
+        wide = {"gpus": "32", "decode_replicas": "3", "concurrency": "60", "osl": "1024"}
+        recipe = {"engine": "trtllm", "engine_version": "1.1.0", "length_jitter": "0.2"}
+        one = row(**SPLIT | wide | recipe | cells)
         pools.append(row_system(one, row_config(one)).decode)
     assert [pool.replicas for pool in pools] == [3, 3, 3]
-    recipe, *others = [pool.limits.max_num_seqs for pool in pools]
-    assert recipe == 16
-    assert min(others) > 1000
+    first, *others = [pool.limits.max_num_seqs for pool in pools]
+    assert first == 16
+    assert min(others) > 100
 
 
-def test_an_engine_is_simulated_by_its_rules() -> None:
-    """What the profile says of scheduling is what the simulated engine does."""
-    for engine, version, expected in (
+@pytest.mark.parametrize(
+    ("engine", "version", "rules"),
+    [
         ("vllm", "0.12.0", (True, True, 0.0, False)),
         ("vllm", "0.15.1", (True, True, 0.0, True)),
         ("sglang", "0.5.1", (False, True, 0.5, True)),
         ("trtllm", "1.0.0", (True, False, 1.0, True)),
-    ):
-        one = row(load="closed", concurrency="8", engine=engine, engine_version=version)
-        limits = row_system(one, row_config(one)).decode.limits
-        assert (
-            limits.mixed_steps, limits.chunked_prefill, limits.kv_reserved_fraction,
-            limits.scheduled_ahead,
-        ) == expected  # fmt: skip
+    ],
+)
+def test_an_engine_is_simulated_by_its_rules(
+    engine: str, version: str, rules: tuple[object, ...]
+) -> None:
+    """What the profile says of scheduling is what the simulated engine does."""
+    one = row(engine=engine, engine_version=version)
+    limits = row_system(one, row_config(one)).decode.limits
+    assert rules == (
+        limits.mixed_steps, limits.chunked_prefill, limits.kv_reserved_fraction,
+        limits.scheduled_ahead,
+    )  # fmt: skip
+
+
+def test_a_row_is_a_stage_of_a_documented_run() -> None:
+    """By source, lengths, load and rate; anything else says all there is in its columns."""
+    found = protocol_of(row(**STAGE))
+    assert found.prompts == 45
+    for cells in (
+        {"source": "here"}, {"isl": "548"}, {"osl": "9"}, {"requests_per_s": "3"},
+        {"load": "closed"},
+    ):  # fmt: skip
+        assert protocol_of(row(**STAGE | cells)) is None
+
+
+def test_only_the_first_stage_finds_the_cache_empty() -> None:
+    """The second stage of a run sends the same prompts again."""
+    for protocol in protocols():
+        for first, *later in protocol.stages_per_s:
+            assert protocol.cold(first) == protocol.prompts
+            assert not any(protocol.cold(rate) for rate in later)
+
+
+def test_a_recipe_is_that_of_its_loads_and_widths() -> None:
+    """InferenceX lets prompts wait on fewer than eight GPUs at 1,024 in and out, nowhere else."""
+    waits = []
+    for cells in ({}, {"gpus": "8", "tp": "8"}, {"osl": "8192"}, {"source": "here"}):
+        found = recipe_of(row(**WAITING | cells))
+        waits.append(None if found is None else found.wait_steps)
+    assert waits == [20, 0, 0, None]

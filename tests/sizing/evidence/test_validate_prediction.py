@@ -10,26 +10,12 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.cli.common import read_inputs
 from sizing.evidence.prediction import predict_row
-from sizing.evidence.row import MeasuredRow, row_from
 from sizing.evidence.row_config import nearest_engine, row_config
 from sizing.latency.load import decode_load
 from sizing.latency.step import step_s
 from sizing.planner.error_model import interval_around, validation
-
-CELLS = {
-    "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "vllm",
-    "engine_version": "0.18.0", "weight_dtype": "fp8", "serving": "aggregated", "gpus": "8",
-    "tp": "8", "load": "closed", "concurrency": "16", "isl": "1024", "osl": "256",
-}  # fmt: skip
-SPLIT = {
-    "model": "deepseek-ai/DeepSeek-V3", "gpu": "h200-sxm", "serving": "disaggregated",
-    "gpus": "24", "tp": "", "prefill_replicas": "1", "prefill_tp": "8", "decode_replicas": "2",
-    "decode_tp": "8", "concurrency": "64",
-}  # fmt: skip
-
-
-def row(**cells: str) -> MeasuredRow:
-    return row_from(CELLS | cells, "rows.csv:2")
+from tests.sizing.evidence.rows import SPLIT, row
+from tests.sizing.evidence.test_validate_load import STAGE, WAITING
 
 
 def test_one_user_waits_for_nobody() -> None:
@@ -63,6 +49,23 @@ def test_cached_prompts_are_not_computed() -> None:
     """TTFT falls with the prefix that is in the cache; contexts and TPOT stay."""
     whole, cached = predict_row(row()), predict_row(row(prefix_tokens="900"))
     assert cached.ttft_s < whole.ttft_s / 2
+
+
+def test_prompts_that_come_again_are_served_sooner() -> None:
+    """All but a first round find the whole prompt cached; elsewhere only the named prefix."""
+    stage = STAGE | {"prefix_tokens": "100", "max_num_batched_tokens": "1024"}
+    again, new = predict_row(row(**stage)), predict_row(row(**stage | {"source": "here"}))
+    for name in ("ttft_s", "tpot_s"):
+        assert getattr(again, name) < getattr(new, name)
+    assert again.ttft_p99_s == pytest.approx(new.ttft_s, rel=0.5)
+
+
+def test_waiting_for_company_costs_its_steps() -> None:
+    """TTFT is some twenty decode steps longer, TPOT hardly another."""
+    jittered = WAITING | {"engine_version": "", "length_jitter": "0.2"}
+    patient, prompt = (predict_row(row(**jittered | {"osl": osl})) for osl in ("1024", "1023"))
+    assert patient.ttft_s - prompt.ttft_s == pytest.approx(20 * patient.tpot_s, rel=0.35)
+    assert patient.tpot_s == pytest.approx(prompt.tpot_s, rel=0.1)
 
 
 def test_split_pools_have_a_ttft_and_a_tpot() -> None:

@@ -9,19 +9,14 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows, row_from
+from tests.sizing.evidence.rows import CELLS, SPLIT, row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLOSED = {
-    "id": "one", "source": "here", "licence": "own", "model": "meta-llama/Llama-3.1-8B",
-    "gpu": "h100-sxm", "engine": "vllm", "engine_version": "0.18.0", "weight_dtype": "bf16",
-    "kv_dtype": "", "serving": "aggregated", "gpus": "8", "tp": "2", "pp": "2", "ep": "1",
-    "prefill_replicas": "", "prefill_tp": "", "prefill_pp": "", "prefill_ep": "",
-    "decode_replicas": "", "decode_tp": "", "decode_pp": "", "decode_ep": "",
-    "load": "closed", "batch_size": "", "concurrency": "16", "requests_per_s": "",
-    "isl": "1024", "osl": "128", "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean",
-    "ttft_s": "0.1", "tpot_s": "0.01", "ttft_p99_s": "", "max_num_batched_tokens": "",
+CLOSED = CELLS | {
+    "tp": "2", "pp": "2", "ttft_s": "0.1", "tpot_s": "0.01", "requests_per_s": "", "ep": "1",
+    "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean",
 }  # fmt: skip
 
 
@@ -37,16 +32,9 @@ def test_gpus_that_tp_and_pp_leave_are_copies_of_attention() -> None:
     """8 GPUs = tp 2 x pp 2 x dp 2; in pools, EP wider than TP is attention data parallel."""
     slicing = row_from(CLOSED, "rows.csv:2").groups[0].slicing
     assert (slicing.tp, slicing.pp, slicing.dp, slicing.gpus) == (2, 2, 2, 8)
-    row = row_from(
-        CLOSED
-        | {
-            "serving": "disaggregated", "gpus": "64", "tp": "", "pp": "", "ep": "",
-            "prefill_replicas": "1", "prefill_tp": "1", "prefill_pp": "1", "prefill_ep": "16",
-            "decode_replicas": "3", "decode_tp": "16", "decode_pp": "1", "decode_ep": "16",
-        },
-        "rows.csv:2",
-    )  # fmt: skip
-    prefill, decode = row.groups
+    wide = {"gpus": "64", "prefill_tp": "1", "prefill_ep": "16", "decode_replicas": "3"}
+    pools = row(**SPLIT | wide | {"decode_tp": "16", "decode_ep": "16"})
+    prefill, decode = pools.groups
     assert (prefill.replicas, prefill.slicing.dp, prefill.slicing.gpus) == (1, 16, 16)
     assert (decode.replicas, decode.slicing.dp, decode.slicing.gpus) == (3, 1, 16)
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.evidence.evidence import CONFIDENCES, tried
-from sizing.evidence.interval import LEVELS, RowResidual, fit_intervals, fold_of
+from sizing.evidence.interval import LEVELS, RowResidual, fit_intervals
 from sizing.evidence.prediction import RowPrediction
-from sizing.evidence.row import MeasuredRow, row_from
+from sizing.evidence.row import MeasuredRow
 from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
 from sizing.evidence.validate import RowVerdict, summarise
+from tests.sizing.evidence.rows import row
 
 
 def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[RowResidual]:
@@ -110,16 +111,10 @@ def test_intervals_back_off_to_what_is_known() -> None:
     assert other.low_s / 1.3 < stand_in.low_s < other.low_s / 1.15
 
 
-def row(gpu: str, tp: int, model: str, batch: int) -> MeasuredRow:
+def static(gpu: str, tp: int, model: str, batch: int) -> MeasuredRow:
     """Return a static row; measurements are put in by the caller."""
-    return row_from(
-        {
-            "id": f"{gpu}-{tp}-{model}-{batch}", "source": "here", "model": model, "gpu": gpu,
-            "engine": "trtllm", "weight_dtype": "fp8", "serving": "aggregated", "gpus": str(tp),
-            "tp": str(tp), "load": "static", "batch_size": str(batch), "isl": "128", "osl": "128",
-        },
-        "rows.csv:2",
-    )  # fmt: skip
+    load = {"load": "static", "batch_size": str(batch), "isl": "128", "osl": "128"}
+    return row(gpu=gpu, model=model, engine="trtllm", gpus=str(tp), tp=str(tp), **load)
 
 
 def verdict(
@@ -134,7 +129,7 @@ def verdict(
 def test_scalars_find_what_is_off_per_group() -> None:
     """H100 prefill 20 % slower than predicted, H200's 10 % faster, 10 us a layer on both."""
     rows = [
-        verdict(row(gpu, 1, f"m{m}", n), 0.01 * n, 0.005 * (1 + n / 64), truth=(truth, 1.1))
+        verdict(static(gpu, 1, f"m{m}", n), 0.01 * n, 0.005 * (1 + n / 64), truth=(truth, 1.1))
         for gpu, truth in (("h100-sxm", 1.2), ("h200-sxm", 0.9))
         for m in range(60)
         for n in (1, 8, 64, 256)
@@ -147,15 +142,15 @@ def test_scalars_find_what_is_off_per_group() -> None:
         assert fixed.found.ttft_s == pytest.approx(each.row.ttft_s, rel=0.05)
         assert fixed.found.tpot_s == pytest.approx(each.row.tpot_s, rel=0.05)
     # TP 8 was not measured: it is corrected as its GPU and precision are.
-    new = verdict(row("h100-sxm", 8, "m1", 8), 0.1, 0.01, truth=(1.2, 1.1))
+    new = verdict(static("h100-sxm", 8, "m1", 8), 0.1, 0.01, truth=(1.2, 1.1))
     assert corrected(new, scalars).found.ttft_s == pytest.approx(0.12, rel=0.03)
 
 
 def test_halves_are_the_same_everywhere() -> None:
     """A configuration's half follows from its name alone: all its loads with it."""
-    halves = {in_fitted_half(row("h100-sxm", 2, "m", batch)) for batch in (1, 2, 4, 1536)}
-    assert len(halves) == 1
-    assert [fold_of(name, 5) for name in ("a", "b", "c", "d")] == [0, 1, 0, 4]
+    rows = [[static("h100-sxm", 2, model, n) for n in (1, 2, 4, 1536)] for model in "abcdef"]
+    halves = [{in_fitted_half(each) for each in loads} for loads in rows]
+    assert halves == [{False}, {True}, {True}, {False}, {False}, {False}]
 
 
 def test_errors_are_relative_to_the_measurement() -> None:

@@ -30,6 +30,7 @@ from sizing.planner.pool_sizing import (
     size_split_pools,
 )
 from sizing.planner.predict import prediction_of
+from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import SMALL, at, inputs
@@ -123,27 +124,54 @@ def test_utilisation_knows_the_interference() -> None:
     assert shares[1]["decode"] < shares[2]["decode"]
 
 
-def test_the_estimate_decides_nothing() -> None:
-    """From any first estimate the search ends with pools of the same cost; ours is near them."""
+class Known(SloSimulator):
+    """A simulator of pools that hold from certain sizes on."""
+
+    def __init__(self, case: Inputs, least: tuple[int, int]) -> None:
+        super().__init__(case, StepErrors())
+        self.least = least
+
+    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:  # noqa: ARG002
+        """Return a verdict without a simulation."""
+        short = [a < b for a, b in zip(candidate.sizes, self.least, strict=True)]
+        role = "" if not any(short) else "prefill" if short[0] else "decode"
+        return PlanVerdict(holds=not any(short), bottleneck_role=role, requests=1)
+
+
+SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60))
+
+
+@settings(max_examples=40, deadline=None)
+@given(least=SIZES, guess=SIZES)
+def test_the_fewest_replicas_are_found_from_any_guess(
+    least: tuple[int, int], guess: tuple[int, int]
+) -> None:
+    """The estimate decides nothing; what costs as much as what is known is not found."""
     case = at(25.0)
     start = started(case)
-    lowest = fewest_by_utilisation(start, case)
     sizing = PoolSizing(
         inputs=case,
-        simulator=SloSimulator(case, StepErrors()),
+        simulator=Known(case, least),
         candidate=start,
-        lowest=lowest,
+        lowest=(1, 1),
         below=float("inf"),
         max_gpus=500,
     )
-    estimate = estimated_sizes(start, case, StepErrors(), lowest)
-    found = size_split_pools(sizing, estimate)
+    found = size_split_pools(sizing, guess)
     assert found is not None
-    for guess in (lowest, (2 * estimate[0], 3 * estimate[1])):
-        other = size_split_pools(sizing, guess)
-        assert other is not None
-        assert other.gpus == found.gpus
-    assert sum(estimate) == pytest.approx(found.gpus, rel=0.3)
+    assert found.sizes == least
+    for below, affordable in ((sum(least), False), (sum(least) + 1, True)):
+        found = size_split_pools(replace(sizing, below=below), least)
+        assert (found is not None) is affordable
+
+
+def test_the_estimate_is_near_what_holds() -> None:
+    case = at(25.0)
+    start = started(case)
+    estimate = estimated_sizes(start, case, StepErrors(), fewest_by_utilisation(start, case))
+    simulator = SloSimulator(case, StepErrors())
+    assert simulator.verdict(start.sized(*(round(1.3 * count) + 1 for count in estimate))).holds
+    assert not simulator.verdict(start.sized(*(int(0.7 * count) for count in estimate))).holds
 
 
 @given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))

@@ -106,37 +106,23 @@ def test_what_is_asked_for_is_planned_or_refused(
 
 
 @pytest.mark.parametrize(
-    ("engine", "says"),
+    ("key", "value", "says"),
     [
-        ({"max_num_seqs": 0}, ["engine.max_num_seqs", "is 0", "1 to 65,536"]),
-        ({"max_num_seqs": 1.5}, ["engine.max_num_seqs", "1.5", "integer"]),
-        (
-            {"max_num_seqs": 4096, "max_num_batched_tokens": 2048},
-            ["engine.max_num_seqs", "4096", "at most 2,048", "batched_tokens to 4096"],
-        ),
-        (
-            {"max_num_seqs": 9000},
-            ["engine.max_num_seqs", "9000", "8,192", "set engine.max_num_batched_tokens to 9000"],
-        ),
-        ({"max_num_batched_tokens": 1}, ["engine.max_num_batched_tokens", "is 1", "from 16"]),
-        (
-            {"chunked_prefill_tokens": 10_000},
-            ["engine.chunked_prefill_tokens", "10000", "at most 8,192", "vllm 0.29.0 on h100-sxm"],
-        ),
-        ({"gpu_memory_utilization": 0.0}, ["engine.gpu_memory_utilization", "0.0", "above 0"]),
-        ({"gpu_memory_utilization": 1.01}, ["engine.gpu_memory_utilization", "1.01", "at most 1"]),
-        ({"block_size": 24}, ["engine.block_size", "24", "a multiple of 16", "h100-sxm"]),
-        ({"watermark": 0.1}, ["engine.watermark", "no such key", "sizing schema"]),
+        ("max_num_seqs", 0, "is 0; expected .*1 to 65,536"),
+        ("max_num_seqs", 1.5, r"is 1\.5; expected .*integer"),
+        ("max_num_seqs", 9000, r"8,192.* \(set engine\.max_num_batched_tokens to 9000"),
+        ("max_num_batched_tokens", 1, "is 1; expected .*from 16"),
+        ("chunked_prefill_tokens", 10_000, "is 10000; expected at most 8,192.*on h100-sxm"),
+        ("gpu_memory_utilization", 0.0, r"is 0\.0; expected .*above 0"),
+        ("gpu_memory_utilization", 1.01, r"is 1\.01; expected .*at most 1"),
+        ("block_size", 24, "is 24; expected a multiple of 16.*h100-sxm"),
+        ("watermark", 0.1, r"is 0\.1; expected no such key.*sizing schema"),
     ],
-    ids=str,
 )
-def test_settings_that_cannot_be(engine: dict[str, Any], says: list[str]) -> None:
+def test_settings_that_cannot_be(key: str, value: object, says: str) -> None:
     """The message has the key, the value, what is expected and what to do."""
-    with pytest.raises(InputError) as refused:
-        inputs(**engine)
-    assert refused.value.exit_code == 2
-    for text in says:
-        assert text in str(refused.value)
+    with pytest.raises(InputError, match=rf"engine\.{key} .*{says}"):
+        inputs(**{key: value})
 
 
 def test_every_kind_of_gpu_has_to_take_them() -> None:

@@ -4,56 +4,48 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from minicluster.plan import Inputs, plan_from, to_json
-from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
-from minicluster.specs.slicing import Slicing
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing import catalog
 from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each, utilisations
 from sizing.planner.error_model import StepErrors
 from sizing.planner.explanation import candidate_of, explain_plan
-from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.result import Found
 from sizing.planner.search import search
 from sizing.planner.simulated_check import SimulationBudget, SloSimulator
 from sizing.planner.step_models import StepModels
 from sizing.simulation.planned import simulate_plan
+from tests.sizing.scenarios import LARGE
+from tests.sizing.scenarios import inputs as named
 
-SCENARIO = ScenarioSpec(
-    model=ModelChoice(id="llama-3.1-70b"),
-    cluster=ClusterChoice(preset="h100-8", max_gpus=64),
+SCENARIO = replace(
+    LARGE,
     workload=WorkloadSpec(
         requests_per_s=4.0,
         input_tokens=Lengths(distribution="lognormal", median=1000, sigma=1.5, high=16_000),
         output_tokens=Lengths.fixed(200),
     ),
     slo=SloSpec(ttft_s=2.0, tpot_s=0.1),
-    search=SearchChoice(pools="split"),
 )
 """Many short prompts, a few long ones, and tokens that may take their time."""
 
 
-def inputs(
-    threshold: int | None = None, scenario: ScenarioSpec = SCENARIO, **load: object
-) -> Inputs:
+LAYOUT = Layout.split(4, 4, "h100-sxm")
+
+
+def inputs(threshold: int | None = None, **load: Any) -> Inputs:  # noqa: ANN401  (keys of a load)
     """Return a scenario with what it names; behind two choices a threshold saves replicas."""
-    given = replace(
-        scenario,
-        workload=replace(scenario.workload, **load),  # type: ignore[arg-type]
-        search=replace(scenario.search, local_threshold_tokens=threshold, routing="power-of-two"),
-    )
-    model, gpu, cluster, engine = catalog.resolve(given, "test")
-    return Inputs(
-        scenario=given, model=model, gpu=gpu, cluster=cluster, engine=engine, calibration=None
-    )
+    search = replace(SCENARIO.search, local_threshold_tokens=threshold, routing="power-of-two")
+    return named(replace(SCENARIO, workload=replace(SCENARIO.workload, **load), search=search))
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +95,8 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
 def test_a_threshold_moves_load_from_prefill_to_decode(threshold: int) -> None:
     """Pools saturate where the bound says, with prompts computed in either."""
     given = inputs(threshold, requests_per_s=10.0)
-    shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
-    layout = Layout(prefill=shape, decode=shape)
     plain, local = (
-        utilisations(one_replica_each(each, layout, StepModels(each)).sized(5, 2))
+        utilisations(one_replica_each(each, LAYOUT, StepModels(each)).sized(5, 2))
         for each in (inputs(0, requests_per_s=10.0), given)
     )
     assert local["prefill"] < plain["prefill"]
@@ -116,9 +106,7 @@ def test_a_threshold_moves_load_from_prefill_to_decode(threshold: int) -> None:
 def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
     """Its utilisation is nothing, and requests are served all the same."""
     given = inputs(20_000, requests_per_s=1.0)
-    shape = LayoutShape(slicing=Slicing(tp=4), gpu=given.gpu.name)
-    start = one_replica_each(given, Layout(prefill=shape, decode=shape), StepModels(given))
-    chosen = start.sized(1, 2)
+    chosen = one_replica_each(given, LAYOUT, StepModels(given)).sized(1, 2)
     assert utilisations(chosen)["prefill"] < 1e-6
     outcome = SloSimulator(given, StepErrors()).outcome(chosen, requests=500, seed=0)
     assert (outcome.prefill_of < 0).all()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import InputError
 from minicluster.plan import Inputs, plan_from, to_json
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
@@ -28,16 +28,10 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.predict import PoolSize, predict_pools
-from sizing.planner.search import Found, Infeasible, LayoutSearch, search
+from sizing.planner.search import Found, Infeasible, search
 from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, judge
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
-
-
-def size(replicas: int, tp: int) -> PoolSize:
-    """Return a pool as `sizing predict` takes it."""
-    return PoolSize(replicas=replicas, slicing=Slicing(tp=tp))
 
 
 @settings(
@@ -190,26 +184,6 @@ def test_explanation_adds_up() -> None:
     assert candidate_of(plan).gpus == plan.cost.gpus
 
 
-def test_a_model_that_fits_nowhere() -> None:
-    """A model larger than an HB domain gets the bytes that are missing."""
-    answer = search(inputs(replace(SMALL, model=ModelChoice(id="llama-3.1-405b"))))
-    assert isinstance(answer, Infeasible)
-    assert answer.binds == "capacity"
-    assert "GB of weights" in answer.missed_by
-
-
-@pytest.mark.parametrize(
-    ("slo", "name"), [({"ttft_s": 0.05}, "TTFT p99"), ({"tpot_s": 0.002}, "TPOT p99")]
-)
-def test_an_slo_below_the_floor(slo: dict[str, float], name: str) -> None:
-    """An SLO that a lone request misses gets the floor."""
-    answer = search(at(20.0, LARGE, **slo))
-    assert isinstance(answer, Infeasible)
-    assert answer.binds == "SLO floor"
-    assert name in answer.missed_by
-    assert answer.nearest
-
-
 def test_a_budget_too_small() -> None:
     """Too few GPUs: the number that would do it, which then does it."""
     tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))
@@ -221,22 +195,6 @@ def test_a_budget_too_small() -> None:
     assert found(inputs(enough)).candidate.gpus == answer.nearest_gpus
 
 
-@pytest.mark.parametrize("tp", [3, 7, 128])
-def test_a_degree_that_does_not_divide(tp: int) -> None:
-    """A TP that does not divide the heads is refused by name."""
-    with pytest.raises(InputError, match="attention heads"):
-        search(inputs(replace(SMALL, search=SearchChoice(tp=(tp,)))))
-
-
-def test_a_cpu_needs_a_calibration() -> None:
-    """A CPU without measurements is refused with the commands that take them."""
-    scenario = replace(
-        SMALL, model=ModelChoice(id="llama-3.1-8b"), cluster=ClusterChoice(preset="laptop")
-    )
-    with pytest.raises(InputError, match="sizing calibrate"):
-        search(inputs(scenario))
-
-
 def test_pairs_that_the_connector_cannot_make() -> None:
     """One TP is a multiple of the other; a wider prefill is at most the KV heads."""
     model = catalog.find_model("llama-3.1-70b")
@@ -244,19 +202,6 @@ def test_pairs_that_the_connector_cannot_make() -> None:
     assert pairing_rule(model, Layout.split(8, 2, "h100-sxm")) is None
     assert pairing_rule(model, Layout.split(16, 8, "h100-sxm")) is not None
     assert pairing_rule(model, Layout.split(2, 3, "h100-sxm")) is not None
-
-
-def test_prediction_of_what_cannot_be() -> None:
-    """A saturated configuration, and one that does not fit, are told apart from latencies."""
-    with pytest.raises(NegativeAnswer, match="queues grow without end"):
-        predict_pools(at(20.0, LARGE), prefill=size(1, 8), decode=size(1, 8))
-    with pytest.raises(InputError, match="GB of weights"):
-        predict_pools(at(1.0, LARGE), prefill=size(1, 1), decode=size(1, 8))
-    crossing = predict_pools(at(1.0, LARGE), prefill=size(1, 8), decode=size(1, 16))
-    assert crossing.beyond_hb_domain_s["decode"] > 0
-    assert set(asdict(crossing)) == {
-        "pools", "prediction", "meets_slo", "misses", "beyond_hb_domain_s", "validated_on"
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
@@ -294,16 +239,6 @@ def test_faster_hardware_never_needs_more(rate: float) -> None:
     load = replace(SMALL.workload, requests_per_s=rate)
     faster = replace(SMALL, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
     assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
-
-
-def test_an_aggregated_plan_promises_what_was_simulated() -> None:
-    """It deploys like split pools; its latencies and headroom are read off simulations."""
-    plan = proposed(with_search(2.0, pools="mixed"))
-    assert [pool.role for pool in plan.pools] == ["mixed"]
-    assert plan.deployable.ok
-    assert plan.prediction.ttft.p99_s <= plan.slo.ttft_s
-    assert plan.headroom.load_factor >= 1
-    assert plan_from(json.loads(to_json(plan)), place="plan.json") == plan
 
 
 def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
@@ -352,20 +287,6 @@ def test_the_objective_is_what_there_is_least_of() -> None:
     assert both.cost.price_usd_per_hour <= one.cost.price_usd_per_hour
     with pytest.raises(InputError, match="a price of every GPU"):
         search(with_search(4.0, objective="usd"))
-
-
-def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C after a plan was found returns it, marked."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LayoutSearch, "_mixed", interrupted)
-    given = with_search(2.0)
-    answer = search(given)
-    assert isinstance(answer, Found)
-    assert answer.interrupted
-    assert build_plan(given, answer).confidence is not None
 
 
 def test_a_plan_holds_and_has_nothing_to_spare() -> None:

@@ -30,6 +30,7 @@ from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_charts import BINS, over_time_figures
 from sizing.report.plan_page import plan_page
+from tests.pages import figures_in
 from tests.sizing.conftest import Sizing
 
 SCENARIO = "llama-3.1-8b-h100"
@@ -93,17 +94,27 @@ def test_compare_prints_reasons(sizing: Sizing) -> None:
     assert "SLO floor" in done.out or "no number of h100-sxm holds the SLO" in done.out
 
 
-def test_sweep_is_a_cross_product(sizing: Sizing) -> None:
-    """Every combination in order; infeasible points say why; more load never needs fewer GPUs."""
-    keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.ttft_s=0.001,0.5")
-    done = sizing("sweep", SCENARIO, *keys, *SPLIT, "--json")
+def test_sweep_is_a_cross_product(sizing: Sizing, tmp_path: Path) -> None:
+    """Every combination in order; charts of those with a plan, a reason for the others."""
+    target = tmp_path / "sweep.html"
+    keys = ("--key", "workload.requests_per_s=5,20", "--key", "slo.tpot_s=0.0001,0.05")
+    done = sizing("sweep", SCENARIO, *SPLIT, *keys, "--json", "--html", str(target))
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     values = [tuple(each["values"].values()) for each in found]
-    assert values == [("5", "0.001"), ("5", "0.5"), ("20", "0.001"), ("20", "0.5")]
+    assert values == [("5", "0.0001"), ("5", "0.05"), ("20", "0.0001"), ("20", "0.05")]
     assert [each["feasible"] for each in found] == [False, True, False, True]
-    assert "limit 1.00 ms" in found[0]["reason"]
-    assert found[1]["gpus"] <= found[3]["gpus"]
+    assert "limit 100 µs" in found[0]["reason"]
+    planned = found[1::2]
+    assert planned[0]["gpus"] <= planned[1]["gpus"]
+    html = target.read_text(encoding="utf-8")
+    scales = {"gpus": 1, "ttft_s": 1000, "tpot_s": 1000, "headroom_factor": 1}
+    for figure, (key, scale) in zip(figures_in(html), scales.items(), strict=True):
+        [line] = figure["data"]
+        assert (line["name"], line["x"]) == ("slo.tpot_s=0.05", [5, 20])
+        assert line["y"] == pytest.approx([scale * each[key] for each in planned], rel=1e-5)
+    assert "2 of 4 points" in html
+    assert html.count("missed by") == 2
     shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
     assert shown.code == 3
     assert "already" in shown.out
@@ -116,33 +127,6 @@ def test_the_sweep_that_the_document_shows(sizing: Sizing) -> None:
     assert found is not None
     printed = [line.rstrip() for line in sizing(*found[1].split()).out.splitlines()]
     assert printed == found[2].splitlines()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("compare", SCENARIO), "two, or several GPUs"),
-        (("compare", SCENARIO, "llama-3.1-70b-h10"), "did you mean llama-3.1-70b-h100?"),
-        (("compare", SCENARIO, "--gpu", "h100,h20x"), "did you mean"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "usd"), "no default price"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--by", "gold"), "gpus, usd, watts"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100"), "GPU=USD"),
-        (("compare", SCENARIO, "--gpu", "h100,h200", "--price", "h100=-1"), "GPU=USD"),
-        (("sweep", SCENARIO), "at least one"),
-        (("sweep", SCENARIO, "--key", "slo.ttft_s="), "key=value"),
-        (("sweep", SCENARIO, "--key", "slo.ttft=1,2"), "no such key"),
-        (("sweep", SCENARIO, "--key", "slo.ttft_s=1", "--key", "slo.ttft_s=2"), "each key once"),
-        (("pareto", SCENARIO, "--by", "usd"), "--set cluster.price_usd_per_gpu_hour=PRICE"),
-        (("losses", "nowhere.json"), "nowhere.json"),
-        (("sensitivity", "nowhere"), "a TOML file or a shipped scenario"),
-    ],
-)
-def test_bad_input(sizing: Sizing, arguments: tuple[str, ...], said: str) -> None:
-    """What cannot be is refused in one line, before anything is planned."""
-    done = sizing(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1
 
 
 FLOORS = "slo.ttft_s=0.001,0.002,0.003"
@@ -206,73 +190,29 @@ def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> Non
     assert front(xs, ys).tolist() == expected
 
 
-def test_pareto(sizing: Sizing) -> None:
-    """Along the front more GPUs buy lower latency; prices scale with GPUs."""
-    done = sizing("pareto", SCENARIO, "--json")
+def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
+    """Along the front more GPUs buy lower latency; each chart has the front and the others."""
+    target = tmp_path / "pareto.html"
+    done = sizing("pareto", SCENARIO, "--json", "--html", str(target))
     assert (done.code, done.err) == (0, "")
     rows = json.loads(done.out)
-    kept = sorted(
-        (each["gpus"], each["ttft_s"]) for each in rows if "cost against TTFT" in each["on_fronts"]
-    )
-    assert len(kept) > 1
-    assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(kept))
-    fastest = max(rows, key=lambda each: each["tokens_per_s_per_user"])
-    assert "throughput against pace" in fastest["on_fronts"]
-    shown = sizing("pareto", SCENARIO, "--by", "usd", "--set", PRICE)
-    assert "US dollars a million output tokens" in shown.out
-
-
-def test_page_of_pareto(sizing: Sizing, tmp_path: Path) -> None:
-    """Every configuration is on each chart, the front apart; the tables stand below."""
-    target = tmp_path / "pareto.html"
-    done = sizing("pareto", SCENARIO, *SPLIT, "--json", "--html", str(target))
-    assert done.code == 0
-    rows = json.loads(done.out)
-    for drawn, name in zip(
-        figures_in(target),
-        ("cost against TTFT", "cost against TPOT", "throughput against pace"),
-        strict=True,
-    ):
+    figures = figures_in(target.read_text(encoding="utf-8"))
+    names = ("cost against TTFT", "cost against TPOT", "throughput against pace")
+    for drawn, name in zip(figures, names, strict=True):
         others, front = drawn["data"]
         kept = [each for each in rows if name in each["on_fronts"]]
         assert len(front["x"]) == len(kept)
         assert len(others["x"]) + len(kept) == len(rows) or len(others["x"]) > 500
-        if name == "cost against TTFT":
-            pairs = sorted((each["gpus"], each["ttft_s"]) for each in kept)
-            assert front["x"] == [gpus for gpus, _ in pairs]
-            assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
-
-
-def test_page_of_a_sweep(sizing: Sizing, tmp_path: Path) -> None:
-    """A chart draws what the sweep found at each value; a point without a plan is in the table."""
-    target = tmp_path / "sweep.html"
-    keys = ("--key", "workload.requests_per_s=2,4", "--key", "slo.tpot_s=0.0001,0.05")
-    done = sizing("sweep", SCENARIO, *SPLIT, *keys, "--json", "--html", str(target))
-    answers = [each for each in json.loads(done.out) if each.get("gpus")]
-    drawn = figures_in(target)
-    assert len(drawn) == 4
-    for figure, (key, scale) in zip(
-        drawn,
-        (("gpus", 1), ("ttft_s", 1000), ("tpot_s", 1000), ("headroom_factor", 1)),
-        strict=True,
-    ):
-        [line] = figure["data"]
-        assert line["name"] == "slo.tpot_s=0.05"
-        assert line["x"] == [2, 4]
-        assert line["y"] == pytest.approx([scale * each[key] for each in answers], rel=1e-5)
-    html = target.read_text(encoding="utf-8")
-    assert "2 of 4 points" in html
-    assert html.count("missed by") == 2
-
-
-def figures_in(page: Path) -> list[dict[str, Any]]:
-    """Return the charts of a page as a browser reads them."""
-    found = re.findall(
-        r'<script type="application/json">(.*?)</script>',
-        page.read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    return [json.loads(each) for each in found]
+    pairs = sorted((each["gpus"], each["ttft_s"]) for each in rows if names[0] in each["on_fronts"])
+    assert len(pairs) > 1
+    assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(pairs))
+    front = figures[0]["data"][1]
+    assert front["x"] == [gpus for gpus, _ in pairs]
+    assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
+    fastest = max(rows, key=lambda each: each["tokens_per_s_per_user"])
+    assert names[2] in fastest["on_fronts"]
+    shown = sizing("pareto", SCENARIO, "--by", "usd", "--set", PRICE)
+    assert "US dollars a million output tokens" in shown.out
 
 
 def test_changes_of_sensitivity() -> None:
@@ -382,38 +322,26 @@ def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
         assert 0 < np.mean(busy) <= 100, row
 
 
-def test_page_draws_pools_over_time(plan: Plan) -> None:
-    """Requests waiting, and percent of batch slots and KV blocks, as they were at each moment."""
-    times, roles = np.linspace(0, 90, 10), [pool.role for pool in plan.pools]
-    levels = {role: np.arange(10.0) + at for at, role in enumerate(roles)}
-    seen = SimpleNamespace(time_s=times, waiting=levels, running=levels, kv_blocks=levels)
-    outcome: Any = SimpleNamespace(
-        occupancy=seen, kv_capacity_blocks=dict.fromkeys(roles, 50.0), series=None
+@pytest.mark.parametrize("count", [10, 1000])
+def test_page_draws_pools_over_time(plan: Plan, count: int) -> None:
+    """Requests waiting, percent of batch slots and of KV blocks; averages where they are many."""
+    roles, drawn = [pool.role for pool in plan.pools], min(count, BINS)
+    levels = {role: np.arange(count) + float(at) for at, role in enumerate(roles)}
+    seen = SimpleNamespace(
+        time_s=np.linspace(0, 90, count), waiting=levels, running=levels, kv_blocks=levels
     )
+    outcome: Any = SimpleNamespace(occupancy=seen, kv_capacity_blocks=dict.fromkeys(roles, 50.0))
     queues, busy, used = over_time_figures(plan, outcome)
     for pool in plan.pools:
-        level, slots = levels[pool.role], pool.lanes * pool.max_num_seqs
-        assert queues.trace(pool.role)["x"] == pytest.approx(times)
-        assert queues.trace(pool.role)["y"] == pytest.approx(level)
-        assert busy.trace(pool.role)["y"] == pytest.approx(100 * level / slots, rel=1e-5)
-        assert used.trace(pool.role)["y"] == pytest.approx(100 * level / 50)
-    crowded = SimpleNamespace(**{**vars(seen), "time_s": np.linspace(0, 90, 1000)})
-    crowded.waiting = {role: np.arange(1000.0) for role in roles}
-    crowded.running = crowded.kv_blocks = crowded.waiting
-    outcome.occupancy = crowded
-    averaged = next(iter(over_time_figures(plan, outcome))).trace(roles[0])["y"]
-    assert len(averaged) == BINS
-    assert np.mean(averaged) == pytest.approx(499.5, rel=0.01)
-
-
-def test_page_of_a_plan_command(sizing: Sizing, tmp_path: Path) -> None:
-    """`--html` writes the page and Plotly's script; what cannot be written is refused."""
-    target = tmp_path / "plan.html"
-    one = ("plan", SCENARIO, *SPLIT, "--html")
-    assert sizing(*one, str(target)).code == 0
-    assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert {path.name for path in tmp_path.iterdir()} == {"plan.html", "plotly.min.js"}
-    assert sizing(*one, str(tmp_path / "no" / "plan.html")).code == 2
+        role, slots = pool.role, pool.lanes * pool.max_num_seqs
+        waiting = np.array(queues.trace(role)["y"])
+        assert len(waiting) == drawn
+        assert waiting.mean() == pytest.approx(levels[role].mean(), rel=0.01)
+        assert busy.trace(role)["y"] == pytest.approx(100 * waiting / slots, rel=1e-4)
+        assert used.trace(role)["y"] == pytest.approx(100 * waiting / 50, rel=1e-4)
+        if count == drawn:
+            assert queues.trace(role)["x"] == pytest.approx(seen.time_s)
+            assert waiting == pytest.approx(levels[role])
 
 
 def test_questions_of_the_document_are_commands(sizing: Sizing) -> None:

@@ -1,0 +1,139 @@
+"""What no command can use: one line on stderr that says why, nothing on stdout, exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sizing.conftest import QUICK, Sizing
+
+SCENARIO = QUICK[0]
+LARGE = "llama-3.1-70b-h100"
+DEEP = "[" * 100_000
+OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
+    (): [
+        ("modles", "No such command"),
+        ("models --jsno", "No such option"),
+        ("gpus h100", "unexpected extra argument"),
+        ("init nope", "one of deepseek-v3-h200"),
+        ("losses nowhere.json", "nowhere.json"),
+        ("train gpt-3-175", "did you mean gpt-3-175b?"),
+        (f"train {'x' * 300}", "a TOML file or a shipped training scenario"),
+        ("sensitivity nowhere", "a TOML file or a shipped scenario"),
+        ("calibrate -o x.json", "SCENARIO is missing"),
+        ("calibrate laptop --from x -o x.json", "no SCENARIO"),
+        ("calibrate laptop --hold-out x -o x.json", "--hold-out is missing; expected --from"),
+        ("calibrate laptop --keep -o x.json", "--keep is True; expected --engine"),
+    ],
+    ("plan", *QUICK): [
+        ("--set search.confidence_fraction=1", "from 0.5 to 0.99"),
+        ("--set search.layouts=[]", "search.layouts"),
+        ("--set search.tp=[3]", "attention heads"),
+        (f"--set workload.input_tokens={DEEP}", "workload.input_tokens"),
+        ("--html no/plan.html", "an existing folder"),
+    ],
+    ("predict", LARGE): [
+        ("--prefill 2x4 --decode 1xTP4", "2xTP4"),
+        ("--prefill 1xTP8", "--prefill and --decode, or --mixed alone"),
+        ("--mixed 1xTP8 --decode 1xTP8", "--prefill and --decode, or --mixed alone"),
+        ("--prefill 1xTP1 --decode 1xTP8", "GB of weights"),
+        ("--mixed 1xTP8@l4", "one of search.gpus: h100-sxm"),
+    ],
+    ("simulate", "PLAN"): [
+        ("--requests 0", "--requests is 0"),
+        ("--requests 99999999", "at most 10,000,000"),
+        ("--rate -1", "--rate is -1"),
+        ("--rate nan", "--rate is nan"),
+        ("--seed -1", "--seed is -1"),
+        ("--arrivals bursty", "one of poisson, gamma, constant"),
+        ("--users 5 --turns 2", "closed loop"),
+        ("--turns 9999 --requests 9999", "engine.max_model_len"),
+        ("--trace /none", "No such file"),
+        ("--trace /none --users 5", "no options about arrivals besides it"),
+        ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
+        ("-o /none/x.csv --requests 10", "an existing folder"),
+        ("--set cluster.max_gpus=3", "plan again"),
+        ("--set workload.input_tokens=0", "positive"),
+        ("--set workload.input_tokens=100000", "engine.max_model_len"),
+    ],
+    ("compare", SCENARIO): [
+        ("", "two, or several GPUs"),
+        ("llama-3.1-70b-h10", "did you mean llama-3.1-70b-h100?"),
+        ("--gpu h100,h20x", "did you mean"),
+        ("--gpu h100,h200 --by usd", "no default price"),
+        ("--gpu h100,h200 --by gold", "gpus, usd, watts"),
+        ("--gpu h100,h200 --price h100", "GPU=USD"),
+        ("--gpu h100,h200 --price h100=-1", "GPU=USD"),
+        ("--gpu h100,h200 --calibration x.json", "no --gpu: it timed one machine"),
+    ],
+    ("sweep", SCENARIO): [
+        ("", "at least one"),
+        ("--key slo.ttft_s=", "key=value"),
+        ("--key slo.ttft=1,2", "no such key"),
+        ("--key slo.ttft_s=1 --key slo.ttft_s=2", "each key once"),
+    ],
+    ("pareto", SCENARIO): [("--by usd", "--set cluster.price_usd_per_gpu_hour=PRICE")],
+    ("long-context",): [
+        ("--tokens 200000", "assumed_context_tokens=N"),
+        ("--tokens 0", "expected 1 to"),
+        ("--tokens 32K", "whole numbers"),
+        ("--slicing PP2", "TP8xPP2"),
+        ("--slicing TP7", "divisor of the model's 64 attention heads"),
+        ("--slicing TP8xPP81", "at most 80 stages"),
+        ("--preset tlak", "did you mean talk?"),
+        ("nowhere.toml", "nowhere.toml"),
+        ("--set cluster.gpu=h100-sxn", "did you mean h100-sxm?"),
+        ("--set model.assumed_context_tokens=4096", "more than 4096"),
+    ],
+}
+
+
+def refused(sizing: Sizing, *arguments: str) -> str:
+    """Run a command that cannot be run; return the line that it says."""
+    done = sizing(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("sizing: ")
+    assert done.err.count("\n") == 1
+    return done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [(command, *each) for command, rows in OPTIONS.items() for each in rows],
+    ids=lambda each: str(each)[:60],
+)
+def test_options_that_cannot_be(
+    sizing: Sizing,
+    plan_of: Callable[..., Path],
+    command: tuple[str, ...],
+    options: str,
+    says: str,
+) -> None:
+    """The line has what is expected, before anything is planned."""
+    plan = str(plan_of(*QUICK)) if "PLAN" in command else ""
+    known = [plan if each == "PLAN" else each for each in command]
+    assert says in refused(sizing, *known, *options.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments"),
+    [
+        ("deep.toml", f"a={DEEP}".encode(), ("plan", "FILE")),
+        ("nul.toml", bytes(100), ("plan", "FILE")),
+        ("utf-16.toml", "[model]\nid = 'x'".encode("utf-16"), ("plan", "FILE")),
+        ("snowman.toml", "[model]\nid = '☃'".encode(), ("plan", "FILE")),
+        ("deep.json", DEEP.encode(), ("losses", "FILE")),
+        ("deep.json", DEEP.encode(), ("plan", SCENARIO, "--calibration", "FILE")),
+        ("bytes.json", bytes(range(256)), ("simulate", "FILE")),
+    ],
+)
+def test_files_that_are_none(
+    sizing: Sizing, name: str, content: bytes, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The line names the file."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    said = refused(sizing, *(str(path) if each == "FILE" else each for each in arguments))
+    assert said.startswith(f"sizing: {path}")
