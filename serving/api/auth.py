@@ -14,7 +14,7 @@ from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
 from serving.admission.controller import ANONYMOUS, KeyHolder
 from serving.protocol.messages import refuse
-from serving.request.validation import MAX_BODY_BYTES, refuse_long
+from serving.request.length import read_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +32,9 @@ ORIGINS = "MINICLUSTER_CORS_ORIGINS"
 
 SHORTEST = 16
 """Fewest characters of a key: shorter ones can be guessed."""
+
+MAX_BODY_BYTES = 8 << 20
+"""Most bytes of a body: a prompt of about two million tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,8 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     if not read_keys(environment):
         return {}
     place, line = next(_lines(environment))
-    name_or_key, *rest = line.split(":")
-    return bearer(rest[0] if rest else name_or_key, place=place)
+    _, secret, _ = _parts(line, place)
+    return bearer(secret, place=place)
 
 
 def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
@@ -103,7 +106,7 @@ def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None
     All keys are compared, each in constant time, so that the time reveals nothing about them.
     """
     scheme, _, secret = (authorization or "").partition(" ")
-    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(secret.strip().encode()).digest()
     found = None
     for key in keys:
         if hmac.compare_digest(key.digest, digest) and scheme.lower() == "bearer":
@@ -135,20 +138,30 @@ def _text(path: str) -> str:
         raise InputError(KEYS_FILE, path, f"a file of keys: {error}") from None
 
 
+def _parts(line: str, place: str) -> tuple[str, str, str | None]:
+    """Return the name, the secret and the limit of a line."""
+    match line.split(":"):
+        case [secret]:
+            return "", secret, None
+        case [name, secret]:
+            return name, secret, None
+        case [name, secret, limit]:
+            return name, secret, limit
+        case parts:
+            raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+
+
 def _key(line: str, place: str) -> ApiKey:
     """Read one line; errors never show the key."""
-    parts = line.split(":")
-    if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
-        raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
-    secret = parts[0] if len(parts) == 1 else parts[1]
+    name, secret, limit = _parts(line, place)
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
-    limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
-    if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
-        raise InputError(place, limit, "a number of requests, at least 1")
     digest = hashlib.sha256(secret.encode()).digest()
-    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
-    return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
+    return ApiKey(
+        name=name or f"key-{digest.hex()[:6]}",
+        digest=digest,
+        max_ongoing=None if limit is None else read_count(place, limit, "requests"),
+    )
 
 
 class AccessControl:
@@ -200,13 +213,9 @@ async def read_body(request: Request) -> bytes:
     Raises:
         RequestRefused: 413.
     """
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-        refuse_long()
-    parts, size = [], 0
+    body = bytearray()
     async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            refuse_long()
-    return b"".join(parts)
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            refuse(413, f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")
+    return bytes(body)

@@ -7,7 +7,6 @@ work per token is only to forward and to time it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,6 @@ class CompletionRoutes:
         self.admission = AdmissionController(config, sheds=sheds)
         self.metrics = Metrics(config)
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
-        self._refreshing: asyncio.Task[object] | None = None
 
     async def answer(self, kind: str, request: Request, request_id: str) -> Response:
         """
@@ -118,7 +116,7 @@ class CompletionRoutes:
         raw = parse_body(await read_body(request))
         checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
         body = apply_token_limit(kind, checked, self.token_limit, longest)
-        self._refresh_replicas()
+        self.readiness.running.refresh()
         found = self.admission.admit(self.admission.cost(kind, body), client)
         if isinstance(found, Shed):
             self.metrics.shed(found.reason)
@@ -131,7 +129,3 @@ class CompletionRoutes:
             started_s=started_s,
         )
         return tracker, body
-
-    def _refresh_replicas(self) -> None:
-        if self.readiness.stale and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = asyncio.create_task(self.readiness.running())
