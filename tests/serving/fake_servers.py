@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.protocol.messages import FirstChunk, PrefillTiming, Refusal, RequestPhases
-from serving.request.length import text_bytes
+from serving.request.length import prompt_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -97,8 +97,8 @@ class FakeServers:
     def _usage(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, int]:
         """Count a token for each four bytes of text, or the ids of the only prompt."""
         prompt = body["messages"] if kind == "chat" else body["prompt"]
-        ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
-        count = len(prompt) if ids else max(1, text_bytes(prompt) // 4)
+        ids, size_bytes = prompt_size(prompt)
+        count = ids or max(1, size_bytes // 4)
         count += self.template_tokens if kind == "chat" else 0
         return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}
 

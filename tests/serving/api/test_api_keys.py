@@ -63,7 +63,6 @@ def test_keys_that_would_leave_the_endpoint_open_are_refused(
         ("Bearer", None),
         ("", None),
         (None, None),
-        ("Bearer \udcff", None),
     ],
 )
 def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:

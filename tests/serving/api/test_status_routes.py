@@ -76,18 +76,6 @@ def test_ready_says_what_is_lacking(config: EndpointConfig) -> None:
         assert one(config, "/health", servers=servers).status_code == 200
 
 
-def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> None:
-    """Readiness is probed once in a while, and not at all while clients are answered."""
-    servers = FakeServers()
-
-    async def use(client: httpx.AsyncClient) -> None:
-        for _ in range(20):
-            assert (await client.get("/ready")).status_code == 200
-
-    used(config, servers, use)
-    assert len(servers.seen) == 1
-
-
 def test_the_page_loads_nothing_from_elsewhere(config: EndpointConfig) -> None:
     """One file, no address in it, and a policy under which only its own script runs."""
     answer = one(config, "/")

@@ -12,7 +12,6 @@ from serving.request.length import (
     MAX_OUTPUT_TOKENS,
     TokenCounts,
     apply_token_limit,
-    counted_text_bytes,
     prompt_tokens,
     prompts_in,
     read_token_limit,
@@ -152,31 +151,10 @@ def test_what_no_answer_confirms_is_discounted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "size_bytes"),
-    [
-        ("completions", {"prompt": "abc"}, 3),
-        ("completions", {"prompt": "abc", "messages": [HI]}, 3),
-        ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
-        ("completions", {"prompt": [1, 2]}, 0),
-        ("completions", {"prompt": ["a", "b"]}, 0),
-        ("chat", {"messages": [HI], "prompt": "x"}, 2),
-        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
-        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2),
-        ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
-        ("chat", {"messages": [{"tool_calls": [{"function": {"arguments": "{}"}}]}]}, 2),
-    ],
-)
-def test_bytes_that_a_count_of_tokens_is_of(
-    kind: str, body: dict[str, object], size_bytes: int
-) -> None:
-    """All text that the template gets, of the endpoint's own fields, and of one prompt alone."""
-    assert counted_text_bytes(kind, body) == size_bytes
-
-
-@pytest.mark.parametrize(
     ("prompt", "tokens"),
     [
         ([5, 6, 7], 3),
+        ([[5, 6], [7]], 3),
         ("abcdefgh", 2),
         ([{"role": "user", "content": "x" * 40}], 10),
         (None, 1),
