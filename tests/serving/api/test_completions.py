@@ -169,14 +169,6 @@ def test_prefill_alone_is_timed(config: EndpointConfig) -> None:
     assert 'minicluster_requests_total{outcome="prefill",path="none"} 1.0' in metrics
 
 
-def test_without_its_key_nothing_is_computed(config: EndpointConfig) -> None:
-    servers = FakeServers()
-    for path in (COMPLETIONS, CHAT, "/internal/prefill"):
-        answer = one(config, path, {**ONE, **HI}, servers=servers, environment=LOCKED)
-        assert answer.status_code == 401
-    assert servers.seen == []
-
-
 def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None:
     """The third of a key with two is turned away at once, and let in when one has ended."""
     headers = {"Authorization": f"Bearer {KEY}"}

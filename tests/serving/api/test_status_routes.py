@@ -8,29 +8,38 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import KEY, LOCKED, ONE, one, used
+from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
 
 if TYPE_CHECKING:
     import httpx
 
     from serving.protocol.endpoint_config import EndpointConfig
 
-LOOKED_AT = ["/v1/models", "/v1/models/demo", "/plan", "/metrics"]
+GUARDED = [
+    *((path, None) for path in ("/v1/models", "/v1/models/demo", "/plan", "/metrics")),
+    *((path, ONE | HI) for path in ("/v1/completions", "/v1/chat/completions")),
+    ("/internal/prefill", ONE),
+]
 
 
-@pytest.mark.parametrize("path", LOOKED_AT)
-def test_keys_lock_what_tells_something(config: EndpointConfig, path: str) -> None:
+@pytest.mark.parametrize(("path", "body"), GUARDED)
+def test_keys_lock_what_tells_something(
+    config: EndpointConfig, path: str, body: dict[str, Any] | None
+) -> None:
     """With keys, everything but health, readiness, schema and the empty page wants one."""
-    assert one(config, path).status_code == 200
-    refused = one(config, path, environment=LOCKED)
-    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert refused.json()["error"]["code"] == "invalid_api_key"
-    right = {"Authorization": f"Bearer {KEY}"}
-    assert one(config, path, headers=right, environment=LOCKED).status_code == 200
-    wrong = {"Authorization": f"Bearer {KEY}x"}
-    assert one(config, path, headers=wrong, environment=LOCKED).status_code == 401
-    for open_to_all in ("/health", "/ready", "/openapi.json", "/"):
-        assert one(config, open_to_all, environment=LOCKED).status_code == 200
+    assert one(config, path, body).status_code == 200
+    right, servers = {"Authorization": f"Bearer {KEY}"}, FakeServers()
+    for wrong in ({}, {"Authorization": f"Bearer {KEY}x"}):
+        refused = one(config, path, body, servers=servers, headers=wrong, environment=LOCKED)
+        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert servers.seen == []  # nothing is computed
+    assert one(config, path, body, headers=right, environment=LOCKED).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/openapi.json", "/"])
+def test_keys_lock_nothing_else(config: EndpointConfig, path: str) -> None:
+    assert one(config, path, environment=LOCKED).status_code == 200
 
 
 @pytest.mark.parametrize(("stream", "gaps"), [(True, 10), (False, 0)])

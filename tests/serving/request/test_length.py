@@ -109,13 +109,6 @@ def _counted(*texts: tuple[int, int], times: int = 200) -> TokenCounts:
     return counts
 
 
-def test_many_short_chats_say_nothing_of_a_long_prompt() -> None:
-    """Thirty tokens of a template beside two bytes are no fifteen tokens a byte."""
-    counts = _counted((2, 31), (5, 32), (11, 33))
-    assert prompt_tokens("x" * 4000, counts.estimate) == pytest.approx(1030, rel=0.02)
-    assert prompt_tokens("hi", counts.estimate) == pytest.approx(31, abs=1)
-
-
 @pytest.mark.parametrize("tokens_per_byte", [0.1, 0.25, 0.6])
 @pytest.mark.parametrize("template_tokens", [0, 30, 120])
 def test_texts_of_all_lengths_teach_both(tokens_per_byte: float, template_tokens: int) -> None:
@@ -139,15 +132,6 @@ def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]
     size = _counted(*texts, times=1).estimate
     assert 1 / 64 <= size.tokens_per_byte <= 1
     assert 0 <= size.overhead_tokens <= 256
-
-
-def test_what_no_answer_confirms_is_discounted() -> None:
-    """A text of dense tokens does not shut the others out for ever: four bytes a token again."""
-    counts = _counted((4000, 4000))
-    assert counts.estimate.tokens_per_byte == pytest.approx(1, rel=0.01)
-    for _ in range(150):
-        counts.discount()
-    assert counts.estimate.tokens_per_byte == pytest.approx(0.25, rel=0.01)
 
 
 @pytest.mark.parametrize(
