@@ -140,18 +140,21 @@ class InflightRequests:
     def __init__(self, config: EndpointConfig) -> None:
         """Start with no requests and the planned replicas."""
         first, last = config.prefilling, config.answering
-        near = {domain: config.prefill_domain(domain) for domain in last.replicas}
         self.domains = tuple(last.replicas)
         self._size = last
         predicted = config.prediction
         used = {} if predicted is None else predicted.utilisation_fraction
         self._prefill_busy_fraction = min(1.0, used.get("prefill", 1.0))
         self._pools = {
-            **{("prefill", domain): PoolLoad(first.replicas[domain]) for domain in near.values()},
-            **{(last.role, domain): PoolLoad(number) for domain, number in last.replicas.items()},
+            (pool.role, domain): PoolLoad(replicas)
+            for pool in (first, last)
+            for domain, replicas in pool.replicas.items()
         }
-        self._prefill = {domain: self._pools["prefill", near[domain]] for domain in near}
-        self._decode = {domain: self._pools[last.role, domain] for domain in near}
+        self._decode = {domain: self._pools[last.role, domain] for domain in last.replicas}
+        self._prefill = {
+            domain: self._pools[first.role, config.prefill_domain(domain)]
+            for domain in self._decode
+        }
 
     def load(self, domain: str) -> InflightLoad:
         """Return the load that a request answered in *domain* would meet."""

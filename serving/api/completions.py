@@ -19,8 +19,7 @@ from serving.api.auth import read_body
 from serving.api.errors import with_param
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.api.streams import AnswerStream, with_usage
-from serving.api.tracker import RequestTracker
+from serving.api.tracker import AnswerStream, RequestTracker, with_usage
 from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.validation import check, parse_body
