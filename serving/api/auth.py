@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,19 +36,11 @@ MAX_BODY_BYTES = 8 << 20
 """Most bytes of a body: a prompt of about two million tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey(KeyHolder):
-    """
-    One API key; the secret itself is not kept.
-
-    Attributes:
-        digest: SHA-256 of the secret.
-    """
-
-    digest: bytes
+Keys = dict[bytes, KeyHolder]
+"""The holder of each key by the key's SHA-256; the secrets themselves are not kept."""
 
 
-def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
+def read_keys(environment: Mapping[str, str]) -> Keys:
     """
     Read the keys that *environment* holds or points to; none: the endpoint asks for no key.
 
@@ -59,7 +50,7 @@ def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
         InputError: a file that cannot be read, a key that is too short, a limit that is no number,
             or a variable that is set and holds no key, which would open the endpoint by accident.
     """
-    return tuple(_key(line, place) for place, line in _lines(environment))
+    return dict(_key(line, place) for place, line in _lines(environment))
 
 
 def refuse_open(host: str, environment: Mapping[str, str]) -> None:
@@ -99,18 +90,18 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     return bearer(secret, place=place)
 
 
-def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
+def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
     """
-    Return the key that an Authorization header holds, if it is one of *keys*.
+    Return the holder of the key in an Authorization header, if it is one of *keys*.
 
     All keys are compared, each in constant time, so that the time reveals nothing about them.
     """
     scheme, _, secret = (authorization or "").partition(" ")
     digest = hashlib.sha256(secret.strip().encode()).digest()
     found = None
-    for key in keys:
-        if hmac.compare_digest(key.digest, digest) and scheme.lower() == "bearer":
-            found = key
+    for known, holder in keys.items():
+        if hmac.compare_digest(known, digest) and scheme.lower() == "bearer":
+            found = holder
     return found
 
 
@@ -151,23 +142,20 @@ def _parts(line: str, place: str) -> tuple[str, str, str | None]:
             raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
 
 
-def _key(line: str, place: str) -> ApiKey:
-    """Read one line; errors never show the key."""
+def _key(line: str, place: str) -> tuple[bytes, KeyHolder]:
+    """Read one line: the key's digest and its holder; errors never show the key."""
     name, secret, limit = _parts(line, place)
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
     digest = hashlib.sha256(secret.encode()).digest()
-    return ApiKey(
-        name=name or f"key-{digest.hex()[:6]}",
-        digest=digest,
-        max_ongoing=None if limit is None else read_count(place, limit, "requests"),
-    )
+    ongoing = None if limit is None else read_count(place, limit, "requests")
+    return digest, KeyHolder(name=name or f"key-{digest.hex()[:6]}", max_ongoing=ongoing)
 
 
 class AccessControl:
     """The checks before a request is parsed."""
 
-    def __init__(self, keys: tuple[ApiKey, ...], origins: tuple[str, ...] = ()) -> None:
+    def __init__(self, keys: Keys, origins: tuple[str, ...] = ()) -> None:
         """Take the keys and the allowed web origins; without keys every request is allowed."""
         self._keys = keys
         self._origins = frozenset(origins)
@@ -199,7 +187,7 @@ class AccessControl:
                 refuse(403, message, code="origin_not_allowed")
         if not self._keys:
             return ANONYMOUS
-        found = key_of(self._keys, request.headers.get("authorization"))
+        found = holder_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")

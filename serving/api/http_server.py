@@ -47,11 +47,6 @@ class HttpServer:
         )
         self._server = uvicorn.Server(config)
 
-    @property
-    def port(self) -> int:
-        """The port that is bound."""
-        return int(self._socket.getsockname()[1])
-
     async def serve(self) -> None:
         """Answer until stopped."""
         try:

@@ -13,6 +13,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from serving.api.http_server import PARTS_AHEAD, HttpServer
+from serving.cluster.ports import free_ports
+from tests.serving.command import taken_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -33,7 +35,8 @@ class Server:
             Route(f"/{each.__name__}", each, methods=["POST"])
             for each in (self.echo, self.hang, self.stream, self.fail)
         ]
-        self.listener = HttpServer(Starlette(routes=routes), HOST, 0)
+        [self.port] = free_ports(1)
+        self.listener = HttpServer(Starlette(routes=routes), HOST, self.port)
 
     async def echo(self, request: Request) -> JSONResponse:
         assert request.client
@@ -70,7 +73,7 @@ async def listening() -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     server = Server()
     serving = asyncio.create_task(server.listener.serve())
     try:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.listener.port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as client:
             yield server, client
     finally:
         server.listener.stop()
@@ -125,11 +128,8 @@ def test_an_exception_is_a_500_without_details() -> None:
 
 def test_a_taken_port_is_an_error_at_once() -> None:
     """Ray Serve then starts the replica again."""
-    with (
-        closing(HttpServer(Starlette(), HOST, 0)) as first,
-        pytest.raises(OSError, match="in use"),
-    ):
-        HttpServer(Starlette(), HOST, first.port)
+    with taken_port(HOST) as port, pytest.raises(OSError, match="in use"):
+        HttpServer(Starlette(), HOST, int(port))
 
 
 @pytest.mark.parametrize("value", [b"\x00", b"forged\rline"], ids=["NUL", "line"])
@@ -138,7 +138,7 @@ def test_a_header_with_control_characters_ends_nothing_but_its_request(value: by
 
     async def asked() -> None:
         async with listening() as (server, client):
-            reader, writer = await asyncio.open_connection(HOST, server.listener.port)
+            reader, writer = await asyncio.open_connection(HOST, server.port)
             with closing(writer):
                 writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + value)
                 writer.write(b"\r\n\r\n")
