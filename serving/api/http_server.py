@@ -48,19 +48,12 @@ class HttpServer:
         self._server = uvicorn.Server(config)
 
     async def serve(self) -> None:
-        """Answer until stopped."""
-        try:
-            await self._server.serve(sockets=[self._socket])
-        finally:
-            self.close()
+        """Answer until stopped, and release the port."""
+        await self._server.serve(sockets=[self._socket])
 
     def stop(self) -> None:
         """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
-
-    def close(self) -> None:
-        """Release the port."""
-        self._socket.close()
 
 
 class CancelOnDisconnect:
