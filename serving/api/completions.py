@@ -78,13 +78,9 @@ class CompletionRoutes:
         with tracker:
             sent = with_usage(body)
             tracker.usage.keep = sent is body
-            expected = tracker.expect_first_token()
+            tracker.expect_first_token()
             items = aiter(self.backend.answer(tracker.domain, kind, sent))
-            try:
-                chunk = await anext(items)
-            finally:
-                if expected is not None:
-                    expected.cancel()
+            chunk = await anext(items)
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
             assert isinstance(chunk, FirstChunk)  # noqa: S101  (for the type checker)

@@ -130,13 +130,12 @@ class RequestTracker:
         """The domain that answers."""
         return self._request.domain
 
-    def expect_first_token(self) -> asyncio.TimerHandle | None:
+    def expect_first_token(self) -> None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""
         forecast = self._request.forecast
-        if self._streamed or forecast is None:
-            return None
-        on_time = self._admission.inflight.first_token
-        return asyncio.get_running_loop().call_later(forecast.ttft_s, on_time, self._request)
+        if not self._streamed and forecast is not None:
+            on_time = self._admission.inflight.first_token
+            asyncio.get_running_loop().call_later(forecast.ttft_s, on_time, self._request)
 
     def first_token(self, phases: RequestPhases) -> float:
         """Record the first token; return when it was there, by `time.perf_counter`."""

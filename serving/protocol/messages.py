@@ -59,7 +59,7 @@ class Refusal:
         if self.code == "slo_unreachable":
             found["X-Should-Retry"] = "false"
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+            found["Retry-After"] = str(math.ceil(self.retry_after_s))
         return found
 
 

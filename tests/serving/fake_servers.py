@@ -54,7 +54,7 @@ class FakeServers:
                 yield self.refusal
                 return
             await asyncio.sleep(self.ttft_s)
-            way = {"path": self.path, "prefill_replica": "p"}
+            way = {"path": self.path, "prefill_replica": "" if "local" in self.path else "p"}
             phases = RequestPhases(prefill_s=self.ttft_s, decode_s=0.0, **way)
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):

@@ -90,11 +90,36 @@ def test_admits_until_the_queue_reaches_the_slo(admission: AdmissionController) 
         admission.first_token(request, 0.1)
         admission.first_token(request, 0.1)  # seen twice, counted once
     assert (admission.inflight.waiting, admission.inflight.sequences) == (0, 8)
-    for request in admitted:
-        admission.end(request, 0.01)
-    load = admission.inflight.load("d0")
-    assert load.idle
-    assert load.decode.context_tokens == 0
+    for left in reversed(range(8)):
+        admission.end(admitted[left], 0.01)
+        assert admission.inflight.load("d0").decode.context_tokens == left * 410
+    assert admission.inflight.load("d0").idle
+
+
+def test_domains_share_the_prefill_pool_that_they_are_paired_with(config: EndpointConfig) -> None:
+    """Its queue is ahead of the requests of both, however few a domain decodes itself."""
+    prefill, decode = config.pools
+    pools = (replace(prefill, replicas={"d1": 1}), replace(decode, replicas={"d0": 1, "d1": 1}))
+    paired = replace(config, pools=pools, pairing={"d0": ("d1",), "d1": ("d1",)})
+    inflight = AdmissionController(paired).inflight
+    inflight.start(ASKED, "d0", 0.05)
+    for domain in ("d0", "d1"):
+        assert inflight.load(domain).prefill.work_s == 0.05
+        assert not inflight.load(domain).idle
+    assert [inflight.load(domain).decode.sequences for domain in ("d0", "d1")] == [1, 0]
+    assert inflight.backlog_s() == {"d0": 0.0, "d1": 0.05}
+
+
+def test_a_text_that_may_come_again_says_nothing_of_its_length(config: EndpointConfig) -> None:
+    """Only a text that was refused for good makes the estimates of texts fall back."""
+    admission = AdmissionController(config, seed=1)
+    text = {"prompt": "x" * 900, "max_tokens": 2}
+    dense = _in(admission, admission.cost("completions", text))
+    admission.end(dense, None, 600)
+    asked = admission.cost("completions", text)
+    _, shed = _let_in(admission, asked)
+    assert shed.retry_after_s
+    assert admission.cost("completions", text) == asked
 
 
 def test_prompts_that_wait_for_decode_are_seen(mixed: EndpointConfig) -> None:

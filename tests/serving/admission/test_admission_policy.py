@@ -316,6 +316,14 @@ def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
         assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
 
 
+@pytest.mark.parametrize(("tokens", "local"), [(300, True), (301, False)])
+def test_prompts_up_to_the_threshold_are_decodes(
+    config: EndpointConfig, tokens: int, *, local: bool
+) -> None:
+    routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
+    assert _asked("completions", {"prompt": [5] * tokens}, routed).local is local
+
+
 def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
     """Overhead and all, but never more than the context; ids are counted."""
     size = TokenEstimate(overhead_tokens=100, tokens_per_byte=0.5)

@@ -32,6 +32,17 @@ def _events(answer: httpx.Response) -> list[str]:
     return [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
 
 
+def _answer_and_metrics(
+    config: EndpointConfig, servers: FakeServers, body: dict[str, Any], path: str = COMPLETIONS
+) -> tuple[httpx.Response, str]:
+    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
+        answer = await client.post(path, json=body)
+        return answer, (await client.get("/metrics")).text
+
+    answer, metrics = used(config, servers, use)
+    return answer, metrics
+
+
 @pytest.fixture
 def tight(config: EndpointConfig) -> EndpointConfig:
     """Return a plan whose TTFT some 1,200 tokens of prompt keep."""
@@ -86,12 +97,8 @@ def test_request_ids_that_cannot_forge_a_log_are_kept(
 
 def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointConfig) -> None:
     """Clients are told, without the engine's words; the answer does not look complete."""
-
-    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        answer = await client.post(COMPLETIONS, json={**ONE, "stream": True})
-        return answer, (await client.get("/metrics")).text
-
-    answer, metrics = used(config, FakeServers(fails_after=2), use)
+    streamed = {**ONE, "stream": True}
+    answer, metrics = _answer_and_metrics(config, FakeServers(fails_after=2), streamed)
     *chunks, last = _events(answer)
     assert 'minicluster_requests_total{outcome="broken",path="remote"} 1.0' in metrics
     error = json.loads(last)["error"]
@@ -103,25 +110,31 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointCon
 
 
 @pytest.mark.parametrize(
-    ("status", "retry_after_s", "told", "kind"),
+    ("status", "retry_after_s", "told", "kind", "outcome"),
     [
-        (400, None, None, "invalid_request_error"),
-        (503, 0.2, "1", "server_error"),
-        (503, 5.0, "5", "server_error"),
-        (504, 4.2, "5", "server_error"),
+        (400, None, None, "invalid_request_error", "refused"),
+        (500, 0.2, "1", "server_error", "failed"),
+        (503, 5.0, "5", "server_error", "failed"),
+        (504, 4.2, "5", "server_error", "failed"),
     ],
 )
 def test_refusals_of_the_servers_come_through(
-    config: EndpointConfig, status: int, retry_after_s: float | None, told: str | None, kind: str
+    config: EndpointConfig,
+    status: int,
+    retry_after_s: float | None,
+    told: str | None,
+    kind: str,
+    outcome: str,
 ) -> None:
     """What decode refuses, clients get as it is, as far as it is text, with when to come again."""
     refusal = Refusal(
         status=status, message="Because\ud800.", param="prompt", retry_after_s=retry_after_s
     )
-    answer = one(config, COMPLETIONS, ONE, servers=FakeServers(refusal=refusal))
+    answer, metrics = _answer_and_metrics(config, FakeServers(refusal=refusal), ONE)
     error = {"message": "Because?.", "type": kind, "param": "prompt", "code": None}
     assert (answer.status_code, answer.json()) == (status, {"error": error})
     assert answer.headers.get("Retry-After") == told
+    assert f'minicluster_requests_total{{outcome="{outcome}",path="none"}} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -158,12 +171,7 @@ def test_what_is_not_there_is_refused_in_the_same_shape(
 
 def test_prefill_alone_is_timed(config: EndpointConfig) -> None:
     """The backend's timing comes as JSON, and the request is counted with an outcome of its own."""
-
-    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        answer = await client.post("/internal/prefill", json=ONE)
-        return answer, (await client.get("/metrics")).text
-
-    answer, metrics = used(config, FakeServers(), use)
+    answer, metrics = _answer_and_metrics(config, FakeServers(), ONE, "/internal/prefill")
     timing = {"prompt_tokens": 1, "seconds": 0.1, "queue_s": 0.0, "step_s": 0.1}
     assert (answer.status_code, answer.json()) == (200, timing)
     assert 'minicluster_requests_total{outcome="prefill",path="none"} 1.0' in metrics
@@ -244,28 +252,33 @@ def test_answers_keep_the_operators_limit(
         assert servers.seen[0].get("max_tokens") == sent
 
 
-def test_overload_is_shed_at_once_and_the_endpoint_recovers(config: EndpointConfig) -> None:
-    """Of 40 prompts at once as many get in as the SLO allows; later ones get in again."""
+@pytest.mark.parametrize(("replicas", "admitted"), [(1, 8), (2, 16)])
+def test_overload_is_shed_at_once_and_the_endpoint_recovers(
+    config: EndpointConfig, replicas: int, admitted: int
+) -> None:
+    """Of 40 prompts at once those get in that live replicas can take; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
-    servers = FakeServers(ttft_s=0.2)
+    servers = FakeServers(ttft_s=0.2, up={("prefill", "d0"): replicas, ("decode", "d0"): 1})
 
-    async def use(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response, str]:
+    async def use(client: httpx.AsyncClient) -> tuple[list[httpx.Response], str]:
         async def ask() -> httpx.Response:
             return await client.post(COMPLETIONS, json=body)
 
+        before = await ask()  # with it the endpoint looks what is live
         many = await asyncio.gather(*(ask() for _ in range(40)))
-        return many, await ask(), (await client.get("/metrics")).text
+        assert [answer.status_code for answer in (before, await ask())] == [200, 200]
+        return many, (await client.get("/metrics")).text
 
-    many, after, metrics = used(config, servers, use)
+    many, metrics = used(config, servers, use)
     shed = [answer for answer in many if answer.status_code == 429]
     # A prefill of 50 ms, a step of 10 ms, a margin of 50 ms: eight prompts fit into 500 ms.
-    assert len(shed) == 32
+    assert len(shed) == 40 - admitted
     assert {answer.json()["error"]["code"] for answer in shed} == {"slo_ttft"}
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in shed)
-    assert len(servers.seen) == 9
-    assert after.status_code == 200
-    assert 'minicluster_shed_total{reason="ttft"} 32.0' in metrics
-    assert 'minicluster_requests_total{outcome="ok",path="remote"} 9.0' in metrics
+    assert len(servers.seen) == admitted + 2
+    assert f'minicluster_shed_total{{reason="ttft"}} {40.0 - admitted}' in metrics
+    ok = f'minicluster_requests_total{{outcome="ok",path="remote"}} {admitted + 2.0}'
+    assert ok in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
     assert servers.open == 0
 

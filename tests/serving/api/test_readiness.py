@@ -204,7 +204,9 @@ def test_a_refresh_that_hangs_blocks_no_reader() -> None:
         ask, given = _asking(1, late, 3)
         value = CachedValue(ask, initial=0, max_age_s=-1.0)
         assert await asyncio.gather(value.get(), value.get()) == [1, 1]
+        start_s = time.monotonic()
         assert [await value.get() for _ in range(3)] == [1] * 3
+        assert time.monotonic() - start_s == pytest.approx(3)  # a second each
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(value.get(), 0.001)
         assert given == [1, late]  # it is not asked twice

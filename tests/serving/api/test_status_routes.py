@@ -105,3 +105,17 @@ def test_phases_stand_beside_what_was_planned(config: EndpointConfig) -> None:
         assert f'{planned}{name}"}} {seconds}' in text
     mixed = replace(split, pools=config.pools[1:])
     assert f'{planned}prefill"' not in one(mixed, "/metrics").text
+
+
+def test_a_prompt_that_decode_computed_has_no_prefill_phases(config: EndpointConfig) -> None:
+    """And the measured rate is that of the answers: three in a second are two intervals."""
+
+    async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json=ONE)).status_code == 200
+        return (await client.get("/metrics")).text, (await client.get("/plan")).json()
+
+    metrics, plan = used(config, FakeServers(ttft_s=0.5, path="local"), use)
+    assert "minicluster_ttft_seconds_count 3.0" in metrics
+    assert "minicluster_prefill_seconds_count 0.0" in metrics
+    assert plan["measured"]["requests_per_s"] == pytest.approx(2.0)

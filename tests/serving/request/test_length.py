@@ -119,6 +119,13 @@ def test_texts_of_all_lengths_teach_both(tokens_per_byte: float, template_tokens
     assert counts.estimate.overhead_tokens == pytest.approx(template_tokens, rel=0.06, abs=3)
 
 
+def test_short_texts_fit_the_constant() -> None:
+    """Where no line fits all lengths, long texts do not make every short one look twice as long."""
+    counts = _counted((10, 40), (1000, 300), (8000, 1500))
+    assert prompt_tokens("x" * 10, counts.estimate) == pytest.approx(40, rel=0.25)
+    assert prompt_tokens("x" * 8000, counts.estimate) == pytest.approx(1500, rel=0.05)
+
+
 @pytest.mark.parametrize("tokens", [300, 1000, 2500])
 def test_texts_of_one_length_teach_their_own_size(tokens: int) -> None:
     """One length alone, and few answers: the next such text is sized right."""

@@ -21,7 +21,7 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
         assert refused.refusal.status == 400  # noqa: PT017  (either way is right)
 
 
-DEEPEST = b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}"
+DEEPEST = b'{"b": [], "a": ' + b"[" * 63 + b"]" * 63 + b"}"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ DEEPEST = b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}"
         b'{"temperature": NaN}',
         b'{"a": Infinity}',
         b"[" * 100_000,
-        DEEPEST.replace(b"[]", b"[[]]"),
+        DEEPEST.replace(b"[[]]", b"[[[]]]"),
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "\\udfff": 1}',
     ],
