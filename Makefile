@@ -68,7 +68,7 @@ test-faults: $(READY) ## of test-all: every failure, 20 rounds of kills, 200 pro
 
 test-fuzz: $(READY) ## of test-all: ten thousand broken bodies and schemathesis against real engines
 	@$(PIP) --no-deps -r requirements/fuzz.txt
-	@$(PYTEST) --thorough -s tests/serving/test_fuzz_engines.py tests/serving/test_fuzz.py
+	@$(PYTEST) --thorough -s tests/serving/test_fuzz.py
 
 test-netns: $(READY) ## of test-all: pools on hosts that are network namespaces (root)
 	@$(PYTEST) --thorough -s tests/serving/netns

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from dataclasses import dataclass
+from bisect import insort
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
@@ -13,6 +14,7 @@ from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
     Margin,
+    PoolLoad,
     RequestCost,
     Shed,
     decide,
@@ -57,31 +59,22 @@ def read_admission(environment: Mapping[str, str]) -> bool:
 class ResidualWindow:
     """The residuals (measured minus forecast) of the last requests."""
 
-    def __init__(self, fraction: float) -> None:
-        """Start empty; *fraction* is that of the SLO's percentile."""
-        self._fraction = fraction
+    def __init__(self) -> None:
         self._residuals: deque[float] = deque(maxlen=WINDOW)
-        self._percentile = self._median = 0.0
-        self._added = 0
+        self._ranked: list[float] = []
 
     def add(self, residual_s: float) -> None:
-        """Add a residual; sorts only every few of them, to keep requests cheap."""
-        residuals = self._residuals
-        residuals.append(residual_s)
-        self._added += 1
-        if len(residuals) <= MIN_SAMPLES or self._added % 8 == 0 or residual_s > self._percentile:
-            ranked = sorted(residuals)
-            self._percentile = ranked[min(len(ranked) - 1, int(self._fraction * len(ranked)))]
-            self._median = ranked[len(ranked) // 2]
+        """Add a residual, in place of the oldest one if the window is full."""
+        if len(self._residuals) == WINDOW:
+            self._ranked.remove(self._residuals[0])
+        self._residuals.append(residual_s)
+        insort(self._ranked, residual_s)
 
-    def margin_s(self, prior_s: float) -> float:
-        """Return the residual at the percentile; *prior_s* while there are too few."""
-        return max(0.0, self._percentile) if len(self._residuals) >= MIN_SAMPLES else prior_s
-
-    @property
-    def median_s(self) -> float:
-        """The median residual, at least 0; 0 while there are too few."""
-        return max(0.0, self._median) if len(self._residuals) >= MIN_SAMPLES else 0.0
+    def quantile_s(self, fraction: float, prior_s: float = 0.0) -> float:
+        """Return a quantile, at least 0; *prior_s* while there are too few residuals."""
+        if len(self._ranked) < MIN_SAMPLES:
+            return prior_s
+        return max(0.0, self._ranked[int(fraction * len(self._ranked))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +94,6 @@ ANONYMOUS = KeyHolder()
 """The client of every request to an endpoint without keys."""
 
 
-@dataclass(slots=True)
-class _Pool:
-    """The in-flight requests of the replicas of one role in one domain."""
-
-    replicas: int
-    work_s: float = 0.0
-    waiting: int = 0
-    sequences: int = 0
-    context_tokens: float = 0.0
-    per_token_s: float = 0.0
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class InflightRequest:
     """
@@ -128,7 +109,7 @@ class InflightRequest:
 
     cost: RequestCost
     domain: str
-    prefill: _Pool
+    prefill: PoolLoad
     work_s: float
     forecast: AdmissionForecast | None = None
     client: KeyHolder = ANONYMOUS
@@ -159,40 +140,37 @@ class InflightRequests:
     def __init__(self, config: EndpointConfig) -> None:
         """Start with no requests and the planned replicas."""
         first, last = config.prefilling, config.answering
-        near = {domain: config.prefill_domain(domain) for domain in last.replicas}
         self.domains = tuple(last.replicas)
         self._size = last
         predicted = config.prediction
         used = {} if predicted is None else predicted.utilisation_fraction
         self._prefill_busy_fraction = min(1.0, used.get("prefill", 1.0))
         self._pools = {
-            **{("prefill", domain): _Pool(first.replicas[domain]) for domain in near.values()},
-            **{(last.role, domain): _Pool(number) for domain, number in last.replicas.items()},
+            (pool.role, domain): PoolLoad(replicas)
+            for pool in (first, last)
+            for domain, replicas in pool.replicas.items()
         }
-        self._prefill = {domain: self._pools["prefill", near[domain]] for domain in near}
-        self._decode = {domain: self._pools[last.role, domain] for domain in near}
+        self._decode = {domain: self._pools[last.role, domain] for domain in last.replicas}
+        self._prefill = {
+            domain: self._pools[first.role, config.prefill_domain(domain)]
+            for domain in self._decode
+        }
 
     def load(self, domain: str) -> InflightLoad:
         """Return the load that a request answered in *domain* would meet."""
-        prefill, decode = self._prefill[domain], self._decode[domain]
         return InflightLoad(
-            prefill_work_s=prefill.work_s,
-            prefill_replicas=prefill.replicas,
-            sequences=decode.sequences,
-            context_tokens=decode.context_tokens,
-            decode_replicas=decode.replicas,
+            prefill=replace(self._prefill[domain]),
+            decode=replace(self._decode[domain]),
             max_batch_size=self._size.max_num_seqs,
             max_step_tokens=self._size.max_num_batched_tokens,
             prefill_busy_fraction=self._prefill_busy_fraction,
-            local_work_s=decode.work_s,
-            local_per_token_s=decode.per_token_s,
         )
 
     def backlog_s(self) -> dict[str, float]:
         """Return the seconds of prefill still needed, by the domain that computes it."""
-        found: dict[str, float] = {}
+        found: defaultdict[str, float] = defaultdict(float)
         for (_, domain), pool in self._pools.items():
-            found[domain] = found.get(domain, 0.0) + pool.work_s
+            found[domain] += pool.work_s
         return found
 
     def per_replica(self) -> list[float]:
@@ -268,8 +246,7 @@ class AdmissionController:
         self._choose = chooser("power-of-two")
         self._ongoing: Counter[str] = Counter()
         self._token_counts = {kind: TokenCounts() for kind in ("chat", "completions")}
-        fraction = 0.99 if config.slo is None else config.slo.level
-        self._ttft, self._tpot = ResidualWindow(fraction), ResidualWindow(fraction)
+        self._ttft, self._tpot = ResidualWindow(), ResidualWindow()
         self._turn = 0
 
     @property
@@ -280,10 +257,10 @@ class AdmissionController:
             return Margin()
         pace_s = slo.per_token_s or 0.0
         return Margin(
-            ttft_s=self._ttft.margin_s(step.prefill.error_fraction * slo.ttft_s),
-            tpot_s=self._tpot.margin_s(step.decode.error_fraction * pace_s),
-            median_ttft_s=self._ttft.median_s,
-            median_tpot_s=self._tpot.median_s,
+            ttft_s=self._ttft.quantile_s(slo.level, step.prefill.error_fraction * slo.ttft_s),
+            tpot_s=self._tpot.quantile_s(slo.level, step.decode.error_fraction * pace_s),
+            median_ttft_s=self._ttft.quantile_s(0.5),
+            median_tpot_s=self._tpot.quantile_s(0.5),
         )
 
     def cost(self, kind: str, body: Mapping[str, Any]) -> RequestCost:

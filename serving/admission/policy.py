@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import step_time
 from serving.protocol.messages import Refusal
-from serving.request.length import answer_tokens, counted_text_bytes, prompt_tokens, prompts_in
+from serving.request.length import answer_tokens, prompt_size, prompt_tokens, prompts_in
 from serving.request.prefill import must_be_local
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class RequestCost:
         other_tokens: of the other prompts, one by one.
         local: whether the server that decodes also computes the prompt.
         kind: `chat` or `completions`.
-        text_bytes: bytes of the one text that the engine's count of prompt tokens is for; 0: none.
+        text_bytes: bytes of the one text that the engine's count of prompt tokens is for; 0: none,
+            because several prompts share one count, and a truncated one is counted in part only.
     """
 
     prompt_tokens: float
@@ -73,6 +74,7 @@ def request_cost(
     room = max(1.0, config.max_model_len - tokens)
     planned = room if config.workload is None else config.workload.output_tokens.max_tokens
     requested = answer_tokens(kind, body)
+    counted = len(prompts) == 1 and body.get("truncate_prompt_tokens") is None
     local = must_be_local(body) is not None or tokens <= config.routing.local_threshold_tokens
     return RequestCost(
         prompt_tokens=tokens,
@@ -81,8 +83,30 @@ def request_cost(
         other_tokens=tuple(others),
         local=local or not config.split,
         kind=kind,
-        text_bytes=counted_text_bytes(kind, body),
+        text_bytes=prompt_size(prompts[0])[1] if counted else 0,
     )
+
+
+@dataclass(slots=True)
+class PoolLoad:
+    """
+    The load of the replicas of one role in one domain, at least one of them.
+
+    Attributes:
+        work_s: seconds that the prompts ahead still need, on one replica.
+        waiting: requests whose prompts these are.
+        sequences: admitted and not finished, in any phase.
+        context_tokens: cached tokens of all of them, once they decode.
+        per_token_s: seconds that prompts computed here add between two tokens of one replica, if
+            each answer is followed by one like it.
+    """
+
+    replicas: int
+    work_s: float = 0.0
+    waiting: int = 0
+    sequences: int = 0
+    context_tokens: float = 0.0
+    per_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,45 +115,29 @@ class InflightLoad:
     The load of the replicas that a request would use.
 
     Attributes:
-        prefill_work_s: seconds of prefill that requests ahead still need, on one replica.
-        prefill_replicas: replicas that share this work.
-        sequences: admitted and not finished, in any phase.
-        context_tokens: cached tokens of all of them, once they decode.
-        decode_replicas: replicas that share them.
-        max_batch_size: sequences that one of these decodes at once.
+        max_batch_size: sequences that one replica decodes at once.
         max_step_tokens: tokens of prompts that one of these computes in a step.
         prefill_busy_fraction: share of the time in which a prefill replica computes.
-        local_work_s: like `prefill_work_s`, for prompts that these compute themselves.
-        local_per_token_s: seconds that such prompts add between two tokens of one replica, if
-            each answer is followed by one like it.
     """
 
-    prefill_work_s: float
-    prefill_replicas: int
-    sequences: int
-    context_tokens: float
-    decode_replicas: int
+    prefill: PoolLoad
+    decode: PoolLoad
     max_batch_size: int
     max_step_tokens: int
     prefill_busy_fraction: float = 1.0
-    local_work_s: float = 0.0
-    local_per_token_s: float = 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether there is no request ahead."""
-        return self.sequences == 0 and self.prefill_work_s <= 0 and self.local_work_s <= 0
+        """Whether there is no request ahead; `decode` counts its sequences in every phase."""
+        return self.decode.sequences == 0 and self.prefill.work_s <= 0
 
     def emptied(self) -> InflightLoad:
         """Return the same replicas without requests."""
         return replace(
             self,
+            prefill=PoolLoad(self.prefill.replicas),
+            decode=PoolLoad(self.decode.replicas),
             prefill_busy_fraction=0.0,
-            prefill_work_s=0.0,
-            sequences=0,
-            context_tokens=0.0,
-            local_work_s=0.0,
-            local_per_token_s=0.0,
         )
 
 
@@ -196,7 +204,7 @@ def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
         return filled + sum(_added_s(model.decode, tokens) for tokens in prompts)
     between = model.interference
     unloaded_s = float(step_time.prefill_s(model.prefill, cost.prompt_tokens))
-    batch = load.sequences / max(load.decode_replicas, 1)
+    batch = load.decode.sequences / load.decode.replicas
     slower = 1 + between.prefill_fraction + batch * between.prefill_per_sequence_fraction
     return unloaded_s * slower + between.prefill_per_request_s
 
@@ -224,22 +232,22 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     Ignores: which requests ahead finish meanwhile, so that it overestimates batches; prompts that
     share a step; how long sequences that join hold the batch up, which the margin learns.
     """
-    decoders = max(load.decode_replicas, 1)
+    prefill, decode = load.prefill, load.decode
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
     most_s = model.decode.per_prefill_token_s * load.max_step_tokens
-    pace_s = step_s + min(load.local_per_token_s / decoders, most_s)
+    pace_s = step_s + min(decode.per_token_s / decode.replicas, most_s)
     if cost.local:
         own_s = float(step_time.prefill_s(model.decode, cost.prompt_tokens))
         pull_s = 0.0
-        ahead_s = load.local_work_s / decoders
+        ahead_s = decode.work_s / decode.replicas
     else:
         own_s = work_s(model, cost, load)
         pull_s = float(step_time.transfer_s(model.path, cost.prompt_tokens))
-        ahead_s = load.prefill_work_s / max(load.prefill_replicas, 1)
+        ahead_s = prefill.work_s / prefill.replicas
     # Places come free one after the other, each as long as an answer like this one takes.
-    together = load.sequences + cost.sequences
-    places = max(load.max_batch_size, cost.sequences) * decoders
+    together = decode.sequences + cost.sequences
+    places = max(load.max_batch_size, cost.sequences) * decode.replicas
     wait_s = max(0, together - places) / places * cost.output_tokens * pace_s
     ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
     return AdmissionForecast(ttft_s=ttft_s, tpot_s=pace_s)
@@ -247,12 +255,12 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
 
 def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     """Return the seconds of a decode step of all admitted sequences, without prompts."""
-    decoders = max(load.decode_replicas, 1)
+    decode = load.decode
     places = max(load.max_batch_size, cost.sequences)
-    batch = max(float(cost.sequences), (load.sequences + cost.sequences) / decoders)
+    batch = max(float(cost.sequences), (decode.sequences + cost.sequences) / decode.replicas)
     batch = min(batch, float(places))
     own_tokens = cost.sequences * (cost.prompt_tokens + cost.output_tokens)
-    tokens = max(own_tokens, (load.context_tokens + own_tokens) / decoders)
+    tokens = max(own_tokens, (decode.context_tokens + own_tokens) / decode.replicas)
     step_s = float(step_time.decode_s(model.decode, batch, tokens / batch))
     return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 

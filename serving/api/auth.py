@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
 from serving.admission.controller import ANONYMOUS, KeyHolder
 from serving.protocol.messages import refuse
-from serving.request.validation import MAX_BODY_BYTES, refuse_long
+from serving.request.length import read_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,20 +32,15 @@ ORIGINS = "MINICLUSTER_CORS_ORIGINS"
 SHORTEST = 16
 """Fewest characters of a key: shorter ones can be guessed."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey(KeyHolder):
-    """
-    One API key; the secret itself is not kept.
-
-    Attributes:
-        digest: SHA-256 of the secret.
-    """
-
-    digest: bytes
+MAX_BODY_BYTES = 8 << 20
+"""Most bytes of a body: a prompt of about two million tokens."""
 
 
-def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
+Keys = dict[bytes, KeyHolder]
+"""The holder of each key by the key's SHA-256; the secrets themselves are not kept."""
+
+
+def read_keys(environment: Mapping[str, str]) -> Keys:
     """
     Read the keys that *environment* holds or points to; none: the endpoint asks for no key.
 
@@ -56,7 +50,7 @@ def read_keys(environment: Mapping[str, str]) -> tuple[ApiKey, ...]:
         InputError: a file that cannot be read, a key that is too short, a limit that is no number,
             or a variable that is set and holds no key, which would open the endpoint by accident.
     """
-    return tuple(_key(line, place) for place, line in _lines(environment))
+    return dict(_key(line, place) for place, line in _lines(environment))
 
 
 def refuse_open(host: str, environment: Mapping[str, str]) -> None:
@@ -92,22 +86,22 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     if not read_keys(environment):
         return {}
     place, line = next(_lines(environment))
-    name_or_key, *rest = line.split(":")
-    return bearer(rest[0] if rest else name_or_key, place=place)
+    _, secret, _ = _parts(line, place)
+    return bearer(secret, place=place)
 
 
-def key_of(keys: tuple[ApiKey, ...], authorization: str | None) -> ApiKey | None:
+def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
     """
-    Return the key that an Authorization header holds, if it is one of *keys*.
+    Return the holder of the key in an Authorization header, if it is one of *keys*.
 
     All keys are compared, each in constant time, so that the time reveals nothing about them.
     """
     scheme, _, secret = (authorization or "").partition(" ")
-    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(secret.strip().encode()).digest()
     found = None
-    for key in keys:
-        if hmac.compare_digest(key.digest, digest) and scheme.lower() == "bearer":
-            found = key
+    for known, holder in keys.items():
+        if hmac.compare_digest(known, digest) and scheme.lower() == "bearer":
+            found = holder
     return found
 
 
@@ -135,26 +129,33 @@ def _text(path: str) -> str:
         raise InputError(KEYS_FILE, path, f"a file of keys: {error}") from None
 
 
-def _key(line: str, place: str) -> ApiKey:
-    """Read one line; errors never show the key."""
-    parts = line.split(":")
-    if len(parts) > 3:  # noqa: PLR2004  (name, key, limit)
-        raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
-    secret = parts[0] if len(parts) == 1 else parts[1]
+def _parts(line: str, place: str) -> tuple[str, str, str | None]:
+    """Return the name, the secret and the limit of a line."""
+    match line.split(":"):
+        case [secret]:
+            return "", secret, None
+        case [name, secret]:
+            return name, secret, None
+        case [name, secret, limit]:
+            return name, secret, limit
+        case parts:
+            raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+
+
+def _key(line: str, place: str) -> tuple[bytes, KeyHolder]:
+    """Read one line: the key's digest and its holder; errors never show the key."""
+    name, secret, limit = _parts(line, place)
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
-    limit = parts[2] if len(parts) == 3 else None  # noqa: PLR2004
-    if limit is not None and (not limit.isascii() or not limit.isdigit() or int(limit) < 1):
-        raise InputError(place, limit, "a number of requests, at least 1")
     digest = hashlib.sha256(secret.encode()).digest()
-    name = parts[0] if len(parts) > 1 and parts[0] else f"key-{digest.hex()[:6]}"
-    return ApiKey(name=name, digest=digest, max_ongoing=int(limit) if limit else None)
+    ongoing = None if limit is None else read_count(place, limit, "requests")
+    return digest, KeyHolder(name=name or f"key-{digest.hex()[:6]}", max_ongoing=ongoing)
 
 
 class AccessControl:
     """The checks before a request is parsed."""
 
-    def __init__(self, keys: tuple[ApiKey, ...], origins: tuple[str, ...] = ()) -> None:
+    def __init__(self, keys: Keys, origins: tuple[str, ...] = ()) -> None:
         """Take the keys and the allowed web origins; without keys every request is allowed."""
         self._keys = keys
         self._origins = frozenset(origins)
@@ -186,7 +187,7 @@ class AccessControl:
                 refuse(403, message, code="origin_not_allowed")
         if not self._keys:
             return ANONYMOUS
-        found = key_of(self._keys, request.headers.get("authorization"))
+        found = holder_of(self._keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")
@@ -200,13 +201,9 @@ async def read_body(request: Request) -> bytes:
     Raises:
         RequestRefused: 413.
     """
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-        refuse_long()
-    parts, size = [], 0
+    body = bytearray()
     async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            refuse_long()
-    return b"".join(parts)
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            refuse(413, f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")
+    return bytes(body)

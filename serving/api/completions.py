@@ -7,7 +7,6 @@ work per token is only to forward and to time it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,7 @@ from serving.api.auth import read_body
 from serving.api.errors import with_param
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.api.streams import AnswerStream, with_usage
-from serving.api.tracker import RequestTracker
+from serving.api.tracker import AnswerStream, RequestTracker, with_usage
 from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.validation import check, parse_body
@@ -63,7 +61,6 @@ class CompletionRoutes:
         self.admission = AdmissionController(config, sheds=sheds)
         self.metrics = Metrics(config)
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
-        self._refreshing: asyncio.Task[object] | None = None
 
     async def answer(self, kind: str, request: Request, request_id: str) -> Response:
         """
@@ -81,13 +78,9 @@ class CompletionRoutes:
         with tracker:
             sent = with_usage(body)
             tracker.usage.keep = sent is body
-            expected = tracker.expect_first_token()
+            tracker.expect_first_token()
             items = aiter(self.backend.answer(tracker.domain, kind, sent))
-            try:
-                chunk = await anext(items)
-            finally:
-                if expected is not None:
-                    expected.cancel()
+            chunk = await anext(items)
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
             assert isinstance(chunk, FirstChunk)  # noqa: S101  (for the type checker)
@@ -118,7 +111,7 @@ class CompletionRoutes:
         raw = parse_body(await read_body(request))
         checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
         body = apply_token_limit(kind, checked, self.token_limit, longest)
-        self._refresh_replicas()
+        self.readiness.running.refresh()
         found = self.admission.admit(self.admission.cost(kind, body), client)
         if isinstance(found, Shed):
             self.metrics.shed(found.reason)
@@ -131,7 +124,3 @@ class CompletionRoutes:
             started_s=started_s,
         )
         return tracker, body
-
-    def _refresh_replicas(self) -> None:
-        if self.readiness.stale and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = asyncio.create_task(self.readiness.running())

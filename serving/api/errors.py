@@ -33,13 +33,8 @@ def request_id_of(request: Request) -> str:
 
 def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
     """Answer a refusal, with *headers* besides its own."""
-    more = {"X-Should-Retry": "false"} if refusal.code == "slo_unreachable" else {}
-    if refusal.status == 401:  # noqa: PLR2004
-        more["WWW-Authenticate"] = "Bearer"
     return JSONResponse(
-        refusal.body,
-        status_code=refusal.status,
-        headers={**refusal.headers, **more, **headers},
+        refusal.body, status_code=refusal.status, headers={**refusal.headers, **headers}
     )
 
 

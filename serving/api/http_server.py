@@ -47,25 +47,13 @@ class HttpServer:
         )
         self._server = uvicorn.Server(config)
 
-    @property
-    def port(self) -> int:
-        """The port that is bound."""
-        return int(self._socket.getsockname()[1])
-
     async def serve(self) -> None:
-        """Answer until stopped."""
-        try:
-            await self._server.serve(sockets=[self._socket])
-        finally:
-            self.close()
+        """Answer until stopped, and release the port."""
+        await self._server.serve(sockets=[self._socket])
 
     def stop(self) -> None:
         """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
-
-    def close(self) -> None:
-        """Release the port."""
-        self._socket.close()
 
 
 class CancelOnDisconnect:

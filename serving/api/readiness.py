@@ -63,15 +63,14 @@ class CachedValue(Generic[Value]):
         self._has_value = False
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def stale(self) -> bool:
-        """Whether the last refresh, successful or not, is older than the maximum age."""
-        return time.monotonic() - self._refreshed_s > self._max_age_s
+    def refresh(self) -> None:
+        """Begin to refresh a stale value."""
+        if self._task is None and time.monotonic() - self._refreshed_s > self._max_age_s:
+            self._task = asyncio.create_task(self._run())
 
     async def get(self) -> Value:
         """Return the value, a fresh one if it comes soon enough."""
-        if self._task is None and self.stale:
-            self._task = asyncio.create_task(self._run())
+        self.refresh()
         if self._task is not None:
             wait_s = WAIT_S if self._has_value else FIRST_WAIT_S
             await asyncio.wait({self._task}, timeout=wait_s)
@@ -92,7 +91,11 @@ class ReadyCheck:
     """
     The state of the cluster, queried at most once per `REFRESH_S`, however often it is read.
 
-    A probe may take as long as both deadlines; `running` and `facts` do not wait for it.
+    A probe may take as long as both deadlines; the other two do not wait for it.
+
+    Attributes:
+        running: the number of running replicas, by role and domain.
+        facts: the settings of one engine of each role and domain.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class ReadyCheck:
     ) -> None:
         """Start without a query; *admission* and *metrics* receive the number of replicas."""
 
-        async def running() -> Running:
+        async def query() -> Running:
             found = await backend.running()
             admission.inflight.set_replicas(found)
             metrics.replicas(found)
@@ -112,8 +115,8 @@ class ReadyCheck:
 
         self._config = config
         self._backend = backend
-        self._running: CachedValue[Running] = CachedValue(running, initial={}, max_age_s=REFRESH_S)
-        self._facts: CachedValue[Facts] = CachedValue(
+        self.running: CachedValue[Running] = CachedValue(query, initial={}, max_age_s=REFRESH_S)
+        self.facts: CachedValue[Facts] = CachedValue(
             backend.facts, initial={}, max_age_s=FACTS_REFRESH_S
         )
         self._probing = asyncio.Lock()
@@ -123,19 +126,6 @@ class ReadyCheck:
         self._prompt = [PROBE_TOKEN] * min(threshold + 1, config.max_model_len - 1)
         self._splits = config.split and len(self._prompt) > threshold
 
-    @property
-    def stale(self) -> bool:
-        """Whether the number of running replicas is stale."""
-        return self._running.stale
-
-    async def running(self) -> Running:
-        """Return the number of running replicas, by role and domain."""
-        return await self._running.get()
-
-    async def facts(self) -> Facts:
-        """Return the settings of one engine of each role and domain."""
-        return await self._facts.get()
-
     def answered(self, domain: str, phases: RequestPhases, first_s: float) -> None:
         """Record a client's answer: its path, and its first token's time by `perf_counter`."""
         if self._proves_ready(phases):
@@ -143,7 +133,7 @@ class ReadyCheck:
 
     async def lacking(self) -> list[str]:
         """Return the reasons why requests would fail now; none: the endpoint is ready."""
-        running = await self.running()
+        running = await self.running.get()
         if not running:
             return ["Ray Serve does not say what runs"]
         roles = sorted({pool.role for pool in self._config.pools})

@@ -93,7 +93,7 @@ class StatusRoutes:
         """Return the metrics in Prometheus's text format."""
         completions = self._completions
         self._access.client(request)
-        await completions.readiness.running()
+        await completions.readiness.running.get()
         text = completions.metrics.text(completions.admission)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
@@ -101,14 +101,14 @@ class StatusRoutes:
         """Return the plan, what is deployed, and what is measured."""
         completions = self._completions
         self._access.client(request)
-        running = await completions.readiness.running()
+        running = await completions.readiness.running.get()
         pools: dict[str, dict[str, dict[str, int]]] = {}
         for pool in completions.config.pools:
             for domain, planned in pool.replicas.items():
                 up = running.get((pool.role, domain), 0)
                 pools.setdefault(pool.role, {})[domain] = {"planned": planned, "running": up}
         engines: dict[str, dict[str, Any]] = {}
-        for (role, domain), facts in (await completions.readiness.facts()).items():
+        for (role, domain), facts in (await completions.readiness.facts.get()).items():
             engines.setdefault(role, {})[domain] = facts
         inflight, margin = completions.admission.inflight, completions.admission.margin
         measured: dict[str, Any] = {

@@ -26,7 +26,10 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 HASH_FILE = "sha256.json"
+"""File with the hashes of `FILES`; only a directory that holds one is ever replaced."""
+
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """The dtypes of the demo model, and their names in `config.json`."""
 
@@ -82,7 +85,7 @@ def make_demo_model(
             raise InputError(
                 str(directory), "another directory", "an empty place or an earlier demo model"
             )
-        if _is_intact(directory, shape, dtype):
+        if (directory / HASH_FILE).read_bytes() == _record(directory, shape, dtype):
             return directory
     # Written beside it and renamed, so that an interrupt leaves no partial model.
     draft = directory.with_name(directory.name + ".draft")
@@ -101,12 +104,10 @@ def _write(directory: Path, shape: DemoShape, dtype: str) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(directory / "tokenizer.json"))
-    _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
-    _write_json(directory / "config.json", _config(shape, dtype))
+    (directory / "tokenizer_config.json").write_bytes(_json(_tokenizer_config(shape)))
+    (directory / "config.json").write_bytes(_json(_config(shape, dtype)))
     _write_weights(directory / "model.safetensors", shape, words)
-    hashes = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-    record = {"shape": asdict(shape), "dtype": dtype, "files": hashes}
-    _write_json(directory / HASH_FILE, record)
+    (directory / HASH_FILE).write_bytes(_record(directory, shape, dtype))
 
 
 def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
@@ -230,24 +231,13 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def _is_intact(directory: Path, shape: DemoShape, dtype: str) -> bool:
-    try:
-        record = json.loads((directory / HASH_FILE).read_text(encoding="utf-8"))
-        return bool(
-            record["shape"] == asdict(shape)
-            and record["dtype"] == dtype
-            and record["files"].items()
-            and all(_sha256(directory / name) == sha for name, sha in record["files"].items())
-        )
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
+def _record(directory: Path, shape: DemoShape, dtype: str) -> bytes:
+    """Return what `HASH_FILE` holds if the files in *directory* are a model of this shape."""
+    present = [directory / name for name in FILES if (directory / name).exists()]
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in present}
+    return _json({"shape": asdict(shape), "dtype": dtype, "files": hashes})
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _write_json(file: Path, value: object) -> None:
-    """Write JSON; equal values give equal bytes."""
-    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _json(value: object) -> bytes:
+    """Return JSON; equal values give equal bytes."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from minicluster.errors import TargetFailed
 from serving.measurement.timing_client import TimedStream, TimingClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from numpy.typing import NDArray
 
@@ -254,24 +253,27 @@ def _covered(spans: NDArray[np.float64]) -> float:
 async def time_decode(client: TimingClient, *, batch: int, context: int) -> GridPoints:
     """Time a decode step of exactly *batch* sequences."""
     streams = [TimedStream() for _ in range(batch)]
-
-    def run_client(stream: TimedStream) -> Coroutine[Any, Any, Any]:
-        return client.stream(context, DECODE_LIMIT_TOKENS, stream)
-
-    async with _background([run_client(stream) for stream in streams]) as failed:
-        started: asyncio.Future[list[Any]] = asyncio.gather(*(s.started.wait() for s in streams))
-        await asyncio.wait([started, failed], return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            failed.result()
-        start = end = time.monotonic()
-        read = sum(stream.tokens for stream in streams) / batch
-        tokens = 0
-        while end < start + DECODE_WINDOW_S or tokens < DECODE_STEPS * batch:
-            await asyncio.sleep(DECODE_WINDOW_S / 4)
-            end = time.monotonic()
-            tokens = sum(stream.tokens_between(start, end) for stream in streams)
-            if failed.done():
-                break
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(client.stream(context, DECODE_LIMIT_TOKENS, stream))
+                for stream in streams
+            ]
+            for stream in streams:
+                await stream.started.wait()
+            start = end = time.monotonic()
+            read = sum(stream.tokens for stream in streams) / batch
+            tokens = 0
+            while end < start + DECODE_WINDOW_S or tokens < DECODE_STEPS * batch:
+                await asyncio.sleep(DECODE_WINDOW_S / 4)
+                end = time.monotonic()
+                tokens = sum(stream.tokens_between(start, end) for stream in streams)
+                if all(task.done() for task in tasks):
+                    break
+            for task in tasks:
+                task.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return (
         GridPoint(
             phase="decode",
@@ -298,19 +300,3 @@ async def _path(client: TimingClient, *, tokens: int) -> GridPoints:
         )
         for phase, seconds in (("request", prefill_only), ("path", whole))
     )
-
-
-@contextlib.asynccontextmanager
-async def _background(
-    clients: list[Coroutine[Any, Any, Any]],
-) -> AsyncIterator[asyncio.Future[list[Any]]]:
-    """Run *clients* for the duration of the block; raises their first error at its end."""
-    together = asyncio.gather(*clients)
-    try:
-        yield together
-        if together.done():
-            together.result()
-    finally:
-        together.cancel()
-        with contextlib.suppress(asyncio.CancelledError, TargetFailed, OSError):
-            await together

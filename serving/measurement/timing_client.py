@@ -51,9 +51,9 @@ class TimedStream:
 
     def tokens_between(self, start_s: float, end_s: float) -> int:
         """Tokens that arrived after *start_s* and not after *end_s*."""
-        before = [tokens for at, tokens in self.stamps if at <= start_s]
-        upto = [tokens for at, tokens in self.stamps if at <= end_s]
-        return (upto[-1] if upto else 0) - (before[-1] if before else 0)
+        arrived = [tokens for at, tokens in self.stamps if at <= end_s]
+        earlier = [tokens for at, tokens in self.stamps if at <= start_s]
+        return max(arrived, default=0) - max(earlier, default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ prefill handles. A domain is what the plan pairs by: GPUs joined by scale-up lin
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -162,27 +162,22 @@ def endpoint_config(
         for pool in deployment.pools
     )
     prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
-    config = EndpointConfig(
+    return EndpointConfig(
         model_id=deployment.model.id,
         max_model_len=deployment.engine.max_model_len,
         block_size=deployment.engine.block_size,
         plan_hash=plan_hash,
+        slo=plan.slo if plan else None,
+        prediction=plan.prediction if plan else None,
+        workload=plan.workload if plan else None,
+        confidence_fraction=plan.confidence.fraction if plan and plan.confidence else None,
+        step_model=plan.step_model if plan else None,
         prefill_deadline_s=prefill_deadline_s,
         kv_wait_deadline_s=kv_deadline_s,
         routing=deployment.routing,
         pools=pools,
         pairing=_pairing(pools),
         simulated=simulated,
-    )
-    if plan is None:
-        return config
-    return replace(
-        config,
-        slo=plan.slo,
-        prediction=plan.prediction,
-        workload=plan.workload,
-        confidence_fraction=None if plan.confidence is None else plan.confidence.fraction,
-        step_model=plan.step_model,
     )
 
 

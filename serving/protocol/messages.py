@@ -52,10 +52,15 @@ class Refusal:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response headers: Retry-After, in whole seconds, if a retry may succeed."""
-        if self.retry_after_s is None:
-            return {}
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        """The response headers: whether and in how many whole seconds a retry may succeed."""
+        found = {}
+        if self.status == 401:  # noqa: PLR2004
+            found["WWW-Authenticate"] = "Bearer"
+        if self.code == "slo_unreachable":
+            found["X-Should-Retry"] = "false"
+        if self.retry_after_s is not None:
+            found["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return found
 
 
 class RequestRefused(Exception):

@@ -110,7 +110,7 @@ class TokenCounts:
 
 def prompts_in(kind: str, body: Mapping[str, Any]) -> list[Any]:
     """
-    Return the prompts of a request, for `prompt_tokens`, `text_bytes` and `most_tokens`.
+    Return the prompts of a request, for `prompt_tokens` and `prompt_size`.
 
     Args:
         kind: `chat`, whose only prompt is all that its template gets, or `completions`.
@@ -130,55 +130,31 @@ def prompts_of(prompt: object) -> list[Any]:
 
 
 def prompt_tokens(prompt: object, estimate: TokenEstimate = DEFAULT_ESTIMATE) -> float:
+    """Return the tokens of one prompt: exact for token ids, an estimate from the bytes of text."""
+    ids, size_bytes = prompt_size(prompt)
+    if ids:
+        return float(ids)
+    return max(1.0, estimate.overhead_tokens + estimate.tokens_per_byte * size_bytes)
+
+
+def prompt_size(prompt: object) -> tuple[int, int]:
     """
-    Return the tokens of one prompt: exact for token ids, an estimate from the bytes of text.
+    Return a prompt's token ids and its bytes of text, without roles and what a template adds.
 
-    *prompt* is a string, ids, or the messages of a chat. Anything else counts as no text: the
-    engine will refuse it.
+    *prompt* is a string, ids, or the messages of a chat; of other JSON, which the engine will
+    refuse, each number counts as an id. The sum bounds the prompt's tokens: a token of text has at
+    least one byte.
     """
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-        return float(len(prompt))
-    return max(1.0, estimate.overhead_tokens + estimate.tokens_per_byte * text_bytes(prompt))
-
-
-def text_bytes(prompt: object) -> int:
-    """Return the bytes of text in a prompt, without roles and what a chat template adds."""
     if isinstance(prompt, str):
-        return len(prompt.encode("utf-8", "surrogatepass"))
-    if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)):
-        return sum(text_bytes(part) for part in prompt)
+        return 0, len(prompt.encode())
     if isinstance(prompt, dict):
-        return sum(text_bytes(prompt.get(name)) for name in TEMPLATE_FIELDS)
-    return 0
-
-
-def most_tokens(prompt: object) -> int:
-    """
-    Return an upper bound of a prompt's tokens: a token of text has at least one byte.
-
-    *prompt* is any JSON, as in `prompt_tokens`; each number counts as one token.
-    """
-    if isinstance(prompt, list):
-        return sum(most_tokens(part) for part in prompt)
-    if isinstance(prompt, str | dict):
-        return text_bytes(prompt)
-    return 0 if prompt is None else 1
-
-
-def counted_text_bytes(kind: str, body: Mapping[str, Any]) -> int:
-    """
-    Return the bytes of the text that the engine's count of prompt tokens is for; 0: no one text.
-
-    Several prompts share one count, and a truncated prompt is counted in part only.
-
-    Args:
-        kind: `chat` or `completions`.
-        body: the request.
-    """
-    prompts = prompts_in(kind, body)
-    if len(prompts) > 1 or body.get("truncate_prompt_tokens") is not None:
-        return 0
-    return text_bytes(prompts[0])
+        return 0, sum(prompt_size(prompt.get(name))[1] for name in TEMPLATE_FIELDS)
+    if not isinstance(prompt, list):
+        return (0 if prompt is None else 1), 0
+    if prompt and isinstance(prompt[0], int):
+        return len(prompt), 0
+    sizes = [prompt_size(part) for part in prompt]
+    return sum(ids for ids, _ in sizes), sum(size_bytes for _, size_bytes in sizes)
 
 
 def requested_tokens(kind: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -203,10 +179,13 @@ def answer_tokens(kind: str, body: Mapping[str, Any]) -> int | None:
 def read_token_limit(environment: Mapping[str, str]) -> int | None:
     """Return the operator's limit; raises InputError for anything but a number of tokens."""
     value = environment.get(MAX_OUTPUT_TOKENS)
-    if value is None:
-        return None
+    return None if value is None else read_count(MAX_OUTPUT_TOKENS, value, "tokens")
+
+
+def read_count(place: str, value: str, what: str) -> int:
+    """Read a whole number of *what*, at least 1; raises InputError, which names *place*."""
     if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise InputError(MAX_OUTPUT_TOKENS, value, "a number of tokens, at least 1")
+        raise InputError(place, value, f"a number of {what}, at least 1")
     return int(value)
 
 
@@ -232,5 +211,6 @@ def apply_token_limit(
     tokens = answer_tokens(kind, body)
     if tokens is not None:
         return body if tokens <= limit else {**body, "max_tokens": limit}
-    room = max_model_len - max(map(most_tokens, prompts_in(kind, body))) - TEMPLATE_TOKENS
+    longest = max(sum(prompt_size(prompt)) for prompt in prompts_in(kind, body))
+    room = max_model_len - longest - TEMPLATE_TOKENS
     return {**body, "max_tokens": min(limit, room)} if room >= 1 else body

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NoReturn
+
+from pydantic_core import from_json
 
 from serving.protocol.messages import refuse
 from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
-
-MAX_BODY_BYTES = 8 << 20
-"""Most bytes of a body: a prompt of about two million tokens."""
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
@@ -38,44 +36,18 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     Read the body of a request.
 
     Raises:
-        RequestRefused: 413 for a body that is too long; 400 for one that is not a JSON object, or
-            that no process could pass on: deep nesting, half of a surrogate pair.
+        RequestRefused: 400 for a body that is not a JSON object, or that no process could pass on:
+            deep nesting, half of a surrogate pair.
     """
-    if len(raw) > MAX_BODY_BYTES:
-        refuse_long()
     try:
-        body = json.loads(raw, parse_constant=_no_constant)
-    except RecursionError:
-        refuse(400, "The body is nested too deeply.")
+        body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         refuse(400, f"The body is not valid JSON: {error}")
     if not isinstance(body, dict):
         refuse(400, "The body is not a JSON object.")
-    _check_encoding(raw, body)
-    return body
-
-
-def refuse_long() -> NoReturn:
-    """Refuse a body that is longer than `MAX_BODY_BYTES`."""
-    refuse(413, f"The body exceeds {MAX_BODY_BYTES} bytes.", code="too_long")
-
-
-def _no_constant(name: str) -> NoReturn:
-    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _check_encoding(raw: bytes, body: dict[str, Any]) -> None:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
         refuse(400, f"The body is nested too deeply: at most {MAX_DEPTH} levels.")
-    if b"\\ud" in raw or b"\\uD" in raw:
-        for name, value in body.items():
-            try:
-                json.dumps([name, value], ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                param = name.encode("ascii", "replace").decode()
-                message = f"{param}: expected text, not half of a surrogate pair."
-                refuse(400, message, param=param)
+    return body
 
 
 def _depth(body: dict[str, Any]) -> int:

@@ -78,10 +78,7 @@ class Page:
                 windowsVirtualKeyCode=13,
             )
 
-    def picture(self, width: int) -> bytes:
-        """Return a PNG of the page in a window of *width*."""
-        import base64  # noqa: PLC0415
-
+    def resize(self, width: int) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -89,7 +86,6 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
-        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
 
 @contextmanager

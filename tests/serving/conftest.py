@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from minicluster.plan import Deployment, Plan, Pool
+from minicluster.plan import Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.target import Target
 from serving.measurement.demo_model import DemoShape, make_demo_model
@@ -19,9 +19,6 @@ from .deployed import Shared, Split, driven
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
 from .forks import Forks
 
-PoolMaker = Callable[..., Pool]
-DeploymentMaker = Callable[..., Deployment]
-PlanMaker = Callable[[Deployment], Plan]
 SMALL = DemoShape(num_layers=1, hidden_size=64, ffn_size=64)
 
 DEADLINE_S = 15.0
@@ -77,21 +74,6 @@ def target() -> Target:
         ray="2.60.0",
         vllm="0.29.0",
     )
-
-
-@pytest.fixture(scope="session")
-def make_pool() -> PoolMaker:
-    return plans.make_pool
-
-
-@pytest.fixture(scope="session")
-def make_deployment() -> DeploymentMaker:
-    return plans.make_deployment
-
-
-@pytest.fixture(scope="session")
-def make_plan() -> PlanMaker:
-    return plans.make_plan
 
 
 @pytest.fixture(scope="session")

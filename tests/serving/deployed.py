@@ -26,9 +26,6 @@ from .faults.processes import Process, processes
 
 HERE = Path(__file__).parent
 
-LONGEST_S = 1800
-"""Two thousand answers of the ten thousand bodies, at three or four a second."""
-
 REPAIR_LIMIT_S = 400.0
 """Within which Ray Serve starts again what a test has killed, on a busy machine too."""
 
@@ -224,34 +221,3 @@ def healthy(base_url: str) -> bool:
 def outstanding(base_url: str) -> float:
     """Return how many requests are under way, as the endpoint itself counts them."""
     return series(base_url)['minicluster_outstanding_requests{stage="all"}']
-
-
-def endpoint_checks(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, HERE / "endpoint_checks.py", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-CHECKS = (
-    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
-    *("response_schema_conformance", "response_headers_conformance"),
-)
-
-
-def schemathesis(url: str, *, examples: int) -> tuple[int, str]:
-    """
-    Send requests that schemathesis generates from the endpoint's own schema.
-
-    Returns:
-        Its exit code and what it said last, after *examples* an operation at least.
-    """
-    command = [
-        *(Path(sys.executable).parent / "st", "run", f"{url}/openapi.json", "--seed", "7"),
-        *("--max-examples", str(examples), "--checks", ",".join(CHECKS)),
-        *("--request-timeout", "90"),  # a whole context of answer, on one core
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    sys.stdout.write(done.stdout[-600:])
-    return done.returncode, done.stdout[-3000:] + done.stderr[-1000:]

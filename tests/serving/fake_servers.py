@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.protocol.messages import FirstChunk, PrefillTiming, Refusal, RequestPhases
-from serving.request.length import text_bytes
+from serving.request.length import prompt_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -54,7 +54,7 @@ class FakeServers:
                 yield self.refusal
                 return
             await asyncio.sleep(self.ttft_s)
-            way = {"path": self.path, "prefill_replica": "p"}
+            way = {"path": self.path, "prefill_replica": "" if "local" in self.path else "p"}
             phases = RequestPhases(prefill_s=self.ttft_s, decode_s=0.0, **way)
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):
@@ -97,8 +97,8 @@ class FakeServers:
     def _usage(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, int]:
         """Count a token for each four bytes of text, or the ids of the only prompt."""
         prompt = body["messages"] if kind == "chat" else body["prompt"]
-        ids = isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
-        count = len(prompt) if ids else max(1, text_bytes(prompt) // 4)
+        ids, size_bytes = prompt_size(prompt)
+        count = ids or max(1, size_bytes // 4)
         count += self.template_tokens if kind == "chat" else 0
         return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .client import Answer, ask, difference
+from .client import Answer, ask
 from .deployed import Shared, up
 from .faults.reference import bare_server
 from .plans import make_deployment, make_plan
@@ -78,18 +78,3 @@ def test_bfloat16_under_load(
         sys.stdout.write(f"where the two best are at most {max(gaps, default=0):.2g} apart\n")
     assert max(gaps, default=0.0) <= ROUNDING
     assert len(gaps) < len(prompts) / 2
-
-
-def test_one_at_a_time_in_bfloat16(
-    url: str, prompts: list[list[int]], single: list[Answer]
-) -> None:
-    """Alone in the system a request is answered as by a single engine, within rounding."""
-    found = [
-        difference(_first(right), ask(url, prompt, 1, "alone"), tolerance=ROUNDING)
-        for prompt, right in zip(prompts[:8], single[:8], strict=True)
-    ]
-    assert found == [None] * 8
-
-
-def _first(answer: Answer) -> Answer:
-    return Answer(tokens=answer.tokens[:1], best_two=answer.best_two[:1])

@@ -8,13 +8,15 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
+import openai
 import pytest
 
 from serving.cluster.ports import free_ports
 
 from .client import events, post, send
 from .command import serving
-from .deployed import endpoint_checks, series
+from .deployed import series
+from .fuzz import fuzz
 from .http_client import KEY
 
 if TYPE_CHECKING:
@@ -101,24 +103,31 @@ def test_chat_role_comes_with_the_first_token(base_url: str) -> None:
     assert first_token - times[0][0] < 0.5 * (times[-1][0] - times[0][0])
 
 
-def test_server_timing(base_url: str) -> None:
-    """Every answer says how long prefill and hand-off took, streamed or not."""
-    with _open(f"{base_url}/v1/completions", {"prompt": "x", "max_tokens": 1}) as answer:
-        timing = answer.headers["Server-Timing"]
-    names = [part.split(";dur=")[0] for part in timing.split(", ")]
-    assert names == ["prefill_queue", "prefill", "handoff"]
-
-
 def test_an_unmodified_openai_client(base_url: str) -> None:
     """Models, chats, completions and streams work as its documentation says; errors are typed."""
-    assert endpoint_checks("openai", base_url, "demo", KEY) == {
-        "models": ["demo"],
-        "chat": [4, "assistant"],
-        "stream": 4,
-        "completion": 4,
-        "streamed": "length",
-        "refused": [[400, "max_tokens", True], [404, "model", True], [400, "temperature", True]],
-    }
+    client = openai.OpenAI(base_url=f"{base_url}/v1", api_key=KEY, max_retries=0)
+    chats, texts = client.chat.completions, client.completions
+    assert [each.id for each in client.models.list()] == ["demo"]
+    hi: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    chat = chats.create(**hi)
+    assert (chat.usage.completion_tokens, chat.choices[0].message.role) == (4, "assistant")
+    *_, last = chats.create(**hi, stream=True, stream_options={"include_usage": True})
+    assert last.usage.completion_tokens == 4
+    text = texts.create(model="demo", prompt="hello", max_tokens=4, logprobs=1)
+    assert text.usage
+    assert text.usage.completion_tokens == 4
+    *_, end = texts.create(model="demo", prompt="x", max_tokens=4, stream=True)
+    assert end.choices[0].finish_reason == "length"
+    broken: list[tuple[int, dict[str, Any]]] = [
+        (400, {"max_tokens": -1}),
+        (404, {"model": "gpt-9"}),
+        (400, {"temperature": 9}),
+    ]
+    for status, fields in broken:
+        with pytest.raises(openai.APIStatusError) as refused:
+            texts.create(**{"model": "demo", "prompt": "x", **fields})
+        assert (refused.value.status_code, refused.value.param) == (status, *fields)
+        assert refused.value.request_id
 
 
 def test_models_ready_and_plan_tell_the_truth(base_url: str) -> None:
@@ -144,6 +153,9 @@ def test_metrics_count_what_clients_got(split: Split, base_url: str) -> None:
         body = {"prompt": [2500 + number] * 40, "max_tokens": 6, "ignore_eos": True}
         reply = send(f"{base_url}/v1/completions", {**body, "stream": True})
         assert reply.path == "remote"
+        timing = reply.headers["server-timing"].split(", ")
+        phases = [part.split(";dur=")[0] for part in timing]
+        assert phases == ["prefill_queue", "prefill", "handoff"]
         # The usage that we count by is not for the client.
         assert not any('"choices":[]' in event for event in reply.events)
     split.wait_until_released()
@@ -175,9 +187,9 @@ def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
 
     After all of them both pools answer, and nothing is under way.
     """
-    found = endpoint_checks("fuzz", base_url, 300, 5)
-    assert found["first"] == []
-    assert found["statuses"]["200"] >= 40
+    statuses, complaints = fuzz(base_url, 300, 5)
+    assert complaints == []
+    assert statuses[200] >= 40
     split.wait_until_released()
     assert _answers(base_url)
 

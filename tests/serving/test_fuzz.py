@@ -1,21 +1,28 @@
-"""A thousand broken bodies against the endpoint and vLLM's request classes; no engine."""
+"""Broken bodies by the thousand, against vLLM's request classes alone, and against engines."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
+from serving.request.length import MAX_OUTPUT_TOKENS
 
-from .deployed import endpoint_checks, healthy, schemathesis, until
+from .client import post
+from .deployed import Shared, healthy, until, up
+from .fuzz import fuzz, schemathesis
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.plan import Plan
 
     from .forks import Forks
 
+ON_ENGINES = [pytest.mark.engine, pytest.mark.campaign]
 SERVE = """
 import sys
 from pathlib import Path
@@ -25,7 +32,7 @@ main(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, plan: Plan, forks: Forks) -> str:
+def schema(tmp_path_factory: pytest.TempPathFactory, plan: Plan, forks: Forks) -> str:
     """Have an endpoint up, until all tests end, whose servers check bodies as vLLM does."""
     place = tmp_path_factory.mktemp("fuzz")
     (place / "plan.json").write_text(to_json(plan))
@@ -36,16 +43,48 @@ def url(tmp_path_factory: pytest.TempPathFactory, plan: Plan, forks: Forks) -> s
     return url
 
 
-def test_broken_bodies_get_clear_answers(url: str) -> None:
-    """None is a 5xx, each 4xx names a field, and valid requests between them are answered."""
-    found = endpoint_checks("fuzz", url, 1000, 1)
-    assert found["first"] == []
-    assert found["statuses"]["200"] >= 150
-    assert found["statuses"]["400"] >= 500
+@pytest.fixture(scope="module")
+def engines(
+    tmp_path_factory: pytest.TempPathFactory, exact_plan: Plan, shared: Shared
+) -> Iterator[str]:
+    """Have it deployed with short answers: without a length they would fill the whole context."""
+    shared.end()
+    with up(tmp_path_factory.mktemp("fuzz"), exact_plan, **{MAX_OUTPUT_TOKENS: "16"}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+def _answers(url: str) -> bool:
+    status, body = post(f"{url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
+    return status == 200 and body["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "count"),
+    [("schema", 1000), pytest.param("engines", 10_000, marks=ON_ENGINES)],
+    indirect=["url"],
+)
+def test_broken_bodies_get_clear_answers(url: str, count: int) -> None:
+    """None is a 5xx, each 4xx names a field, and valid requests between them stay right."""
+    statuses, complaints = fuzz(url, count, 1)
+    sys.stdout.write(f"\nfuzz: {statuses}, {len(complaints)} complaints\n")
+    assert complaints == []
+    assert statuses[200] >= 0.15 * count
+    assert statuses[400] >= 0.5 * count
+    assert _answers(url)
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize(
+    "url", ["schema", pytest.param("engines", marks=ON_ENGINES)], indirect=True
+)
 def test_schemathesis_finds_nothing(url: str) -> None:
     """What is generated from our own schema gets the answers that the schema promises."""
     code, said = schemathesis(url, examples=100)
     assert code == 0, said
+    assert _answers(url)

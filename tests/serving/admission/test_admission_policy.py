@@ -1,11 +1,13 @@
-"""Forecasts and decisions computed by hand from docs/model.md, eq. G1 to G5; costs of requests."""
+"""Forecasts and decisions: by hand from docs/model.md, eq. G1 to G5, and for whatever numbers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minicluster.plan import StepModel
 from minicluster.specs.slo import SloSpec
@@ -14,6 +16,7 @@ from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
     Margin,
+    PoolLoad,
     RequestCost,
     Shed,
     decide,
@@ -25,15 +28,26 @@ from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.protocol.endpoint_config import EndpointConfig
+
+MOST = {
+    "base_s": 0.02,
+    "stream_s": 0.02,
+    "per_prefill_token_s": 1e-4,
+    "per_sequence_s": 1e-3,
+    "per_pair_s": 1e-8,
+    "per_context_token_s": 1e-6,
+    "error_fraction": 0.5,
+}
+"""The largest coefficients of a step that are drawn."""
 
 
 def _step(**terms: float) -> StepCoefficients:
     """Return a pool's step of these terms alone."""
-    names = ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s")
-    none = dict.fromkeys((*names, "per_context_token_s", "error_fraction"), 0.0)
     limits = {"max_tokens": 1000, "max_batch": 16, "max_context_tokens": 2000}
-    return StepCoefficients(**{**none, **terms}, **limits)  # type: ignore[arg-type]
+    return StepCoefficients(**{**dict.fromkeys(MOST, 0.0), **terms}, **limits)  # type: ignore[arg-type]
 
 
 MODEL = StepModel(
@@ -55,82 +69,67 @@ MODEL = StepModel(
 ASKED = RequestCost(prompt_tokens=100, output_tokens=20)
 """Alone its prompt takes 10 + 0.1 x 100 + 0.001 x 100 x 101/2 = 25.05, its pull 2 + 1 = 3."""
 
-IDLE = InflightLoad(
-    prefill_work_s=0.0,
-    prefill_replicas=2,
-    sequences=0,
-    context_tokens=0.0,
-    decode_replicas=2,
-    max_batch_size=8,
-    max_step_tokens=1000,
+LOCAL = replace(ASKED, local=True)
+IDLE = InflightLoad(prefill=PoolLoad(2), decode=PoolLoad(2), max_batch_size=8, max_step_tokens=1000)
+BUSY = replace(
+    IDLE,
+    prefill=PoolLoad(2, work_s=80e-3),
+    decode=PoolLoad(2, sequences=7, context_tokens=1880.0),
 )
-BUSY = replace(IDLE, prefill_work_s=80e-3, sequences=7, context_tokens=1880.0)
 """With it four sequences on each decode replica, and (1880 + 120)/2 = 1000 cached tokens."""
 
+ALONE_MS = 4 + 0.1 + 0.001 * 120
 BUSY_STEP_MS = (4 + 0.1 * 4 + 0.001 * 1000) * 1.25
-LOCAL = replace(ASKED, local=True)
+PROMPT_MS = 25.05 * (1 + 0.2 + 3.5 * 0.01) + 3
 
 
-def _seen(asked: RequestCost, load: InflightLoad) -> tuple[float, float]:
-    """Return TTFT and TPOT in milliseconds."""
+def _decoding(load: InflightLoad, **changes: float) -> InflightLoad:
+    return replace(load, decode=replace(load.decode, **changes))
+
+
+def _full(sequences: int) -> InflightLoad:
+    """Return two replicas of four places each, with an empty prefill pool."""
+    load = replace(BUSY, prefill=PoolLoad(2), max_batch_size=4)
+    return _decoding(load, sequences=sequences)
+
+
+def _full_ms(sequences: int, beyond: int) -> float:
+    """Return the TTFT there: each place that is lacking comes free in an eighth of an answer."""
+    own_ms = 25.05 * (1 + 0.2 + sequences / 2 * 0.01) + 3
+    return 1 + own_ms + 3 + beyond / 8 * 20 * BUSY_STEP_MS + BUSY_STEP_MS
+
+
+@pytest.mark.parametrize(
+    ("asked", "load", "ttft_ms", "tpot_ms"),
+    [
+        # Path, prompt, pull and a step of one sequence, which no prefill slows down.
+        (ASKED, BUSY.emptied(), 1 + 25.05 * 1.2 + 3 + 3 + ALONE_MS, ALONE_MS),
+        # A quarter slower while prefill computes: a tenth if that is two fifths of the time.
+        (ASKED, replace(IDLE, prefill_busy_fraction=0.4), None, ALONE_MS * 1.1),
+        (ASKED, replace(BUSY, prefill_busy_fraction=0.4), None, BUSY_STEP_MS / 1.25 * 1.1),
+        # Half of the work ahead, the prompt beside 3.5 sequences, the pull, a step of the batch.
+        (ASKED, BUSY, 1 + 80 / 2 + PROMPT_MS + 3 + BUSY_STEP_MS, BUSY_STEP_MS),
+        *((ASKED, _full(n), _full_ms(n, n - 7), BUSY_STEP_MS) for n in (7, 8, 11)),
+        # Four answers of one request are one batch, whatever the number of replicas.
+        (replace(ASKED, sequences=4), IDLE.emptied(), None, 4 + 0.1 * 4 + 0.001 * 4 * 120),
+        # Decode's own prompts need no pull: half of the work of 60 there, half of 4 a token.
+        (
+            LOCAL,
+            _decoding(BUSY, work_s=60e-3, per_token_s=4e-3),
+            1 + 60 / 2 + (4 + 0.05 * 100) + BUSY_STEP_MS,
+            BUSY_STEP_MS + 4 / 2,
+        ),
+        # A step computes no more than its budget of a thousand prompt tokens, 50 ms.
+        (LOCAL, _decoding(BUSY, per_token_s=400e-3), None, BUSY_STEP_MS + 50),
+    ],
+)
+def test_forecasts(
+    asked: RequestCost, load: InflightLoad, ttft_ms: float | None, tpot_ms: float
+) -> None:
+    """TTFT and TPOT are those of eq. G2 to G4."""
     found = forecast(MODEL, asked, load)
-    return found.ttft_s * 1e3, found.tpot_s * 1e3
-
-
-def test_on_an_emptied_cluster_a_request_waits_for_its_own_work() -> None:
-    """Path, prompt, pull and a step with one sequence, which no prefill slows down."""
-    prompt_ms = 25.05 * (1 + 0.2) + 3
-    step_ms = 4 + 0.1 + 0.001 * 120
-    assert _seen(ASKED, BUSY.emptied()) == pytest.approx((1 + prompt_ms + 3 + step_ms, step_ms))
-
-
-def test_prefill_slows_decode_for_the_share_of_the_time_in_which_it_is_busy() -> None:
-    """A quarter slower while prefill computes: a tenth if that is two fifths of the time."""
-    load = replace(BUSY, prefill_busy_fraction=0.4)
-    assert _seen(ASKED, load)[1] == pytest.approx(BUSY_STEP_MS / 1.25 * 1.1)
-    alone_ms = 4 + 0.1 + 0.001 * 120
-    assert _seen(ASKED, replace(IDLE, prefill_busy_fraction=0.4))[1] == pytest.approx(
-        alone_ms * 1.1
-    )
-
-
-def test_work_ahead_is_shared_and_the_batch_slows_everything() -> None:
-    """Half of the work ahead, the prompt beside 3.5 sequences, the pull, a step of a full batch."""
-    prompt_ms = 25.05 * (1 + 0.2 + 3.5 * 0.01) + 3
-    ttft_ms = 1 + 80 / 2 + prompt_ms + 3 + BUSY_STEP_MS
-    assert _seen(ASKED, BUSY) == pytest.approx((ttft_ms, BUSY_STEP_MS))
-
-
-@pytest.mark.parametrize(("sequences", "beyond"), [(7, 0), (8, 1), (11, 4)])
-def test_beyond_the_places_a_request_waits_for_answers_to_end(sequences: int, beyond: int) -> None:
-    """Of eight places each that it lacks comes free in an eighth of an answer of 20 tokens."""
-    full = replace(BUSY, prefill_work_s=0.0, max_batch_size=4, sequences=sequences)
-    prompt_ms = 25.05 * (1 + 0.2 + sequences / 2 * 0.01) + 3
-    wait_ms = beyond / 8 * 20 * BUSY_STEP_MS
-    ttft_ms = 1 + prompt_ms + 3 + wait_ms + BUSY_STEP_MS
-    assert _seen(ASKED, full) == pytest.approx((ttft_ms, BUSY_STEP_MS))
-
-
-def test_the_answers_of_one_request_decode_together() -> None:
-    """Four answers of one request are one batch, whatever the number of replicas."""
-    four = replace(ASKED, sequences=4)
-    step_ms = 4 + 0.1 * 4 + 0.001 * 4 * 120
-    assert _seen(four, IDLE.emptied())[1] == pytest.approx(step_ms)
-
-
-def test_a_prompt_that_decode_computes_needs_no_pull() -> None:
-    """Its work ahead and the tokens between are decode's: half of 60, half of 4 a token."""
-    load = replace(BUSY, local_work_s=60e-3, local_per_token_s=4e-3)
-    own_ms = 4 + 0.05 * 100
-    assert _seen(LOCAL, load) == pytest.approx(
-        (1 + 60 / 2 + own_ms + BUSY_STEP_MS, BUSY_STEP_MS + 4 / 2)
-    )
-
-
-def test_a_step_computes_at_most_its_budget_of_prompts() -> None:
-    """A thousand prompt tokens are 50 ms, however much waits to be computed between tokens."""
-    load = replace(BUSY, local_per_token_s=400e-3)
-    assert _seen(LOCAL, load)[1] == pytest.approx(BUSY_STEP_MS + 50)
+    assert found.tpot_s * 1e3 == pytest.approx(tpot_ms)
+    assert ttft_ms is None or found.ttft_s * 1e3 == pytest.approx(ttft_ms)
 
 
 def test_prompts_that_decode_computes_fill_its_steps() -> None:
@@ -140,15 +139,27 @@ def test_prompts_that_decode_computes_fill_its_steps() -> None:
     assert work_s(MODEL, both, BUSY) * 1e3 == pytest.approx(0.05 * 300 + 0.3 * step_ms)
 
 
-@pytest.mark.parametrize(("work_ahead_s", "retry_after_s"), [(2.1, 1), (10.0, 5), (1000.0, 60)])
-def test_a_shed_request_gets_when_the_queue_is_short_enough(
-    work_ahead_s: float, retry_after_s: int
+QUEUED = [(replace(BUSY, prefill=PoolLoad(2, work_s=work)), s) for work, s in ((2.1, 1), (10.0, 5))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "load", "reason", "retry_after_s"),
+    [
+        # What is late beyond a limit of 1 s, in whole seconds up to a minute.
+        *((ASKED, load, "ttft", seconds) for load, seconds in QUEUED),
+        (ASKED, replace(BUSY, prefill=PoolLoad(2, work_s=1000.0)), "ttft", 60),
+        # An answer of a thousand tokens at (4 + 0.4 + 1.49) x 1.25 = 7.36 ms each.
+        (replace(ASKED, output_tokens=1000), BUSY, "tpot", 8),
+    ],
+)
+def test_a_shed_request_gets_when_to_retry(
+    asked: RequestCost, load: InflightLoad, reason: str, retry_after_s: int
 ) -> None:
-    """What is late beyond a limit of 1 s, in whole seconds up to a minute."""
-    load = replace(BUSY, prefill_work_s=work_ahead_s)
-    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.05), ASKED, load, Margin())
+    """When the queue is short enough, or when an answer like it has ended."""
+    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin())
     assert isinstance(found, Shed)
-    assert (found.reason, found.retry_after_s) == ("ttft", retry_after_s)
+    assert (found.reason, found.retry_after_s) == (reason, retry_after_s)
+    assert f"in {retry_after_s} s" in found.message
 
 
 @pytest.mark.parametrize(
@@ -176,6 +187,92 @@ def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type)
     """Paces beyond every limit shed only if they are typical: 6.75 + 0.6 or 0.9 x (12 - 4.22)."""
     margin = Margin(tpot_s=0.5, median_tpot_s=median_s)
     assert isinstance(decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.012), ASKED, BUSY, margin), kind)
+
+
+SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))
+STEPS = st.builds(_step, **{name: st.floats(0, most) for name, most in MOST.items()})
+POOLS = st.builds(
+    PoolLoad,
+    replicas=st.integers(1, 4),
+    work_s=st.floats(0, 3),
+    sequences=st.integers(0, 60),
+    context_tokens=st.floats(0, 60_000),
+    per_token_s=st.floats(0, 0.1),
+)
+DECISIONS = st.fixed_dictionaries(
+    {
+        "model": st.builds(replace, st.just(MODEL), prefill=STEPS, decode=STEPS),
+        "slo": SLOS,
+        "cost": st.builds(
+            RequestCost,
+            prompt_tokens=st.integers(1, 3000),
+            output_tokens=st.integers(1, 300),
+            sequences=st.integers(1, 4),
+            other_tokens=st.lists(st.integers(1, 3000), max_size=2).map(tuple),
+            local=st.booleans(),
+        ),
+        "load": st.builds(
+            InflightLoad,
+            prefill=POOLS,
+            decode=POOLS,
+            max_batch_size=st.integers(1, 32),
+            max_step_tokens=st.integers(1, 4000),
+        ),
+        "margin": st.builds(Margin, **dict.fromkeys(Margin.__slots__, st.floats(0, 1))),
+    }
+)
+"""The arguments of `decide`."""
+
+TIMES = ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s")
+AHEAD = ("work_s", "sequences", "context_tokens", "per_token_s")
+
+
+def _scaled(value: Any, factor: float, *names: str) -> Any:  # noqa: ANN401
+    """Return *value* with these fields times *factor*; whole numbers are rounded down."""
+    fields = {name: getattr(value, name) for name in names}
+    return replace(value, **{name: type(old)(old * factor) for name, old in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("argument", "part", "easier"),
+    [
+        ("load", "prefill", lambda pool, share: _scaled(pool, share, *AHEAD)),
+        ("load", "decode", lambda pool, share: _scaled(pool, share, *AHEAD)),
+        ("load", "prefill", lambda pool, share: _scaled(pool, 1 + 4 * share, "replicas")),
+        ("load", "decode", lambda pool, share: _scaled(pool, 1 + 4 * share, "replicas")),
+        ("model", "prefill", lambda step, share: _scaled(step, share, *TIMES)),
+        ("model", "decode", lambda step, share: _scaled(step, share, *TIMES)),
+        ("model", "path", lambda path, share: _scaled(path, share, "transfer_base_s")),
+        ("margin", "ttft_s", lambda seconds, share: seconds * share),
+        ("margin", "tpot_s", lambda seconds, share: seconds * share),
+        ("slo", "ttft_s", lambda seconds, share: seconds * (1 + share)),
+        ("slo", "tpot_s", lambda seconds, share: seconds * (1 + share)),
+    ],
+)
+@given(decision=DECISIONS, share=st.floats(0, 1))
+def test_what_is_easier_is_never_admitted_less(
+    argument: str,
+    part: str,
+    easier: Callable[[Any, float], Any],
+    decision: dict[str, Any],
+    share: float,
+) -> None:
+    """What is admitted is also admitted with less ahead, faster steps and the like."""
+    if isinstance(decide(**decision), AdmissionForecast):
+        old = decision[argument]
+        new = replace(old, **{part: easier(getattr(old, part), share)})
+        assert isinstance(decide(**{**decision, argument: new}), AdmissionForecast)
+
+
+@given(DECISIONS)
+def test_an_idle_cluster_admits_what_its_floor_allows(decision: dict[str, Any]) -> None:
+    """On an idle cluster a request is admitted exactly if the steps alone keep the SLO."""
+    idle, slo = decision["load"].emptied(), decision["slo"]
+    floor = forecast(decision["model"], decision["cost"], idle)
+    found = decide(**{**decision, "load": idle})
+    assert isinstance(found, Shed) == (floor.ttft_s > slo.ttft_s or floor.tpot_s > slo.tpot_s)
+    if isinstance(found, Shed):
+        assert (found.reason, found.retry_after_s) == ("unreachable", None)
 
 
 LONG = [{"role": "user", "content": "x" * 4000}]
@@ -219,9 +316,42 @@ def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
         assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
 
 
+@pytest.mark.parametrize(("tokens", "local"), [(300, True), (301, False)])
+def test_prompts_up_to_the_threshold_are_decodes(
+    config: EndpointConfig, tokens: int, *, local: bool
+) -> None:
+    routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
+    assert _asked("completions", {"prompt": [5] * tokens}, routed).local is local
+
+
 def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
     """Overhead and all, but never more than the context; ids are counted."""
     size = TokenEstimate(overhead_tokens=100, tokens_per_byte=0.5)
     assert _asked("completions", {"prompt": "x" * 400}, config, size).prompt_tokens == 300
     assert _asked("completions", {"prompt": [5] * 400}, config, size).prompt_tokens == 400
     assert _asked("chat", {"messages": LONG}, config, size).prompt_tokens == 2048
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "size_bytes"),
+    [
+        ("completions", {"prompt": "abc"}, 3),
+        ("completions", {"prompt": "abc", "messages": [HI]}, 3),
+        ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
+        ("completions", {"prompt": [1, 2]}, 0),
+        ("completions", {"prompt": ["a", "b"]}, 0),
+        ("chat", {"messages": [HI], "prompt": "x"}, 2),
+        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
+        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2),
+        ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
+        ("chat", {"messages": [{"tool_calls": [{"function": {"arguments": "{}"}}]}]}, 2),
+    ],
+)
+def test_bytes_that_a_count_of_tokens_is_of(
+    config: EndpointConfig, kind: str, body: dict[str, object], size_bytes: int
+) -> None:
+    """All text that the template gets, of the endpoint's own fields, and of one prompt alone."""
+    assert _asked(kind, body, config).text_bytes == size_bytes

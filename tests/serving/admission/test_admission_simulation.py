@@ -15,6 +15,7 @@ from serving.admission.controller import InflightRequests
 from serving.admission.policy import RequestCost, forecast, work_s
 from serving.protocol.endpoint_config import endpoint_config
 from sizing.simulation.planned import simulate_plan
+from tests.serving.plans import make_deployment, make_plan, make_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,15 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Plan
-    from tests.serving.conftest import DeploymentMaker, PlanMaker, PoolMaker
 
 LIMIT_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def plans(
-    make_deployment: DeploymentMaker, make_plan: PlanMaker, make_pool: PoolMaker, small_model: Path
-) -> dict[str, Plan]:
+def plans(small_model: Path) -> dict[str, Plan]:
     """Return plans whose prompts take 10 ms + 0.1 ms a token, and whose decode steps take 10 ms."""
     split = make_deployment(small_model)
     mixed = replace(split, pools=(make_pool("mixed"),))

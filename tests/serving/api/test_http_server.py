@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from serving.api.http_server import PARTS_AHEAD, HttpServer
+from serving.cluster.ports import free_ports
+from tests.serving.command import taken_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -33,10 +35,12 @@ class Server:
             Route(f"/{each.__name__}", each, methods=["POST"])
             for each in (self.echo, self.hang, self.stream, self.fail)
         ]
-        self.listener = HttpServer(Starlette(routes=routes), HOST, 0)
+        [self.port] = free_ports(1)
+        self.listener = HttpServer(Starlette(routes=routes), HOST, self.port)
 
     async def echo(self, request: Request) -> JSONResponse:
-        return JSONResponse({"size": len(await request.body())})
+        assert request.client
+        return JSONResponse({"size": len(await request.body()), "port": request.client.port})
 
     async def hang(self, _: Request) -> JSONResponse:
         self.begun.set()
@@ -62,39 +66,15 @@ class Server:
     async def fail(self, _: Request) -> JSONResponse:
         raise RuntimeError("inside")
 
-    async def send(
-        self, path: str, body: bytes = b"", header: bytes = b"x"
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request and leave the connection open."""
-        reader, writer = await asyncio.open_connection(HOST, self.listener.port)
-        writer.write(request_of(path, body, header))
-        await writer.drain()
-        return reader, writer
-
-    async def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Send a request, and read its answer."""
-        reader, writer = await self.send(path, body)
-        with closing(writer):
-            return await answer_in(reader)
-
-
-def request_of(path: str, body: bytes, header: bytes = b"x") -> bytes:
-    head = f"POST /{path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\nX-Request-Id: "
-    return head.encode() + header + b"\r\n\r\n" + body
-
-
-async def answer_in(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-    return int(head.split()[1]), await reader.readexactly(size)
-
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Server]:
+async def listening() -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    """Yield a server and a client of it."""
     server = Server()
     serving = asyncio.create_task(server.listener.serve())
     try:
-        yield server
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as client:
+            yield server, client
     finally:
         server.listener.stop()
         await serving
@@ -106,17 +86,15 @@ def within_limit(asked: Coroutine[None, None, None]) -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
 def test_bodies_arrive_whole_and_connections_are_used_again(size: int) -> None:
-    """Also ones of far more parts than are read ahead."""
+    """Also ones of far more parts than are read ahead, and after a header of 1 MiB."""
     assert size < 2 or size > PARTS_AHEAD
 
     async def asked() -> None:
-        async with listening() as server:
-            reader, writer = await server.send("echo", b"x" * size)
-            with closing(writer):
-                status, body = await answer_in(reader)
-                assert (status, json.loads(body)) == (200, {"size": size})
-                writer.write(request_of("echo", b"ab"))
-                assert await answer_in(reader) == (200, b'{"size":2}')
+        async with listening() as (_, client):
+            first = await client.post("/echo", content=b"x" * size)
+            second = await client.post("/echo", content=b"ab", headers={"X": "x" * (1 << 20)})
+            assert [each.json()["size"] for each in (first, second)] == [size, 2]
+            assert first.json()["port"] == second.json()["port"]
 
     within_limit(asked())
 
@@ -126,13 +104,13 @@ def test_clients_that_hang_up_end_the_work(path: str) -> None:
     """Before the answer, and in the middle of it."""
 
     async def asked() -> None:
-        async with listening() as server:
-            _, writer = await server.send(path)
+        async with listening() as (server, client):
+            asking = asyncio.create_task(client.post(path))
             await asyncio.wait_for(server.begun.wait(), LIMIT_S)
             assert not server.cancelled.is_set()
-            writer.transport.abort()
+            asking.cancel()
             await asyncio.wait_for(server.cancelled.wait(), LIMIT_S / 2)
-            assert await server.answer("echo", b"y") == (200, b'{"size":1}')
+            assert (await client.post("/echo")).status_code == 200
 
     within_limit(asked())
 
@@ -141,34 +119,30 @@ def test_an_exception_is_a_500_without_details() -> None:
     """The endpoint answers its own; this is for what it did not foresee."""
 
     async def asked() -> None:
-        async with listening() as server:
-            assert await server.answer("fail", b"") == (500, b"Internal Server Error")
+        async with listening() as (_, client):
+            answer = await client.post("/fail")
+            assert (answer.status_code, answer.text) == (500, "Internal Server Error")
 
     within_limit(asked())
 
 
 def test_a_taken_port_is_an_error_at_once() -> None:
     """Ray Serve then starts the replica again."""
-    with (
-        closing(HttpServer(Starlette(), HOST, 0)) as first,
-        pytest.raises(OSError, match="in use"),
-    ):
-        HttpServer(Starlette(), HOST, first.port)
+    with taken_port(HOST) as port, pytest.raises(OSError, match="in use"):
+        HttpServer(Starlette(), HOST, int(port))
 
 
-@pytest.mark.parametrize(
-    ("name", "status"),
-    [(b"\x00", b"400"), (b"forged\rline", b"400"), (b"x" * (1 << 20), b"200")],
-    ids=["NUL", "line", "1 MiB"],
-)
-def test_a_header_of_any_content_ends_nothing_but_its_request(name: bytes, status: bytes) -> None:
-    """Control characters are refused, any length is read; the server answers the next one."""
+@pytest.mark.parametrize("value", [b"\x00", b"forged\rline"], ids=["NUL", "line"])
+def test_a_header_with_control_characters_ends_nothing_but_its_request(value: bytes) -> None:
+    """It is refused, and the server answers the next request."""
 
     async def asked() -> None:
-        async with listening() as server:
-            reader, writer = await server.send("echo", header=name)
+        async with listening() as (server, client):
+            reader, writer = await asyncio.open_connection(HOST, server.port)
             with closing(writer):
-                assert (await reader.readline()).split()[1] == status
-            assert await server.answer("echo", b"y") == (200, b'{"size":1}')
+                writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + value)
+                writer.write(b"\r\n\r\n")
+                assert (await reader.readline()).split()[1] == b"400"
+            assert (await client.post("/echo")).status_code == 200
 
     within_limit(asked())

@@ -84,7 +84,7 @@ def test_a_person_sees_the_plan_and_chats(config: EndpointConfig, tmp_path: Path
         own = page.evaluate("location.origin")
         assert all(each.startswith(own) for each in page.requested), page.requested
         for width in (1200, 360):
-            (tmp_path / f"page-{width}.png").write_bytes(page.picture(width))
+            page.resize(width)
             wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
             assert not wide, f"scrolls sideways at {width}"
     assert [len(body["messages"]) for body in servers.seen if "messages" in body] == [1, 3]

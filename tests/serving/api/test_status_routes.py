@@ -9,29 +9,38 @@ import pytest
 
 from serving.protocol.endpoint_config import SimulatedEngines
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import KEY, LOCKED, ONE, one, used
+from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
 
 if TYPE_CHECKING:
     import httpx
 
     from serving.protocol.endpoint_config import EndpointConfig
 
-LOOKED_AT = ["/v1/models", "/v1/models/demo", "/plan", "/metrics"]
+GUARDED = [
+    *((path, None) for path in ("/v1/models", "/v1/models/demo", "/plan", "/metrics")),
+    *((path, ONE | HI) for path in ("/v1/completions", "/v1/chat/completions")),
+    ("/internal/prefill", ONE),
+]
 
 
-@pytest.mark.parametrize("path", LOOKED_AT)
-def test_keys_lock_what_tells_something(config: EndpointConfig, path: str) -> None:
+@pytest.mark.parametrize(("path", "body"), GUARDED)
+def test_keys_lock_what_tells_something(
+    config: EndpointConfig, path: str, body: dict[str, Any] | None
+) -> None:
     """With keys, everything but health, readiness, schema and the empty page wants one."""
-    assert one(config, path).status_code == 200
-    refused = one(config, path, environment=LOCKED)
-    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert refused.json()["error"]["code"] == "invalid_api_key"
-    right = {"Authorization": f"Bearer {KEY}"}
-    assert one(config, path, headers=right, environment=LOCKED).status_code == 200
-    wrong = {"Authorization": f"Bearer {KEY}x"}
-    assert one(config, path, headers=wrong, environment=LOCKED).status_code == 401
-    for open_to_all in ("/health", "/ready", "/openapi.json", "/"):
-        assert one(config, open_to_all, environment=LOCKED).status_code == 200
+    assert one(config, path, body).status_code == 200
+    right, servers = {"Authorization": f"Bearer {KEY}"}, FakeServers()
+    for wrong in ({}, {"Authorization": f"Bearer {KEY}x"}):
+        refused = one(config, path, body, servers=servers, headers=wrong, environment=LOCKED)
+        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert servers.seen == []  # nothing is computed
+    assert one(config, path, body, headers=right, environment=LOCKED).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/openapi.json", "/"])
+def test_keys_lock_nothing_else(config: EndpointConfig, path: str) -> None:
+    assert one(config, path, environment=LOCKED).status_code == 200
 
 
 @pytest.mark.parametrize(("stream", "gaps"), [(True, 10), (False, 0)])
@@ -77,18 +86,6 @@ def test_ready_says_what_is_lacking(config: EndpointConfig) -> None:
         assert one(config, "/health", servers=servers).status_code == 200
 
 
-def test_frequent_readiness_checks_cost_one_probe(config: EndpointConfig) -> None:
-    """Readiness is probed once in a while, and not at all while clients are answered."""
-    servers = FakeServers()
-
-    async def use(client: httpx.AsyncClient) -> None:
-        for _ in range(20):
-            assert (await client.get("/ready")).status_code == 200
-
-    used(config, servers, use)
-    assert len(servers.seen) == 1
-
-
 def test_the_page_loads_nothing_from_elsewhere(config: EndpointConfig) -> None:
     """One file, no address in it, and a policy under which only its own script runs."""
     answer = one(config, "/")
@@ -121,3 +118,17 @@ def test_every_answer_of_simulated_engines_says_so(config: EndpointConfig) -> No
         says = answer.headers["X-Minicluster-Engine"]
         assert says == "simulated; slowdown=8; text-tokens=bytes/4"
     assert answer.json()["planned"]["simulated"] == {"slowdown": 8.0, "text_tokens": "bytes/4"}
+
+
+def test_a_prompt_that_decode_computed_has_no_prefill_phases(config: EndpointConfig) -> None:
+    """And the measured rate is that of the answers: three in a second are two intervals."""
+
+    async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json=ONE)).status_code == 200
+        return (await client.get("/metrics")).text, (await client.get("/plan")).json()
+
+    metrics, plan = used(config, FakeServers(ttft_s=0.5, path="local"), use)
+    assert "minicluster_ttft_seconds_count 3.0" in metrics
+    assert "minicluster_prefill_seconds_count 0.0" in metrics
+    assert plan["measured"]["requests_per_s"] == pytest.approx(2.0)

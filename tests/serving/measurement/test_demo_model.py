@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from hypothesis.extra.numpy import arrays
 from tokenizers import Tokenizer
 
 from minicluster.errors import InputError
-from serving.measurement.demo_model import HASH_FILE, _bfloat16, _vocabulary, make_demo_model
+from serving.measurement.demo_model import HASH_FILE, _bfloat16, make_demo_model
 from tests.serving.conftest import SMALL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
@@ -55,16 +59,37 @@ def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def _tensor(raw: bytes, start: int, about: dict[str, Any]) -> NDArray[np.float32]:
+    """Return a tensor of a safetensors file whose tensors begin at *start*."""
+    first, last = (start + offset for offset in about["data_offsets"])
+    bits = np.frombuffer(raw[first:last], np.uint16).astype(np.uint32) << 16
+    return bits.view(np.float32).reshape(about["shape"])
+
+
 def test_tensors_match_config(small_model: Path) -> None:
-    """Every tensor of a Llama of this shape is there, and no other, all bfloat16."""
+    """
+    Every tensor of a Llama of this shape is there, and no other, all bfloat16.
+
+    Only words can be put out: tokens that are readable text of their own, space first.
+    """
     raw = (small_model / "model.safetensors").read_bytes()
-    header = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
+    start = 8 + struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:start])
     header.pop("__metadata__")
     assert {tensor["dtype"] for tensor in header.values()} == {"BF16"}
     assert header["model.layers.0.self_attn.k_proj.weight"]["shape"] == [32, 64]
-    assert header["lm_head.weight"]["shape"] == [SMALL.vocab_size, 64]
+    layer = "model.layers.0.self_attn"
+    spreads = [_tensor(raw, start, header[f"{layer}.{name}_proj.weight"]).std() for name in "qk"]
+    assert spreads[0] == pytest.approx(2 * spreads[1], rel=0.1)  # attention does not average
+    head = header["lm_head.weight"]
+    assert head["shape"] == [SMALL.vocab_size, 64]
     assert len(header) == 3 + 9 * SMALL.num_layers
-    assert (small_model / HASH_FILE).exists()
+
+    [words] = _tensor(raw, start, head).any(axis=1).nonzero()
+    tokenizer = Tokenizer.from_file(str(small_model / "tokenizer.json"))
+    texts = [tokenizer.decode([word]) for word in words]
+    assert len(texts) == 2000
+    assert all(text[0] == " " and text[1:].isalpha() and text.isascii() for text in texts)
 
 
 @given(st.text())
@@ -76,19 +101,14 @@ def test_any_text_survives_the_tokenizer(small_model: Path, text: str) -> None:
     assert special or tokenizer.decode(ids) == text
 
 
-def test_words_are_single_tokens_with_text(small_model: Path) -> None:
-    """Each token that the model may put out is readable text of its own, space first."""
-    tokenizer = Tokenizer.from_file(str(small_model / "tokenizer.json"))
-    _, _, words = _vocabulary()
-    assert len(words) == 2000
-    texts = [tokenizer.decode([word]) for word in words]
-    assert all(text[0] == " " and text[1:].isalpha() and text.isascii() for text in texts)
-    assert max(words) < SMALL.vocab_size
-
-
 @given(arrays(np.float32, 8, elements=st.floats(-(2.0**99), 2.0**99, width=32)))
 def test_bfloat16_rounds_to_nearest(values: np.ndarray) -> None:
     """Rounding to bfloat16 errs by at most half a unit in the eighth binary digit."""
     back = (_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
     normal = np.abs(values) > 1e-30
     assert np.all(np.abs(back - values)[normal] <= np.abs(values)[normal] * 2**-8)
+
+
+def test_bfloat16_rounds_ties_to_even() -> None:
+    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
+    assert _bfloat16(ties).tolist() == [0x3F80, 0x3F82]

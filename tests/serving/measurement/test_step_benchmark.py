@@ -160,6 +160,14 @@ def test_a_slow_machine_has_time() -> None:
     assert points[0].seconds == pytest.approx(0.4, rel=0.1)
 
 
+def test_streams_that_end_early_end_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they brought is counted, and nothing is waited for."""
+    monkeypatch.setattr(step_benchmark, "DECODE_LIMIT_TOKENS", 4)
+    points = against(Endpoint(), lambda to: step_benchmark.time_decode(to, batch=2, context=16))
+    assert isinstance(points, tuple)
+    assert 0 < points[0].repeats <= 4
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("endpoint", "what", "says"),

@@ -1,17 +1,25 @@
-"""Bodies of requests, most of them broken, and what is wrong with the answers they get."""
+"""Requests to an endpoint, most of them broken, and what is wrong with the answers they get."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import random
 import re
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+import aiohttp
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AT_ONCE = 4
 VALID_SHARE = 0.2
 MAX_TOKENS = 2
 
@@ -77,9 +85,29 @@ class Sent:
     valid: int | None
 
 
-def requests(count: int, seed: int) -> Iterator[Sent]:
-    """Return *count* requests, `VALID_SHARE` of them valid, the same for the same seed."""
-    rng = random.Random(seed)  # noqa: S311
+def fuzz(url: str, count: int, seed: int) -> tuple[Counter[int], list[str]]:
+    """Send so many requests to an endpoint, some at a time; return statuses and complaints."""
+    statuses, complaints = Counter[int](), list[str]()
+    right: dict[int, str] = {}
+    waiting = requests(count, random.Random(seed))  # noqa: S311
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for sent in waiting:
+            async with session.post(f"{url}/v1/{sent.path}", data=sent.raw) as answer:
+                statuses[answer.status] += 1
+                if found := complaint(sent, answer.status, await answer.read(), right):
+                    complaints.append(f"{sent.path} {sent.raw[:400]!r}: {found}")
+
+    async def send() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            await asyncio.gather(*(client(session) for _ in range(AT_ONCE)))
+
+    asyncio.run(send())
+    return statuses, complaints
+
+
+def requests(count: int, rng: random.Random) -> Iterator[Sent]:
+    """Return *count* requests, `VALID_SHARE` of them valid."""
     for _ in range(count):
         which = rng.randrange(len(VALID))
         path, body = VALID[which]
@@ -88,45 +116,28 @@ def requests(count: int, seed: int) -> Iterator[Sent]:
             continue
         mutated = copy.deepcopy(body)
         for _ in range(rng.randint(1, 3)):
-            rng.choice(MUTATIONS)(mutated, rng)
+            _mutate(mutated, rng)
         raw = json.dumps(mutated, allow_nan=True).encode()
         if rng.random() < 0.15:
             raw = _damaged(raw, rng)
         yield Sent(path if rng.random() < 0.9 else rng.choice(VALID)[0], raw, None)
 
 
-def _replace(body: dict[str, Any], rng: random.Random) -> None:
-    if body:
-        body[rng.choice(sorted(body))] = copy.deepcopy(rng.choice(VALUES))
-
-
-def _add(body: dict[str, Any], rng: random.Random) -> None:
-    body[rng.choice(FIELDS)] = copy.deepcopy(rng.choice(VALUES))
-
-
-def _drop(body: dict[str, Any], rng: random.Random) -> None:
-    if body:
-        body.pop(rng.choice(sorted(body)))
-
-
-def _nest(body: dict[str, Any], rng: random.Random) -> None:
-    """Put something very deep, or not a number, into a field."""
-    deep: Any = float("nan")
-    for _ in range(rng.choice((0, 3, 40, 900))):
-        deep = [deep] if rng.random() < 0.5 else {"a": deep}
-    body[rng.choice(FIELDS)] = deep
-
-
-def _swap(body: dict[str, Any], rng: random.Random) -> None:
-    if len(body) > 1:
-        first, second = rng.sample(sorted(body), 2)
-        body[first], body[second] = body[second], body[first]
-
-
-MUTATIONS: tuple[Callable[[dict[str, Any], random.Random], None], ...] = (
-    *(_replace, _replace, _add, _add, _add),
-    *(_drop, _nest, _swap),
-)
+def _mutate(body: dict[str, Any], rng: random.Random) -> None:
+    """Replace, add or drop a field; or put something very deep into one, or not a number."""
+    there = sorted(body) or FIELDS
+    match rng.choice(("replace", "add", "add", "drop", "nest")):
+        case "replace":
+            body[rng.choice(there)] = copy.deepcopy(rng.choice(VALUES))
+        case "add":
+            body[rng.choice(FIELDS)] = copy.deepcopy(rng.choice(VALUES))
+        case "drop":
+            body.pop(rng.choice(there), None)
+        case "nest":
+            deep: Any = float("nan")
+            for _ in range(rng.choice((0, 3, 40, 900))):
+                deep = [deep] if rng.random() < 0.5 else {"a": deep}
+            body[rng.choice(FIELDS)] = deep
 
 
 def _damaged(raw: bytes, rng: random.Random) -> bytes:
@@ -167,3 +178,26 @@ def complaint(sent: Sent, status: int, answer: bytes, right: dict[int, str]) -> 
 
 def _said(choice: dict[str, Any]) -> Any:  # noqa: ANN401
     return choice.get("text") or choice.get("message", {}).get("content")
+
+
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_schema_conformance", "response_headers_conformance"),
+)
+
+
+def schemathesis(url: str, *, examples: int) -> tuple[int, str]:
+    """
+    Send requests that schemathesis generates from the endpoint's own schema.
+
+    Returns:
+        Its exit code and what it said last, after *examples* an operation at least.
+    """
+    command = [
+        *(Path(sys.executable).parent / "st", "run", f"{url}/openapi.json", "--seed", "7"),
+        *("--max-examples", str(examples), "--checks", ",".join(CHECKS)),
+        *("--request-timeout", "90"),  # a whole context of answer, on one core
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sys.stdout.write(done.stdout[-600:])
+    return done.returncode, done.stdout[-3000:] + done.stderr[-1000:]
