@@ -70,15 +70,12 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
     done: list[object] = []
 
     def nodes(_state: object, role: str) -> list[Any]:
-        """Return the head and node-0, where prefill is free, and node-1, where nothing is."""
-        head = {"node:__internal_head__": 1.0}
-        return [
-            (
-                {"Labels": {ROLE_LABEL: role, NODE_LABEL: node}, "Resources": {"CPU": 1} | more},
-                {"CPU": int(role == "prefill" and node != "node-1")},
-            )
-            for node, more in (("head", head), ("node-0", {}), ("node-1", {}))
-        ]
+        """Return a head without devices, node-0, where prefill is free, and node-1."""
+        labels = {ROLE_LABEL: role, NODE_LABEL: "node-0"}
+        node_0 = {"Labels": labels, "Resources": {"CPU": 1}}
+        node_1 = {"Labels": labels | {NODE_LABEL: "node-1"}, "Resources": {"CPU": 1}}
+        head = {"Labels": labels, "Resources": {"node:__internal_head__": 1.0}}
+        return [(head, {}), (node_0, {"CPU": int(role == "prefill")}), (node_1, {"CPU": 0})]
 
     stays = {"labels": {NODE_LABEL: "node-1"}, "cores": [[0]]}
     running = Deployed(pools={"prefill": DeployedPool(facts=[stays])}, answers=True)
