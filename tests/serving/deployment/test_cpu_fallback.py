@@ -22,7 +22,7 @@ def wide(deployment: Deployment) -> Deployment:
         make_pool(role, placement=places((node, tuple(range(8)))), **h100)
         for role, node in (("prefill", "node-0"), ("decode", "node-1"))
     )
-    return replace(deployment, pools=pools)
+    return replace(deployment, pools=pools, engine=replace(deployment.engine, block_size=16))
 
 
 def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
@@ -33,6 +33,7 @@ def test_tp_8_becomes_2_and_says_so(wide: Deployment, target: Target) -> None:
     for change in ("pools[prefill].tp: 2 instead of 8", "pools[decode].dtype: bf16 instead of fp8"):
         assert change in changes
     assert any("kv_bytes" in change for change in changes)
+    assert "engine.block_size: 32 instead of 16" in changes
     assert not findings(small, four)
 
 
@@ -74,6 +75,8 @@ def test_every_worker_has_a_core_of_its_own(
     assert len(taken) == len(set(taken)) <= cores
     assert set(taken) <= machine.cores
     for pool in small.pools:
-        assert planned.pool(pool.role).tp % pool.tp == 0
-        assert 1 <= pool.replicas <= planned.pool(pool.role).replicas
+        before = planned.pool(pool.role)
+        assert before.tp % pool.tp == 0
+        assert 1 <= pool.replicas <= before.replicas
+        assert pool.kv_bytes <= before.kv_bytes
     assert changes
