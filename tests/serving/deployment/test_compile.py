@@ -12,6 +12,7 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains
 from serving.deployment.engine_args import DeployTarget
+from serving.deployment.target import located
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -185,6 +186,12 @@ def test_a_substitution_keeps_no_promise(plan: Plan) -> None:
     """What is deployed otherwise than planned says so, and has nothing of the plan's SLO."""
     endpoint = compile_app(plan.deployment, CPU, plan=plan, substitutions=("tp: 2",)).endpoint
     assert (endpoint.substitutions, endpoint.prediction, endpoint.slo) == (("tp: 2",), None, None)
+
+
+def test_a_model_is_a_directory_or_a_name_on_a_hub(deployment: Deployment) -> None:
+    """Replicas run elsewhere: they get a directory's absolute path, and a name as it is."""
+    for source, found in (("./demo", str(Path.cwd() / "demo")), ("a-hub/a-model", "a-hub/a-model")):
+        assert located(deployment, source).model.source == found
 
 
 def test_cores_of_a_replica() -> None:
