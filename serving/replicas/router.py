@@ -89,8 +89,6 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the replicas in order: the policy's choice, then the others by their load."""
-        if not candidate_replicas:
-            return []
         if pending_request is not None:
             self._unchoose(pending_request)
             candidate_replicas = _untried(candidate_replicas, pending_request)

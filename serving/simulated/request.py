@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.protocol.messages import Refusal
-from serving.request.length import TEMPLATE_FIELDS, answer_tokens, most_tokens, prompts_in
+from serving.request.length import TEMPLATE_FIELDS, answer_tokens, prompt_size, prompts_in
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that count as one token where the model has no tokenizer."""
@@ -90,7 +90,7 @@ class AnswerRules:
         prompts = prompts_in(kind, body)
         if len(prompts) > 1:
             return _refusal("prompt", "prompt: expected one: a simulated engine gives one answer.")
-        if not most_tokens(prompts[0]):
+        if not any(prompt_size(prompts[0])):
             return _refusal("prompt", "prompt: expected a text or token ids.")
         tokens = self._tokens(prompts[0])
         asked = answer_tokens(kind, body)

@@ -78,10 +78,12 @@ def test_bad_input(
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """Yield the address of a head that refuses every token."""
+    """Yield the address of a head that refuses every token, and does not answer without one."""
 
     def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+        refused, silent = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
+        sent = dict(context.invocation_metadata())
+        context.abort(refused if "authorization" in sent else silent, "no")
         return b""
 
     _, service, method = FIRST_CALL.split("/")

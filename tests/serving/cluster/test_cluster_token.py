@@ -72,7 +72,7 @@ def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_ray_finds_a_token_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no variable names one, the file at Ray's own place counts, unless it is empty."""
+    """Without a variable the file at Ray's own place counts, where Ray asks for a token at all."""
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ray" / "auth_token"
     write_token(file)
@@ -80,6 +80,7 @@ def test_ray_finds_a_token_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_text(" ")
     with pytest.raises(InputError, match="h:1"):
         refuse_missing_token({}, "h:1")
+    refuse_missing_token({MODE: "disabled"}, "h:1")
 
 
 def test_encryption_wants_its_files(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from minicluster.errors import TargetFailed
+from serving.cluster import ports, processes
 from serving.cluster.processes import cluster_processes, environment, stop
 from tests.serving.deployed import until
 
@@ -19,9 +22,10 @@ import os, signal, subprocess, sys, time
 sleeper = "import time; time.sleep(60)"
 stubborn = f"import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 stubborn += f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], env=dict()); {sleeper}"
+polite = "import signal; signal.signal(signal.SIGTERM, lambda *_: (print('asked'), exit()));"
+polite += "print('ready', flush=True);" + sleeper
 subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
-subprocess.Popen([sys.executable, "-c", sleeper], start_new_session=True)
-print("started", flush=True)
+subprocess.Popen([sys.executable, "-c", polite], start_new_session=True, stdout=open("said", "w"))
 """
 
 
@@ -33,21 +37,46 @@ def cluster_id() -> Iterator[str]:
     stop(mark, grace_s=0)
 
 
-def test_orphans_are_found_and_stopped(cluster_id: str) -> None:
+def test_orphans_are_found_and_stopped(cluster_id: str, tmp_path: Path) -> None:
     """
-    Processes are found by their mark when their parent is dead, and stopped, the deaf too.
+    Processes are found by their mark when their parent is dead; they are asked to end, then killed.
 
     They have sessions of their own, and one a child without the mark. Stopping another cluster
     does not touch them.
     """
-    subprocess.run([sys.executable, "-c", ORPHANS], env=environment(cluster_id, TOKEN), check=True)
+    env, said = environment(cluster_id, TOKEN), tmp_path / "said"
+    subprocess.run([sys.executable, "-c", ORPHANS], env=env, cwd=tmp_path, check=True)
+    until(lambda: said.read_text() == "ready\n", "the polite one", 60)
     stop(secrets.token_hex(8))
     until(lambda: len(cluster_processes(cluster_id)) == 3, "the orphans and a child", 60)
     stop(cluster_id, grace_s=0.3)
     assert cluster_processes(cluster_id) == set()
+    assert said.read_text() == "ready\nasked\n"
 
 
 def test_a_zombie_is_no_process(cluster_id: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""], env=environment(cluster_id, TOKEN))
     until(lambda: cluster_processes(cluster_id) == set(), "a zombie", 60)
     child.wait()
+
+
+def test_what_does_not_end_is_named(cluster_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the kernel blocks are waited for up to a limit."""
+    monkeypatch.setattr(processes, "STOP_LIMIT_S", 0.3)
+    monkeypatch.setattr(processes, "cluster_processes", lambda *_: {2**22 + 1})
+    with pytest.raises(TargetFailed, match=r"\[4194305\] do not end"):
+        stop(cluster_id)
+
+
+def test_the_ports_of_both_pools_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first port is chosen only where the other pool's is free, too."""
+    first, other = ports.free_ports(2)
+    monkeypatch.setattr(ports, "NIXL_PORT", first)
+    monkeypatch.setattr(ports, "NIXL_PORTS", 2)
+    monkeypatch.setattr(ports, "NIXL_PORTS_APART", {"prefill": 0, "decode": other - first})
+    assert ports.free_nixl_port(1) == first
+    with (
+        socket.create_server(("127.0.0.1", other)),
+        pytest.raises(TargetFailed, match="no 1 free ports"),
+    ):
+        ports.free_nixl_port(1)

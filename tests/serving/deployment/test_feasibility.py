@@ -67,6 +67,22 @@ def test_decode_pool_that_cannot_be(
     assert any(says in finding for finding in found), found
 
 
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"name": "sglang"}, "engine.name: 'sglang'; serving deploys vllm"),
+        ({"chunked_prefill_tokens": 2049}, "chunked_prefill_tokens: 2049; at most 2048"),
+        ({"chunked_prefill_tokens": 2048}, None),
+    ],
+)
+def test_engine_that_cannot_be(
+    deployment: Deployment, target: Target, engine: dict[str, Any], says: str | None
+) -> None:
+    changed = replace(deployment, engine=replace(deployment.engine, **engine))
+    found = findings(changed, target)
+    assert says in found[0] if says else not found
+
+
 def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> None:
     assert findings(replace(deployment, pools=(make_pool("mixed"),)), target) == ()
 

@@ -10,14 +10,25 @@ from typing import Any
 
 import pytest
 
-from minicluster.errors import InputError
-from minicluster.plan import Deployment, to_json
+from minicluster.errors import InputError, NegativeAnswer
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, read_deployment, to_json
 from serving.cluster.ports import free_ports
-from serving.operations.scale import replica_changes
+from serving.cluster.state import DEPLOYMENT, read_state
+from serving.operations import scale as operations
+from serving.operations.scale import replica_changes, scale
+from serving.operations.status import Deployed, DeployedPool
+from serving.protocol.app_spec import RayNode
 from tests.serving.command import serving
 from tests.serving.deployed import Shared
 from tests.serving.faults.load import Load, body_of, under_way
-from tests.serving.plans import make_deployment, make_plan, make_pool, places
+from tests.serving.plans import (
+    deployed,
+    make_deployment,
+    make_plan,
+    make_pool,
+    make_state,
+    places,
+)
 
 CLIENTS = 3
 LONG = 1500
@@ -51,6 +62,64 @@ def test_no_more_than_was_planned(three: Deployment, wanted: dict[str, int], say
     """Devices stay those of the plan, and no pool goes empty."""
     with pytest.raises(InputError, match=says):
         replica_changes(three, three, wanted)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
+    """Have a cluster whose prefill replica on node-1 stays; return what is done to it."""
+    done: list[object] = []
+
+    def nodes(_state: object, role: str) -> list[Any]:
+        """Return a head without devices, node-0, where prefill is free, and node-1."""
+        labels = {ROLE_LABEL: role, NODE_LABEL: "node-0"}
+        node_0 = {"Labels": labels, "Resources": {"CPU": 1}}
+        node_1 = {"Labels": labels | {NODE_LABEL: "node-1"}, "Resources": {"CPU": 1}}
+        head = {"Labels": labels, "Resources": {"node:__internal_head__": 1.0}}
+        return [(head, {}), (node_0, {"CPU": int(role == "prefill")}), (node_1, {"CPU": 0})]
+
+    stays = {"labels": {NODE_LABEL: "node-1"}, "cores": [[0]]}
+    running = Deployed(pools={"prefill": DeployedPool(facts=[stays])}, answers=True)
+    for name, replaced in {
+        "_nodes": nodes,
+        "_deployment_name": lambda _state, role: role,
+        "_set_replicas": lambda _state, *what: done.append(what[1:3]),
+        "cluster_status": lambda *_, **__: running,
+        "token_file": lambda _address: tmp_path / "token",
+        "join_nodes": lambda found, *_, **__: done.extend(found),
+        "stop": lambda mark, **_: done.append(mark),
+    }.items():
+        monkeypatch.setattr(operations, name, replaced)
+    monkeypatch.chdir(tmp_path)
+    return done
+
+
+def test_a_device_changes_pools(events: list[object], three: Deployment) -> None:
+    """The freed device gets a raylet labelled for its new pool, once the old one has ended."""
+    state = deployed(make_plan(three))
+    found = scale(state, {"decode": 2, "prefill": 1}, lambda _text: None)
+    moved = RayNode(node="node-0", role="decode", cores=(0,), gpus=(), moved=True)
+    mark = f"{state.cluster_id}-prefill-node-0"
+    assert events == [("prefill", 1), mark, moved, ("decode", 2)]
+    prefill, decode = read_deployment(DEPLOYMENT).pools
+    assert (prefill.replicas, prefill.placement) == (1, places(("node-1", (0,))))
+    assert (decode.replicas, decode.placement) == (2, places(("node-0", (1,)), ("node-0", (0,))))
+    assert read_state() == found
+    assert found.changes == (
+        "pools[prefill].replicas: 1 instead of 2 (serving scale)",
+        "pools[decode].replicas: 2 instead of 1 (serving scale)",
+    )
+
+
+def test_a_foreign_cluster_needs_a_free_node(
+    events: list[object], three: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with its labels; a free one of the role is taken, and nothing is started."""
+    monkeypatch.setattr(operations, "token_file", lambda _address: None)
+    monkeypatch.setattr(operations, "cluster_id_of", lambda _state: "")
+    with pytest.raises(NegativeAnswer, match="minicluster-role=decode,minicluster-node=node-0"):
+        scale(deployed(make_plan(three)), {"decode": 2, "prefill": 1}, lambda _text: None)
+    scale(read_state() or make_state(), {"prefill": 2}, lambda _text: None)
+    assert events == [("prefill", 1), ("prefill", 2)]
 
 
 def _data(place: Path, *arguments: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def _pools(prefill: int, decode: int, widths: tuple[int, int] = (1, 1)) -> dict[
     [
         ((2, 2), {}, (2, 2), "the SLO holds"),
         ((2, 2), LATE, (3, 1), "decode can spare"),
+        ((2, 3), LATE | {"tpot_s": 0.03}, (3, 2), "decode can spare"),
         ((1, 1), LATE, (1, 1), "no replica to give"),
         ((2, 2), LATE | {"prefill_queue_s": 0.02}, (2, 2), "only 2% of the TTFT limit"),
         ((2, 2), LATE | {"tpot_s": 0.03}, (2, 2), "no TPOT"),

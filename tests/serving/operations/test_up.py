@@ -14,6 +14,7 @@ from serving.cluster.ports import free_ports
 from serving.cluster.state import HOME, State, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
+from serving.deployment.target import Target
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from tests.serving.command import serving_here, taken_port
@@ -57,6 +58,22 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
     with pytest.raises(KeyboardInterrupt):
         operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
     return seen
+
+
+def test_a_new_deployment_has_a_cluster_and_ports_of_its_own(
+    plan: Plan, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engines exchange KV caches by ports that nothing else has, prefill by the first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(operations, "this_machine", lambda *_: target)
+    monkeypatch.setattr(operations, "free_nixl_port", lambda workers: 20_700 + workers)
+    monkeypatch.setattr(operations, "new_session", lambda: tmp_path)
+    state, served = _lay_over(plan, monkeypatch)
+    assert (state.nixl_port, state.address, state.session) == (20_701, "", str(tmp_path))
+    assert len(state.cluster_id) == 16
+    [prefill] = served.of("prefill")
+    ports = prefill.llm_config["experimental_configs"]
+    assert ports["NIXL_SIDE_CHANNEL_PORT_BASE"] == 20_701
 
 
 def test_a_plan_takes_over_the_cluster_that_was_measured(

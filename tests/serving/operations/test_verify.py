@@ -80,12 +80,12 @@ def test_limits_and_replicas_are_compared(deployment: Deployment, as_planned: De
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have a cluster with no prefill replica, and one decode replica that says nothing."""
     deployments = {
-        "Prefill:demo": SimpleNamespace(
-            replica_states={"STARTING": 1}, status=SimpleNamespace(value="UNHEALTHY")
-        ),
-        "Decode:demo": SimpleNamespace(
-            replica_states={"RUNNING": 1}, status=SimpleNamespace(value="HEALTHY")
-        ),
+        name: SimpleNamespace(replica_states=states, status=SimpleNamespace(value=value))
+        for name, states, value in (
+            ("Prefill-d0:demo", {}, "HEALTHY"),
+            ("Prefill-d1:demo", {"STARTING": 1}, "UNHEALTHY"),
+            ("Decode:demo", {"RUNNING": 1}, "HEALTHY"),
+        )
     }
     app = SimpleNamespace(deployments=deployments)
     asked: list[str] = []
@@ -128,3 +128,4 @@ def test_verify_lists_what_does_not_run_or_answer(
     # Settings that were not reported are no differences.
     assert not any(each.startswith("decode.") for each in found)
     assert asked == ["Decode:demo", "no more"]
+    assert status.cluster_status(state).pool("prefill").status == "UNHEALTHY"  # the worst

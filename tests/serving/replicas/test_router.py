@@ -149,13 +149,18 @@ def test_a_full_replica_is_passed_over_and_the_call_counts_where_it_went() -> No
     assert run(routed_on()) == (["b", "c", "b"], "acb")
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_call_that_waits_for_a_place_counts_once(*, ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("policy", "ends", "orders"),
+    [("round-robin", True, {"abc", "bac", "cab"}), ("least-tokens", False, {"abc"})],
+)
+def test_a_call_that_waits_for_a_place_counts_once(
+    policy: str, orders: set[str], *, ends: bool
+) -> None:
     """However often it tries while all are full, ended or given up, nothing of it is left."""
 
     async def waited() -> set[str]:
         replicas = [Replica(name, places=1, ongoing=1) for name in "abc"]
-        routed = Routed("round-robin", *replicas)
+        routed = Routed(policy, *replicas)
         going = asyncio.create_task(routed.route(100))
         await asyncio.sleep(2.0)
         if ends:
@@ -167,7 +172,7 @@ def test_a_call_that_waits_for_a_place_counts_once(*, ends: bool) -> None:
             await asyncio.wait({going})
         return {await routed.order() for _ in range(3)}
 
-    assert run(waited()) == {"abc", "bac", "cab"}
+    assert run(waited()) == orders
 
 
 def test_what_was_sent_to_a_replica_that_left_is_forgotten() -> None:

@@ -116,9 +116,10 @@ def _time(response: Response, **body: object) -> Any:  # noqa: ANN401
 
 @pytest.mark.usefixtures("live")
 def test_an_answer_that_is_not_read_is_cancelled() -> None:
-    """One that ends is not: everything comes through."""
-    whole, part = Response(1, 2, 3), Response(1, 2, 3)
+    """One that ends is not: everything comes through; an answer in one piece may take longer."""
+    whole, part, slow = Response(1, 2, 3), Response(1, 2, 3), Response(1, pause_s=5.0)
     assert (_ask(whole), whole.cancelled) == ([1, 2, 3], False)
+    assert (_ask(slow, **WHOLE), slow.cancelled) == ([1], False)
     assert (_ask(part, take=2), part.cancelled) == ([1, 2], True)
 
 
@@ -170,12 +171,6 @@ def test_what_is_no_refusal_stays_what_it_is(response: Response) -> None:
     """After the first item the stream fails: the endpoint ends it with an error event."""
     with pytest.raises((RayActorError, ZeroDivisionError)):
         _ask(response)
-
-
-@pytest.mark.usefixtures("live")
-def test_whole_answers_may_take_longer() -> None:
-    """The limit is for the first token; of an answer in one piece that is not the first item."""
-    assert _ask(Response(1, pause_s=5.0), **WHOLE) == [1]
 
 
 @pytest.mark.usefixtures("live")
