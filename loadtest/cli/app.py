@@ -60,6 +60,7 @@ VOCAB_SIZE = 1000
 """Default vocabulary: every model has that many plain token ids."""
 
 APIS = ("completions", "chat")
+SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"
 EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
@@ -206,8 +207,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
     )
     job = make_job(load, length, host=address, shape=shape, workers=processes)
     check_trust(address, insecure=insecure)
-    served = check_model(address, load.model, insecure=insecure)
-    job = replace(job, model=served, insecure=insecure)
+    served, slowdown = check_model(address, load.model, insecure=insecure)
+    job = replace(job, model=served, insecure=insecure, slowdown=slowdown)
+    if slowdown is not None:
+        shell.talk.print(SIMULATED.format(slowdown), highlight=False, soft_wrap=True)
     if api == "chat":
         job = replace(job, chat=learn_chat(address, served, insecure=insecure))
     schedule = job.requests()

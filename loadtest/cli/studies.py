@@ -105,13 +105,14 @@ def search(  # noqa: PLR0913  (a command line is its options)
     state = resume_search(new, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
-    check_model(address, load.model, insecure=insecure)
+    _, slowdown = check_model(address, load.model, insecure=insecure)
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
-        job = replace(make_job(at_rate, length, host=address), insecure=insecure)
+        job = make_job(at_rate, length, host=address)
+        job = replace(job, insecure=insecure, slowdown=slowdown)
         prepare(output / name, job, job.requests(), plan)
         run_with_progress_bar(output / name, job)
         verdict = judge_run(output / name, TOLERANCE, script_folder=output)

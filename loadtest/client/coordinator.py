@@ -64,7 +64,7 @@ class WorkerProcess:
     def _run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
         # In a thread: Locust gives up a worker whose event loop is blocked for seconds.
         reading = gevent.get_hub().threadpool.spawn(read_schedule, self._folder / "schedule.jsonl")
-        schedule = reading.get()
+        schedule = [request.slowed(self._job.slowdown or 1.0) for request in reading.get()]
         start = self._start.get()
 
         def record(sample: Sample) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, TargetFailed
@@ -20,6 +22,11 @@ VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 """Environment variables, of which the first that is set holds the key; empty means no key."""
 
 DENIED = (401, 403)
+ENGINE = "X-Minicluster-Engine"
+"""Header of every answer of simulated engines."""
+
+SLOWDOWN = re.compile(r"simulated; slowdown=([0-9.]+(?:e[+-]?[0-9]+)?)")
+
 ANSWER_S = 10.0
 
 
@@ -134,9 +141,23 @@ def ask(
     return answer
 
 
-def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
     """
-    Return the models that the endpoint lists.
+    What an endpoint serves.
+
+    Attributes:
+        models: by name.
+        slowdown: of simulated engines, by the header that `serving` sends; `None`: real engines.
+    """
+
+    models: tuple[str, ...]
+    slowdown: float | None = None
+
+
+def served_models(host: str, *, insecure: bool = False) -> Served:
+    """
+    Return what the endpoint lists.
 
     Raises:
         TargetFailed: no answer, or not that of an OpenAI endpoint.
@@ -145,7 +166,11 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
     try:
         with ask(url, expected, wait_s=ANSWER_S, insecure=insecure) as answer:
             listed: Any = json.load(answer)
-        return tuple(str(model["id"]) for model in listed["data"])
+            slowed = SLOWDOWN.search(answer.headers.get(ENGINE, ""))
+        return Served(
+            models=tuple(str(model["id"]) for model in listed["data"]),
+            slowdown=None if slowed is None else float(slowed[1]),
+        )
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -162,20 +187,22 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[str, ...]:
         raise TargetFailed(f"{wrong}; expected {expected}") from None
 
 
-def check_model(host: str, model: str | None, *, insecure: bool = False) -> str:
+def check_model(
+    host: str, model: str | None, *, insecure: bool = False
+) -> tuple[str, float | None]:
     """
-    Return the model to request: *model*, or the only one served.
+    Return the model to request, *model* or the only one served, and `Served.slowdown`.
 
     Raises:
         InputError: *model* is not served, or it is `None` and several are.
         TargetFailed: as `served_models`.
     """
     served = served_models(host, insecure=insecure)
-    if model is None and len(served) == 1:
-        return served[0]
-    if model in served:
-        return model
-    expectation = f"one of those served at {host}: {', '.join(served)}"
+    if model is None and len(served.models) == 1:
+        return served.models[0], served.slowdown
+    if model in served.models:
+        return model, served.slowdown
+    expectation = f"one of those served at {host}: {', '.join(served.models)}"
     if model is None:
         raise InputError("--model", None, expectation)
     hint = "is another plan deployed there? See `serving status`"

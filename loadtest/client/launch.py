@@ -85,6 +85,7 @@ def run_with_progress_bar(folder: Path, job: Job) -> None:
         console=shell.talk,
         disable=not shell.talk.is_terminal,
     )
+    job = job.by_the_clock()
     with bar:
         task = bar.add_task("load", total=job.window.end_s)
 

@@ -53,7 +53,7 @@ FOLDER = Path(os.environ["LOADTEST_DIR"])
 PARENT = int(os.environ.get("LOADTEST_PARENT", os.getppid()))
 """Process that waits for the result. It may be gone before this module is loaded, so it says."""
 
-JOB = read_job(FOLDER / "run.json")
+JOB = read_job(FOLDER / "run.json").by_the_clock()
 
 
 class Sender(locust.FastHttpUser):  # type: ignore[misc]

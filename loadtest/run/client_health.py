@@ -68,6 +68,14 @@ class Client:
     stamps: str = ""
     stalled_s: float = 0.0
 
+    def in_seconds_of(self, slowdown: float) -> Client:
+        """Return the report with its latenesses in seconds that take *slowdown* of the clock."""
+        return replace(
+            self,
+            heartbeat_lag_s=tuple(lag_s / slowdown for lag_s in self.heartbeat_lag_s),
+            stalled_s=self.stalled_s / slowdown,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:

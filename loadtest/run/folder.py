@@ -69,19 +69,23 @@ def prepare(
 
 def read_run(folder: Path) -> Run:
     """
-    Read the run in *folder*.
+    Read the run in *folder*; of simulated engines, times become seconds of the plan.
 
     Raises:
         InputError: a file is missing, or is not what this version writes.
     """
     job = read_job(folder / "run.json")
     samples = read_samples(folder / "samples.jsonl")
+    client = read_client(folder / "client.json")
+    if job.slowdown is not None:
+        samples = tuple(sample.scaled(1 / job.slowdown) for sample in samples)
+        client = client.in_seconds_of(job.slowdown)
     return Run(
         job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
         plan=read_plan(folder / job.plan) if job.plan else None,
         schedule=read_schedule(folder / "schedule.jsonl"),
         samples=samples,
-        client=read_client(folder / "client.json"),
+        client=client,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from loadtest.run.schedule import ArrivalShape, Window, draw
@@ -65,6 +65,8 @@ class Job:
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
         chat: form of chat messages; `None`: completions of token ids.
         insecure: whether any certificate is accepted, and no API key sent.
+        slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
+            the engines are real.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -83,6 +85,21 @@ class Job:
     plan: str | None
     chat: ChatForm | None = None
     insecure: bool = False
+    slowdown: float | None = None
+
+    def by_the_clock(self) -> Job:
+        """Return the job with its times in seconds of the clock, as the client needs them."""
+        factor, window = self.slowdown or 1.0, self.window
+        return replace(
+            self,
+            timeout_s=self.timeout_s * factor,
+            window=replace(
+                window,
+                start_s=window.start_s * factor,
+                end_s=window.end_s * factor,
+                drain_s=window.drain_s * factor,
+            ),
+        )
 
     def requests(self) -> tuple[ScheduledRequest, ...]:
         """Draw the schedule; equal jobs have equal schedules."""

@@ -220,6 +220,11 @@ def _notes(
     run: Run, window: MeasurementWindow, resimulation: Resimulation | None
 ) -> tuple[str, ...]:
     answered, notes = window.answered, []
+    if (slowdown := run.job.slowdown) is not None:
+        notes.append(
+            f"simulated engines, {slowdown:g} times slower: seconds are the plan's, and say what "
+            "its model takes, not what a GPU does"
+        )
     num_unanswered = len(window.requests) - len(answered)
     if (cut_s := window.counted.start_s - run.job.window.start_s) > 0:
         notes.append(f"the warm-up was extended by {cut_s:.1f} s, until latencies had settled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
@@ -38,6 +38,10 @@ class ScheduledRequest:
     session: int | None = None
     content: tuple[int, ...] = ()
     prefix_tokens: int = 0
+
+    def slowed(self, factor: float) -> ScheduledRequest:
+        """Return the request with all its times *factor* times as long."""
+        return replace(self, due_s=self.due_s * factor, think_s=self.think_s * factor)
 
 
 def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:

@@ -154,9 +154,14 @@ def _check_model(samples: Path, deployment: Deployment) -> None:
     """Refuse another model than the run asked for, where the run's order is there."""
     order = samples.parent / "run.json"
     try:
-        served = json.loads(order.read_text(encoding="utf-8"))["model"]
-    except (OSError, KeyError, TypeError, ValueError):
+        job = json.loads(order.read_text(encoding="utf-8"))
+        served, slowdown = job["model"], job.get("slowdown")
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return
+    if slowdown is not None:
+        raise InputError(
+            str(order), "a run of simulated engines", "measurements", "they repeat the plan's model"
+        )
     if served != deployment.model.id:
         expected = f"{deployment.model.id}, the plan's"
         raise InputError(f"{order}: model", served, expected, "the plan that was deployed")

@@ -122,7 +122,7 @@ def test_what_lists_no_models_is_refused_by_its_address(body: bytes) -> None:
 def test_a_redirect_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OURS, KEY)
     with endpoint() as (there, second), endpoint(b"", f"{there}/v1/models") as (host, first):
-        assert served_models(host) == ("fake",)
+        assert served_models(host).models == ("fake",)
 
     assert first == [f"Bearer {KEY}"]
     assert second == [None]
@@ -245,7 +245,7 @@ def test_a_trusted_endpoint_is_loaded_with_the_key(
     host = start_server(**FAST, key=KEY, certificate=str(certificate))
     found = send(order(host), tmp_path)
 
-    assert served_models(host) == ("fake",)
+    assert served_models(host).models == ("fake",)
     assert len(found.measured) == 60
     assert all(s.ok and s.output_tokens == 10 for s in found.measured)
     assert all(s.ttft_send_s >= 0.05 - 0.001 for s in found.measured)
