@@ -50,6 +50,7 @@ def _changed(plan: Plan, change: dict[str, object] | None) -> str:
             2,
             f"--host is '{ANYWHERE}'; expected API keys",
         ),
+        ("up plan.json --host 192.0.2.1 --open --port 0", {}, 2, "an address of this machine"),
         ("up plan.json", TWO_REASONS, 3, "cores [98]"),
         ("up plan.json", TWO_REASONS, 3, "one sequence of 2048 tokens"),
         ("up plan.json", RULE, 3, "pp = 2"),
