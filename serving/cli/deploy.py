@@ -126,7 +126,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             token_limit=read_token_limit(os.environ),
         ),
         host=host,
-        port=port or free_ports(1, host)[0],
+        port=port or _free_port(host),
         address=address,
         wait_s=wait_s,
     )
@@ -164,6 +164,13 @@ def down() -> None:
         report("stopping")
         take_down(state)
     typer.echo("stopped")
+
+
+def _free_port(host: str) -> int:
+    try:
+        return free_ports(1, host)[0]
+    except OSError:
+        raise InputError("--host", host, "an address of this machine") from None
 
 
 def _warn_of_dtype(deployment: Deployment) -> None:

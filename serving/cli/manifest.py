@@ -26,7 +26,6 @@ FORMATS = {
     "kuberay": ray_service,
     "compose": compose,
 }
-PLAN_PATHS = {"kuberay": f"{PLAN_DIRECTORY}/plan.json", "compose": f"{PLAN_DIRECTORY}/plan.json"}
 
 
 def manifest(
@@ -69,7 +68,7 @@ def manifest_of(
         served=compile_app(deployment, DeployTarget(kind=target, one_host=False), plan=plan),
         target=target,
         plan=to_json(plan),
-        plan_path=PLAN_PATHS.get(kind, str(file.absolute())),
+        plan_path=str(file.absolute()) if kind == "ray-serve" else f"{PLAN_DIRECTORY}/plan.json",
         model_source=deployment.model.source,
         plan_file=str(file),
         model_here=source if is_directory(source) else deployment.model.source,

@@ -82,6 +82,9 @@ def _software(deployment: Deployment, target: Target) -> Iterator[str]:
             f"engine.version: the plan wants vllm {engine.version}, "
             f"here is {target.vllm or 'none'} (run `make setup`)"
         )
+    chunk = engine.chunked_prefill_tokens
+    if chunk > engine.max_model_len:
+        yield f"engine.chunked_prefill_tokens: {chunk}; at most {engine.max_model_len}, the context"
 
 
 def _model(deployment: Deployment) -> Iterator[str]:
@@ -146,9 +149,6 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
         yield f"{place}.dtype: {pool.dtype}; on a {kind} one of {', '.join(sorted(dtypes))}"
     if engine.kv_dtype not in {pool.dtype, *FURTHER_DTYPES[kind]}:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
-    chunk = engine.chunked_prefill_tokens
-    if chunk > engine.max_model_len:
-        yield f"engine.chunked_prefill_tokens: {chunk}; at most {engine.max_model_len}, the context"
     needed = kv_bytes_per_sequence(
         replace(deployment.model, kv_dtype=engine.kv_dtype),
         engine.max_model_len,

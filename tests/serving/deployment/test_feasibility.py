@@ -14,73 +14,53 @@ from serving.deployment.target import Target
 from tests.serving.plans import make_pool, places
 
 LABELS = tuple({ROLE_LABEL: role, NODE_LABEL: "laptop"} for role in ("prefill", "decode"))
+THREE = {"tp": 3, "placement": places(("n", (1, 2, 3)))}
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("what", "change", "says"),
     [
-        ({}, None),
+        ("target", {}, None),
         # An existing cluster with labelled nodes is taken, whatever this machine has.
-        ({"labels": LABELS, "cores": frozenset(), "memory_bytes": 0}, None),
-        ({"system": "Darwin arm64"}, "platform: this is Darwin arm64"),
-        ({"ray": None}, "ray: not installed"),
-        ({"vllm": "0.33.0"}, "engine.version: the plan wants vllm 0.29.0, here is 0.33.0"),
-        ({"cores": frozenset({0})}, "placement: cores [1]; this machine has [0]"),
-        ({"kind": "gpu", "num_gpus": 2, "cores": frozenset(), "memory_bytes": 0}, None),
-        ({"kind": "gpu", "num_gpus": 1}, "placement: GPUs [1]; this machine has 1"),
-        ({"memory_bytes": 10**9}, "memory: about"),
-        ({"labels": LABELS[1:]}, "no node of the cluster is labelled minicluster-role=prefill"),
+        ("target", {"labels": LABELS, "cores": frozenset(), "memory_bytes": 0}, None),
+        ("target", {"system": "Darwin arm64"}, "platform: this is Darwin arm64"),
+        ("target", {"ray": None}, "ray: not installed"),
+        ("target", {"vllm": "0.33.0"}, "the plan wants vllm 0.29.0, here is 0.33.0"),
+        ("target", {"cores": frozenset({0})}, "placement: cores [1]; this machine has [0]"),
+        ("target", {"kind": "gpu", "num_gpus": 2, "cores": (), "memory_bytes": 0}, None),
+        ("target", {"kind": "gpu", "num_gpus": 1}, "placement: GPUs [1]; this machine has 1"),
+        ("target", {"memory_bytes": 10**9}, "memory: about"),
+        ("target", {"labels": LABELS[1:]}, "cluster is labelled minicluster-role=prefill"),
+        ("engine", {"name": "sglang"}, "engine.name: 'sglang'; serving deploys vllm"),
+        ("engine", {"chunked_prefill_tokens": 2049}, "chunked_prefill_tokens: 2049; at most 2048"),
+        ("engine", {"chunked_prefill_tokens": 2048}, None),
+        ("decode", {"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
+        ("decode", THREE, "tp: 3; expected a divisor of the model's 8 attention heads"),
+        ("decode", THREE | {"ep": 3}, "serving deploys ep 1"),
+        ("decode", {"dtype": "int4"}, "dtype: int4; on a cpu one of"),
+        ("decode", {"dtype": "fp32"}, "a KV cache has one dtype"),
+        ("decode", {"max_num_batched_tokens": 15}, "at least max_num_seqs = 16"),
+        ("decode", {"max_num_batched_tokens": 16}, None),
+        ("decode", {"kv_bytes": 1e5}, "one sequence of 2048 tokens"),
+        ("decode", {"placement": places(("my node", (1,)))}, "is no node label"),
+        ("decode", {"placement": places(("n", (0,)))}, "all nodes are this machine"),
+        ("decode", {"role": "mixed"}, "one prefill and one decode pool, or a mixed one"),
     ],
 )
-def test_target_that_lacks_something(
-    deployment: Deployment, target: Target, change: dict[str, Any], says: str | None
+def test_each_reason_is_named(
+    deployment: Deployment, target: Target, what: str, change: dict[str, Any], says: str | None
 ) -> None:
-    found = findings(deployment, replace(target, **change))
-    assert len(found) == (says is not None)
-    assert says is None or says in found[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
-        (
-            {"tp": 3, "placement": places(("n", (1, 2, 3)))},
-            "tp: 3; expected a divisor of the model's 8 attention heads",
-        ),
-        ({"ep": 3, "tp": 3, "placement": places(("n", (1, 2, 3)))}, "serving deploys ep 1"),
-        ({"dtype": "int4"}, "dtype: int4; on a cpu one of"),
-        ({"dtype": "fp32"}, "a KV cache has one dtype"),
-        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "at least max_num_seqs = 64"),
-        ({"kv_bytes": 1e5}, "one sequence of 2048 tokens"),
-        ({"placement": places(("my node", (1,)))}, "is no node label"),
-        ({"placement": places(("n", (0,)))}, "all nodes are this machine"),
-        ({"role": "mixed"}, "one prefill and one decode pool, or a mixed one"),
-    ],
-)
-def test_decode_pool_that_cannot_be(
-    deployment: Deployment, target: Target, change: dict[str, Any], says: str
-) -> None:
-    """What the engine cannot do is named, pool and value included."""
-    decode = replace(deployment.pools[1], **change)
-    found = findings(replace(deployment, pools=(deployment.pools[0], decode)), target)
-    assert any(says in finding for finding in found), found
-
-
-@pytest.mark.parametrize(
-    ("engine", "says"),
-    [
-        ({"name": "sglang"}, "engine.name: 'sglang'; serving deploys vllm"),
-        ({"chunked_prefill_tokens": 2049}, "chunked_prefill_tokens: 2049; at most 2048"),
-        ({"chunked_prefill_tokens": 2048}, None),
-    ],
-)
-def test_engine_that_cannot_be(
-    deployment: Deployment, target: Target, engine: dict[str, Any], says: str | None
-) -> None:
-    changed = replace(deployment, engine=replace(deployment.engine, **engine))
-    found = findings(changed, target)
-    assert says in found[0] if says else not found
+    """What a machine lacks, or an engine or a pool cannot do, is named with its value."""
+    prefill, decode = deployment.pools
+    if what == "target":
+        target = replace(target, **change)
+    elif what == "engine":
+        deployment = replace(deployment, engine=replace(deployment.engine, **change))
+    else:
+        deployment = replace(deployment, pools=(prefill, replace(decode, **change)))
+    found = findings(deployment, target)
+    assert any(says in finding for finding in found) if says else not found, found
+    assert what == "decode" or len(found) == (says is not None)
 
 
 def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> None:

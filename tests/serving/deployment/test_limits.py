@@ -82,5 +82,7 @@ def test_verify_expects_what_was_compiled(
     app = compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan)
     for pool in app.pools:
         assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()
+    substituted = bounds(deployed(plan, changes=("pools[decode].tp: 2 instead of 8",)))
+    assert "max_queued_requests" not in substituted["decode"]  # the plan bounds nothing there
     # What is not given stays the plan's: twice the TTFT.
     assert (app.endpoint.prefill_deadline_s, app.endpoint.kv_wait_deadline_s) == (60.0, 300.0)
