@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadtest.cli.studies import Insecure, compare, search
 from loadtest.client.chat import learn_chat
-from loadtest.client.endpoint import base_address, check_model, check_trust
+from loadtest.client.endpoint import base_address, check_model
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
@@ -197,7 +197,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     if api not in APIS:
         raise InputError("--api", api, f"one of {', '.join(APIS)}")
-    tolerances, address = parse_tolerance(tolerance), base_address(host)
+    tolerances, address = parse_tolerance(tolerance), base_address(host, insecure=insecure)
     length = RunLength(
         duration_s=duration,
         num_requests=requests,
@@ -206,7 +206,6 @@ def run(  # noqa: PLR0913  (a command line is its options)
         seed=seed,
     )
     job = make_job(load, length, host=address, shape=shape, workers=processes)
-    check_trust(address, insecure=insecure)
     served, slowdown = check_model(address, load.model, insecure=insecure)
     job = replace(job, model=served, insecure=insecure, slowdown=slowdown)
     if slowdown is not None:

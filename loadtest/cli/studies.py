@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from loadtest.client.endpoint import base_address, check_model, check_trust
+from loadtest.client.endpoint import base_address, check_model
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.compare_page import (
     comparison_lines,
@@ -85,8 +85,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
     ] = False,
 ) -> None:
     """Find the highest request rate that meets the SLO, and compare it with the plan's."""
-    deployed, address = read_plan(plan), base_address(host)
-    check_trust(address, insecure=insecure)
+    deployed, address = read_plan(plan), base_address(host, insecure=insecure)
     if tolerance <= 0:
         raise InputError("--tolerance", tolerance, "more than 0")
     load = planned_load(deployed)

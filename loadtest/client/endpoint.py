@@ -71,25 +71,16 @@ def client_context(kind: type[ssl.SSLContext], *, insecure: bool) -> ssl.SSLCont
     return context
 
 
-def base_address(host: str) -> str:
+def base_address(host: str, *, insecure: bool) -> str:
     """
     Return *host* without a trailing `/` or `/v1`.
 
     Raises:
-        InputError: *host* is no http address.
+        InputError: *host* is no http address, or `--insecure` has no effect there, or an API key
+            would have to be sent.
     """
     if not host.startswith(("http://", "https://")):
         raise InputError("--host", host, "an address like http://127.0.0.1:8000")
-    return host.rstrip("/").removesuffix("/v1")
-
-
-def check_trust(host: str, *, insecure: bool) -> None:
-    """
-    Refuse `--insecure` where it has no effect, or where an API key would have to be sent.
-
-    Raises:
-        InputError: *host* has no certificate, or the environment contains a key.
-    """
     if insecure and not host.startswith("https://"):
         raise InputError(
             "--insecure", host, "no such option: only an https address has a certificate"
@@ -101,6 +92,7 @@ def check_trust(host: str, *, insecure: bool) -> None:
             "no key for an endpoint whose certificate is not checked",
             f"SSL_CERT_FILE=FILE trusts your own certificate, {VARIABLES[0]}= sends no key",
         )
+    return host.rstrip("/").removesuffix("/v1")
 
 
 def ask(

@@ -23,6 +23,7 @@ from loadtest.report.table import (
     stall_text,
 )
 from loadtest.verdict.verdict import HOLDS
+from loadtest.verdict.window import measurement_window
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
@@ -32,7 +33,7 @@ from minicluster.units import seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
@@ -154,7 +155,10 @@ def _errors(run: Run) -> Iterator[Section]:
 
 def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
-    distributions = (_distribution(metric, run, verdict, resimulation) for metric in CHARTED)
+    answered = measurement_window(run).answered
+    distributions = (
+        _distribution(metric, answered, verdict, resimulation, run.plan) for metric in CHARTED
+    )
     courses = (_course(metric, run, verdict) for metric in CHARTED)
     figures = [figure for drawn in (*distributions, *courses) for figure in drawn]
     if figures:
@@ -193,11 +197,13 @@ def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list
 
 
 def _distribution(
-    metric: str, run: Run, verdict: Verdict, resimulation: Resimulation | None
+    metric: str,
+    answered: Sequence[Sample],
+    verdict: Verdict,
+    resimulation: Resimulation | None,
+    plan: Plan | None,
 ) -> Iterator[Figure]:
-    """Draw the distribution in the window, as measured and as predicted, with the SLO."""
-    start_s = verdict.window.start_s
-    answered = [s for s in run.measured if s.ok and s.due_s >= start_s]
+    """Draw the distribution of what counts, as measured and as predicted, with the SLO."""
     measured = values_s(metric, answered)
     if not measured:
         return
@@ -207,8 +213,8 @@ def _distribution(
     if simulated:
         drawn = LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")
         curves.append(drawn)
-    elif run.plan:
-        planned = getattr(run.plan.prediction, metric)
+    elif plan:
+        planned = getattr(plan.prediction, metric)
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
     limit = next((r for r in verdict.slo if r.metric == metric), None)
     yield latency_distribution(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_a_run_by_the_command(start_server: ServerStarter, tmp_path: Path) -> No
     assert done.stdout == (tmp_path / "verdict.json").read_text()
     assert done.returncode == verdict_in(tmp_path)["exit_code"]
     assert len(samples) == 100
+    assert 0 <= statistics.median(s.send_s - s.due_s for s in samples) < 1
     assert {s.chunk_tokens for s in samples} == {(3, 3, 3, 1)}
     assert any("carried several tokens" in note for note in verdict_in(tmp_path)["notes"])
     assert verdict_in(tmp_path)["outcomes"] == {"ok": 100}

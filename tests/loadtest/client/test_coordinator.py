@@ -136,5 +136,8 @@ def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) 
 
     folder.mkdir()
     coordinator.drop_missing(())
+    coordinator.finished.clear()
     coordinator.start(("b",))
-    assert wire.sent[-1] == ("start_run", "b")
+    wire.client("b", "complete")
+    assert coordinator.finished.is_set()
+    assert read_client(folder / "client.json").stop == "complete"

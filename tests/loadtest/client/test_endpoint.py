@@ -221,6 +221,21 @@ def test_an_endpoint_whose_certificate_is_not_valid_gets_no_request(
     assert all("CERTIFICATE_VERIFY_FAILED" in (s.detail or "") for s in found.samples)
 
 
+def test_an_endpoint_that_is_not_checked_gets_no_key(
+    certify: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models, the chats that teach and the load are asked for without it."""
+    monkeypatch.setenv(OURS, KEY)
+    with endpoint(certificate=certify("192.0.2.1")) as (host, keys):
+        assert served_models(host, insecure=True) == ("fake",)
+        with pytest.raises(TargetFailed):
+            learn_chat(host, "fake", insecure=True)
+        send(replace(order(host, FEW), insecure=True), tmp_path / "run")
+
+    assert len(keys) > 5
+    assert set(keys) == {None}
+
+
 def test_a_timeout_in_a_tls_handshake_closes_the_connection(tmp_path: Path) -> None:
     """A socket that is left to the garbage collector is a warning, which fails this test."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
@@ -257,7 +272,7 @@ def test_insecure_by_the_command(
 ) -> None:
     host = start_server(**FAST, certificate=str(certify("127.0.0.1")))
     refused = run(host, tmp_path / "refused", "--requests", "20")
-    run(host, tmp_path / "run", "--requests", "20", "--insecure", "--api", "chat")
+    run(host, tmp_path / "run", "--requests", "20", "--insecure")
 
     assert refused.returncode == Exit.TARGET_FAILED
     assert "--insecure" in refused.stderr
