@@ -14,7 +14,7 @@ from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
     Margin,
-    PoolLoad,
+    PoolInFlight,
     RequestCost,
     Shed,
     decide,
@@ -109,7 +109,7 @@ class InflightRequest:
 
     cost: RequestCost
     domain: str
-    prefill: PoolLoad
+    prefill: PoolInFlight
     work_s: float
     forecast: AdmissionForecast | None = None
     client: KeyHolder = ANONYMOUS
@@ -146,7 +146,7 @@ class InflightRequests:
         used = {} if predicted is None else predicted.utilisation_fraction
         self._prefill_busy_fraction = min(1.0, used.get("prefill", 1.0))
         self._pools = {
-            (pool.role, domain): PoolLoad(replicas)
+            (pool.role, domain): PoolInFlight(replicas)
             for pool in (first, last)
             for domain, replicas in pool.replicas.items()
         }

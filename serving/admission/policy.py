@@ -88,7 +88,7 @@ def request_cost(
 
 
 @dataclass(slots=True)
-class PoolLoad:
+class PoolInFlight:
     """
     The load of the replicas of one role in one domain, at least one of them.
 
@@ -120,8 +120,8 @@ class InflightLoad:
         prefill_busy_fraction: share of the time in which a prefill replica computes.
     """
 
-    prefill: PoolLoad
-    decode: PoolLoad
+    prefill: PoolInFlight
+    decode: PoolInFlight
     max_batch_size: int
     max_step_tokens: int
     prefill_busy_fraction: float = 1.0
@@ -135,8 +135,8 @@ class InflightLoad:
         """Return the same replicas without requests."""
         return replace(
             self,
-            prefill=PoolLoad(self.prefill.replicas),
-            decode=PoolLoad(self.decode.replicas),
+            prefill=PoolInFlight(self.prefill.replicas),
+            decode=PoolInFlight(self.decode.replicas),
             prefill_busy_fraction=0.0,
         )
 

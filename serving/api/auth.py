@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,18 +153,12 @@ def _key(line: str, place: str) -> tuple[bytes, KeyHolder]:
     return digest, KeyHolder(name=name or f"key-{digest.hex()[:6]}", max_ongoing=ongoing)
 
 
+@dataclass(frozen=True, slots=True)
 class AccessControl:
-    """The checks before a request is parsed."""
+    """The checks before a request is parsed; without keys no request needs one."""
 
-    def __init__(self, keys: Keys, origins: tuple[str, ...] = ()) -> None:
-        """Take the keys and the allowed web origins; without keys every request is allowed."""
-        self._keys = keys
-        self._origins = frozenset(origins)
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether requests need a key."""
-        return bool(self._keys)
+    keys: Keys
+    origins: tuple[str, ...]
 
     def client(self, request: Request) -> KeyHolder:
         """
@@ -176,7 +171,7 @@ class AccessControl:
             RequestRefused: 401 without a key, 403 from a page of another site.
         """
         origin = request.headers.get("origin")
-        if origin is not None and origin not in self._origins:
+        if origin is not None and origin not in self.origins:
             host = request.headers.get("host", "")
             if urlsplit(origin).netloc.lower() != host.lower():
                 # Behind a proxy the Host may differ from the one that the page was loaded from.
@@ -185,9 +180,9 @@ class AccessControl:
                     f"origins that {ORIGINS} names."
                 )
                 refuse(403, message, code="origin_not_allowed")
-        if not self._keys:
+        if not self.keys:
             return ANONYMOUS
-        found = holder_of(self._keys, request.headers.get("authorization"))
+        found = holder_of(self.keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")

@@ -58,7 +58,7 @@ class StatusRoutes:
         self._access = completions.access
         config = completions.config
         self._planned = _planned(config)
-        self._schema = _schema(config, needs_key=self._access.needs_key)
+        self._schema = _schema(config, needs_key=bool(self._access.keys))
         self._card = {
             "id": config.model_id,
             "object": "model",

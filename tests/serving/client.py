@@ -67,6 +67,12 @@ def post(url: str, body: object) -> tuple[int, dict[str, Any]]:
     return reply.status, reply.body
 
 
+def answers(base_url: str) -> bool:
+    """Tell whether the engines work."""
+    status, body = post(f"{base_url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
+    return status == 200 and body["usage"]["completion_tokens"] == 3
+
+
 def send(url: str, body: object, timeout_s: float = 120.0) -> Reply:
     """Send JSON, or bytes as they are; return all that came, however it ended."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -13,7 +13,7 @@ import pytest
 
 from serving.cluster.ports import free_ports
 
-from .client import events, post, send
+from .client import answers, events, post, send
 from .command import serving
 from .deployed import series
 from .fuzz import fuzz
@@ -50,12 +50,6 @@ BAD: list[tuple[str, object, int]] = [
     ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, 400),
 ]
 """What the engines refuse, streamed or not; `tests/serving/request` has what never gets there."""
-
-
-def _answers(base_url: str) -> bool:
-    """Tell whether the engines still work."""
-    status, body = post(f"{base_url}/v1/completions", {"prompt": "Hello", "max_tokens": 3})
-    return status == 200 and body["usage"]["completion_tokens"] == 3
 
 
 def _open(url: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
@@ -178,7 +172,7 @@ def test_bad_input_is_refused_and_does_no_harm(
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["message"]
     assert "Traceback" not in answer["error"]["message"]
-    assert _answers(base_url)
+    assert answers(base_url)
 
 
 def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
@@ -191,7 +185,7 @@ def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
     assert complaints == []
     assert statuses[200] >= 40
     split.wait_until_released()
-    assert _answers(base_url)
+    assert answers(base_url)
 
 
 def test_min_tokens_is_kept(base_url: str) -> None:
@@ -239,7 +233,7 @@ def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
         stored.write_text(before)
     assert verify.returncode == 3
     assert "decode[0].max_num_seqs: deployed 16, planned 7" in verify.stderr
-    assert _answers(base_url)
+    assert answers(base_url)
 
 
 def test_one_deployment_a_directory(base_url: str, place: Path) -> None:
@@ -247,4 +241,4 @@ def test_one_deployment_a_directory(base_url: str, place: Path) -> None:
     second = serving(place, "up", "plan.json", "--port", free_ports(1)[0])
     assert second.returncode == 2
     assert "serving down" in second.stderr
-    assert _answers(base_url)
+    assert answers(base_url)

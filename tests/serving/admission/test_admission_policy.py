@@ -16,7 +16,7 @@ from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
     Margin,
-    PoolLoad,
+    PoolInFlight,
     RequestCost,
     Shed,
     decide,
@@ -70,11 +70,13 @@ ASKED = RequestCost(prompt_tokens=100, output_tokens=20)
 """Alone its prompt takes 10 + 0.1 x 100 + 0.001 x 100 x 101/2 = 25.05, its pull 2 + 1 = 3."""
 
 LOCAL = replace(ASKED, local=True)
-IDLE = InflightLoad(prefill=PoolLoad(2), decode=PoolLoad(2), max_batch_size=8, max_step_tokens=1000)
+IDLE = InflightLoad(
+    prefill=PoolInFlight(2), decode=PoolInFlight(2), max_batch_size=8, max_step_tokens=1000
+)
 BUSY = replace(
     IDLE,
-    prefill=PoolLoad(2, work_s=80e-3),
-    decode=PoolLoad(2, sequences=7, context_tokens=1880.0),
+    prefill=PoolInFlight(2, work_s=80e-3),
+    decode=PoolInFlight(2, sequences=7, context_tokens=1880.0),
 )
 """With it four sequences on each decode replica, and (1880 + 120)/2 = 1000 cached tokens."""
 
@@ -89,7 +91,7 @@ def _decoding(load: InflightLoad, **changes: float) -> InflightLoad:
 
 def _full(sequences: int) -> InflightLoad:
     """Return two replicas of four places each, with an empty prefill pool."""
-    load = replace(BUSY, prefill=PoolLoad(2), max_batch_size=4)
+    load = replace(BUSY, prefill=PoolInFlight(2), max_batch_size=4)
     return _decoding(load, sequences=sequences)
 
 
@@ -139,7 +141,9 @@ def test_prompts_that_decode_computes_fill_its_steps() -> None:
     assert work_s(MODEL, both, BUSY) * 1e3 == pytest.approx(0.05 * 300 + 0.3 * step_ms)
 
 
-QUEUED = [(replace(BUSY, prefill=PoolLoad(2, work_s=work)), s) for work, s in ((2.1, 1), (10.0, 5))]
+QUEUED = [
+    (replace(BUSY, prefill=PoolInFlight(2, work_s=work)), s) for work, s in ((2.1, 1), (10.0, 5))
+]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ QUEUED = [(replace(BUSY, prefill=PoolLoad(2, work_s=work)), s) for work, s in ((
     [
         # What is late beyond a limit of 1 s, in whole seconds up to a minute.
         *((ASKED, load, "ttft", seconds) for load, seconds in QUEUED),
-        (ASKED, replace(BUSY, prefill=PoolLoad(2, work_s=1000.0)), "ttft", 60),
+        (ASKED, replace(BUSY, prefill=PoolInFlight(2, work_s=1000.0)), "ttft", 60),
         # An answer of a thousand tokens at (4 + 0.4 + 1.49) x 1.25 = 7.36 ms each.
         (replace(ASKED, output_tokens=1000), BUSY, "tpot", 8),
     ],
@@ -192,7 +196,7 @@ def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type)
 SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))
 STEPS = st.builds(_step, **{name: st.floats(0, most) for name, most in MOST.items()})
 POOLS = st.builds(
-    PoolLoad,
+    PoolInFlight,
     replicas=st.integers(1, 4),
     work_s=st.floats(0, 3),
     sequences=st.integers(0, 60),

@@ -323,6 +323,24 @@ def test_refusals_for_a_guessed_size_do_not_last(tight: EndpointConfig) -> None:
     assert 200 in statuses[51:]
 
 
+def test_an_answer_in_one_piece_leaves_the_prefill_queue_when_its_token_is_due(
+    config: EndpointConfig,
+) -> None:
+    """Its first token is not seen before its last one, and others need not wait for that."""
+
+    async def use(client: httpx.AsyncClient) -> str:
+        body = {**ONE, "max_tokens": 50}
+        asking = asyncio.create_task(client.post(COMPLETIONS, json=body))
+        await asyncio.sleep(0.5)
+        metrics = (await client.get("/metrics")).text
+        await asking
+        return metrics
+
+    metrics = used(config, FakeServers(itl_s=0.02), use)
+    assert 'minicluster_outstanding_requests{stage="prefill"} 0.0' in metrics
+    assert 'minicluster_outstanding_requests{stage="all"} 1.0' in metrics
+
+
 @pytest.mark.parametrize(("wait_s", "path"), [(0.5, "none"), (1.5, "remote")])
 def test_clients_that_leave_are_counted_out(
     config: EndpointConfig, wait_s: float, path: str
