@@ -226,6 +226,18 @@ def test_aggregated_pools_are_planned_predicted_and_explained(
     assert "saturate --mixed 1xTP1" in full.err
 
 
+@pytest.mark.parametrize(("tp", "apart"), [(1, False), (8, True)])
+def test_pools_placed_further_apart_than_planned_are_warned_of(
+    sizing: Sizing, plan_of: Callable[..., Path], tmp_path: Path, tp: int, *, apart: bool
+) -> None:
+    """Replicas of a whole HB domain meet in a rack, whatever the plan counted on."""
+    near = ("--set", "cluster.preset=dgx-h100", "--set", "cluster.pools_meet_in=hb")
+    plan = plan_of(*QUICK, *near, "--set", f"search.tp=[{tp}]")
+    done = sizing("place", str(plan), "-o", str(tmp_path / "placed.json"))
+    assert done.code == 0
+    assert ("plan again with cluster.pools_meet_in=rack" in done.err) is apart
+
+
 @pytest.mark.parametrize("pools", ["split", "mixed"])
 def test_answers_of_one_token(
     sizing: Sizing, pools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--set search.layouts=[]", "search.layouts"),
         ("--set search.tp=[3]", "attention heads"),
         (f"--set workload.input_tokens={DEEP}", "workload.input_tokens"),
+        ("--set slo.ttft=1", f"{SCENARIO} with --set search.pools=split"),
         ("--html no/plan.html", "an existing folder"),
     ],
     ("predict", LARGE): [
@@ -57,6 +58,19 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--set cluster.max_gpus=3", "plan again"),
         ("--set workload.input_tokens=0", "positive"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),
+    ],
+    ("place",): [
+        ("", "a plan, or --tp"),
+        ("--tp 8", "--cluster is missing"),
+        ("--tp 8 --cluster dgx-h100 -o x.json", "a plan to write the placement into"),
+        ("--tp 8 --cluster dgx-h100 --spare-nodes -1", "--spare-nodes is -1"),
+        ("--tp 8 --cluster dgx-h100 --replica-within room", "one of hb, rack, unit"),
+    ],
+    ("place", "PLAN"): [
+        ("--tp 8", "a plan, or --tp"),
+        ("--cluster dgx-h100 -o x.json", "none beside --out"),
+        ("--cluster dgx-h100 --emit ranks", "a training job"),
+        ("--cluster dgx-h100 --spread rack", "a tier and a number"),
     ],
     ("compare", SCENARIO): [
         ("", "two, or several GPUs"),
@@ -121,7 +135,7 @@ def test_options_that_cannot_be(
     ("name", "content", "arguments"),
     [
         ("deep.toml", f"a={DEEP}".encode(), ("plan", "FILE")),
-        ("nul.toml", bytes(100), ("plan", "FILE")),
+        ("[b]nul.toml", bytes(100), ("plan", "FILE")),
         ("utf-16.toml", "[model]\nid = 'x'".encode("utf-16"), ("plan", "FILE")),
         ("snowman.toml", "[model]\nid = '☃'".encode(), ("plan", "FILE")),
         ("deep.json", DEEP.encode(), ("losses", "FILE")),

@@ -1,18 +1,24 @@
-"""The burst of `sizing calibrate --engine`: its rate, and what is sent."""
+"""`sizing calibrate --engine`: when it measures, and the burst that it sends."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from minicluster.machine import this_machine
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
+from sizing.cli import calibrate
 from sizing.cli.calibrate import burst_rate, write_burst
+from sizing.cli.common import read_inputs
+from sizing.latency.calibration import read_calibration
 from tests.plans import PATH, STEP
+from tests.sizing.conftest import Sizing
 
 LOAD = WorkloadSpec(
     requests_per_s=4.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
@@ -39,3 +45,27 @@ def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length
     assert arrivals.due_s[-1] == pytest.approx(length_s, rel=0.25)
     assert set(arrivals.input_tokens) == {100}
     assert set(arrivals.output_tokens) == {10}
+
+
+def test_constants_of_this_machine_are_not_measured_again(
+    sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless --again asks for it; those of another machine are measured in any case."""
+    scenario, _, model, _, made_up = laptop
+    given = read_inputs(Path(scenario), [model], None)
+    spec, made = given.model, read_calibration(Path(made_up))
+    here = this_machine(
+        given.engine.name, model_config_hash=spec.config_hash, dtype=spec.weight_dtype
+    )
+    monkeypatch.setattr(calibrate, "timed_engine", lambda *_, **__: made)
+    out = tmp_path / "calibration.json"
+    for key, options, measured in (
+        (here, (), False),
+        (here, ("--again",), True),
+        (made.key, (), True),
+    ):
+        out.write_text(json.dumps(asdict(replace(made, key=key))))
+        done = sizing("calibrate", *laptop[:3], "--engine", *options, "-o", str(out))
+        assert done.code == 0
+        assert ("measure again with --again" in done.err) is not measured
+        assert read_calibration(out).key == (made.key if measured else here)

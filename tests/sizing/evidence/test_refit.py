@@ -236,6 +236,20 @@ def test_command_writes_a_calibration(plan: Plan, sizing: Sizing, tmp_path: Path
     assert json.loads(out.with_suffix(".residuals.json").read_text()) == told
 
 
+def test_runs_are_compared_with_a_fit_to_the_others(
+    plan: Plan, sizing: Sizing, tmp_path: Path
+) -> None:
+    """Where none is held out, each of several runs is in its turn."""
+    paths = [
+        str(written(plan, run_of(plan, TRUTH, seed=seed, num=120), tmp_path / f"{seed}"))
+        for seed in (9, 10)
+    ]
+    out = tmp_path / "again.json"
+    done = sizing("calibrate", "--from", paths[0], "--from", paths[1], "-o", str(out), "--json")
+    found = json.loads(done.out)["held_out"]
+    assert list(dict.fromkeys(row["run"] for row in found)) == paths
+
+
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [

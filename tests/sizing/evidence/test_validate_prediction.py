@@ -84,14 +84,20 @@ def test_the_nearest_version_of_an_engine_stands_in() -> None:
     base = catalog.engines()[0]
     known = [
         replace(base, name=name, version=version)
-        for name, version in (("vllm", "0.9.1"), ("vllm", "0.18.0"), ("trtllm", "1.0.0"))
+        for name, version in (
+            ("vllm", "0.9.1"),
+            ("vllm", "0.18.0"),
+            ("vllm", "1.2.0"),
+            ("trtllm", "1.0.0"),
+        )
     ]
     asked = {
         ("vllm", "0.18"): ("vllm", "0.18.0", False),
         ("vllm", "0.16.2"): ("vllm", "0.18.0", True),
         ("vllm", "0.10"): ("vllm", "0.9.1", True),
-        ("vllm", ""): ("vllm", "0.18.0", True),
-        ("vllm", "nightly"): ("vllm", "0.18.0", True),
+        ("vllm", "1.18"): ("vllm", "1.2.0", True),
+        ("vllm", ""): ("vllm", "1.2.0", True),
+        ("vllm", "nightly"): ("vllm", "1.2.0", True),
     }
     for (name, version), (own, nearest, noted) in asked.items():
         profile, notes = nearest_engine(name, version, known)

@@ -139,6 +139,8 @@ class Known(SloSimulator):
 
 
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60))
+CASE = at(25.0)
+START = started(CASE)
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,17 +149,19 @@ def test_the_fewest_replicas_are_found_from_any_guess(
     least: tuple[int, int], guess: tuple[int, int]
 ) -> None:
     """The estimate decides nothing; what costs as much as what is known is not found."""
-    case = at(25.0)
-    start = started(case)
     sizing = PoolSizing(
-        inputs=case,
-        simulator=Known(case, least),
-        candidate=start,
+        inputs=CASE,
+        simulator=Known(CASE, least),
+        candidate=START,
         lowest=(1, 1),
         below=float("inf"),
         max_gpus=500,
     )
     found = size_split_pools(sizing, guess)
+    assert found is not None
+    assert found.sizes == least
+    tight = replace(sizing, below=500.0, max_gpus=sum(least) + 4)  # a pool grows to the budget
+    found = size_split_pools(tight, (max(1, least[0] - 10), least[1]))
     assert found is not None
     assert found.sizes == least
     for below, affordable in ((sum(least), False), (sum(least) + 1, True)):
@@ -166,12 +170,11 @@ def test_the_fewest_replicas_are_found_from_any_guess(
 
 
 def test_the_estimate_is_near_what_holds() -> None:
-    case = at(25.0)
-    start = started(case)
-    estimate = estimated_sizes(start, case, StepErrors(), fewest_by_utilisation(start, case))
-    simulator = SloSimulator(case, StepErrors())
-    assert simulator.verdict(start.sized(*(round(1.3 * count) + 1 for count in estimate))).holds
-    assert not simulator.verdict(start.sized(*(int(0.7 * count) for count in estimate))).holds
+    lowest = fewest_by_utilisation(START, CASE)
+    estimate = estimated_sizes(START, CASE, StepErrors(), lowest)
+    simulator = SloSimulator(CASE, StepErrors())
+    assert simulator.verdict(START.sized(*(round(1.3 * count) + 1 for count in estimate))).holds
+    assert not simulator.verdict(START.sized(*(int(0.7 * count) for count in estimate))).holds
 
 
 @given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))

@@ -227,6 +227,9 @@ def test_changes_of_sensitivity() -> None:
     assert ("prefix hit rate", -0.1) not in at
     assert at["link bytes/s", -0.5] == pytest.approx(25e9)
     assert len(found) == 4 * len(CHANGES) + 3
+    whole = read_inputs(Path("llama-3.1-70b-h100"), ["workload.prefix_tokens=3200"], None)
+    rates = [change for name, change, *_ in changed_inputs(whole) if name == "prefix hit rate"]
+    assert rates == [-0.5, -0.25, -0.1, 0.1]  # of a prompt that is cached whole nothing is left
     for name, change, value, other in changed_inputs(inputs):
         if name == "link bytes/s":
             assert other.gpu.scale_out_bytes_per_s == pytest.approx(value)
