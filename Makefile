@@ -24,7 +24,7 @@ LEAST ?= 0
 MUTATE ?= minicluster sizing serving loadtest
 TESTS ?= tests
 
-.PHONY: setup demo test test-fast test-all test-faults test-fuzz test-netns test-dashboard mutants check fix bench docs clean platform
+.PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns test-dashboard mutants check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 
@@ -42,6 +42,9 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt p
 
 demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
+
+demo-70b: $(READY) ## a plan for 56 GPUs on this machine: simulated engines under the real cluster, 12 minutes
+	@$(BIN)/python scripts/demo_70b.py
 
 test: $(READY) ## everything but campaigns, real Ray and vLLM included: 12 minutes on 2 cores
 	@$(NO_CHROMIUM)
