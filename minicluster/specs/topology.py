@@ -268,11 +268,6 @@ class Inventory:
                     where = f"nodes.{node.name}.units.{outer}"
                     raise InputError(where, found, f"{seen}: {tier} {unit} has other nodes there")
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of the nodes that are `ok` or `spare`."""
-        return sum(node.gpus for node in self.nodes if node.state != "down")
-
     def unit_gpus(self, tier: str) -> dict[str, int]:
         """Return the GPUs of each unit of a tier, nodes that are down left out."""
         found: Counter[str] = Counter()
