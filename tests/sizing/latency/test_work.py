@@ -93,6 +93,21 @@ def test_bytes_of_experts_and_of_several_prompts_by_hand() -> None:
     assert two["attention prefill"] == 2 * one["attention prefill"]
 
 
+def test_bytes_of_elementwise_ops_by_hand() -> None:
+    """Activations, gated or not, of two experts and of a dense layer; a convolution (W6, W10)."""
+    for name, op, tp, expected in (
+        ("llama-3.1-70b", "activation", 8, 80 * 3 * 28_672 / 8),
+        ("bloom-176b", "activation", 8, 70 * 2 * 57_344 / 8),
+        ("mixtral-8x7b", "expert activation", 2, 32 * 3 * 2 * 14_336 / 2),
+        ("qwen3.5-397b-a17b", "linear convolution", 8, 45 * 2 * (2 * 16 + 64) * 128 / 8),
+    ):
+        model = catalog.find_model(name)
+        ops = {
+            each.name: each for each in step_ops(model, prefill_load(10), slicing=Slicing(tp=tp))
+        }
+        assert float(ops[op].total.hbm_bytes) == 10 * 2 * expected
+
+
 @given(
     experts=st.sampled_from((8, 128, 512)),
     k=st.integers(1, 8),
