@@ -30,11 +30,6 @@ class SwitchSpec(Spec):
     power_w: Positive | None = None
     sources: tuple[NumberSource, ...] = ()
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Bandwidth of all ports together, one way."""
-        return self.ports * self.port_gbit_per_s * 1e9 / 8
-
 
 KINDS = ("clos", "rail-optimised", "rail-only")
 

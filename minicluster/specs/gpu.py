@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice
 from minicluster.specs.efficiency import GpuEfficiency
-
-if TYPE_CHECKING:
-    from minicluster.specs.efficiency import CollectiveTable
-
 
 BUS_SIZES = 3
 """Bus bandwidths of a protocol: in one HB domain, two, more."""
@@ -61,10 +57,6 @@ class MeasuredCollective(Spec):
         if any(after <= before for before, after in itertools.pairwise(self.size_bytes)):
             place = self._place("size_bytes")
             raise InputError(place, list(self.size_bytes), "ascending numbers")
-
-    def with_points(self, table: CollectiveTable) -> MeasuredCollective:
-        """Return the same with the points of a GPU's own table."""
-        return replace(self, from_gpu=None, size_bytes=table.size_bytes, seconds=table.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Positive, Spec
 from minicluster.specs.gpu import NumberSource
 
@@ -61,10 +60,3 @@ class Conventions(Spec):
     models: tuple[StudyModel, ...]
     warning: str = ""
     sources: tuple[NumberSource, ...] = ()
-
-    def model(self, name: str) -> StudyModel:
-        """Return a model of the study, or refuse."""
-        for model in self.models:
-            if model.name == name:
-                return model
-        raise InputError("--model", name, "one of " + ", ".join(m.name for m in self.models))

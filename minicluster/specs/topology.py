@@ -268,11 +268,6 @@ class Inventory:
                     where = f"nodes.{node.name}.units.{outer}"
                     raise InputError(where, found, f"{seen}: {tier} {unit} has other nodes there")
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of the nodes that are `ok` or `spare`."""
-        return sum(node.gpus for node in self.nodes if node.state != "down")
-
     def unit_gpus(self, tier: str) -> dict[str, int]:
         """Return the GPUs of each unit of a tier, nodes that are down left out."""
         found: Counter[str] = Counter()
@@ -302,16 +297,11 @@ def numbered_nodes(
     for number in range(first, first + count):
         gpu = number * gpus_per_node
         units = {name: f"{name}{gpu // size if size else 0}" for name, size in tiers}
-        nodes.append(Node(name=node_name(number), gpus=gpus_per_node, units=units))
+        nodes.append(Node(name=f"node-{number}", gpus=gpus_per_node, units=units))
     return Inventory(nodes=tuple(nodes), tiers=tuple(name for name, _ in tiers))
 
 
-def node_name(number: int) -> str:
-    """Name a node that no list names."""
-    return f"node-{number}"
-
-
 def node_number(name: str) -> int | None:
-    """Return the number of a node that `node_name` named; `None`: another name."""
+    """Return the number of a node that `numbered_nodes` named; `None`: another name."""
     match = NUMBERED.fullmatch(name)
     return None if match is None else int(match[1])

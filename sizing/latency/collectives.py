@@ -64,7 +64,7 @@ def point_to_point_s(
     topology: Topology,
     distance: int,
     *,
-    sending_fraction: float | None = None,
+    sending_fraction: float = 1.0,
 ) -> NDArray[np.float64]:
     """
     Send *size_bytes* to the GPU *distance* further on.
@@ -74,8 +74,7 @@ def point_to_point_s(
     Args:
         size_bytes: S, any shape.
         distance: in GPU order; a pipeline stage away may be another domain.
-        sending_fraction: share of a unit's GPUs that send out of it at once; `None`: those within
-            the distance of its end.
+        sending_fraction: share of a unit's GPUs that send out of it at once.
 
     Source:
         Link bandwidth times what large transfers achieve of it; l is a small collective's
@@ -86,10 +85,7 @@ def point_to_point_s(
         every send is taken to leave it.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    index = topology.holding(distance + 1)
-    tier, below = topology.tiers[index], topology.tiers[max(0, index - 1)]
-    if sending_fraction is None:
-        sending_fraction = min(1.0, distance / below.gpus)
+    tier = topology.tiers[topology.holding(distance + 1)]
     seconds = tier.latency_s + size / tier.achieved_bytes_per_s(sending_fraction)
     return np.where(size > 0, seconds, 0.0)
 

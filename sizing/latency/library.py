@@ -48,18 +48,18 @@ def with_gpu_points(
     Raises:
         InputError: the GPU's file has no such table.
     """
-    found = []
-    for table in measured:
-        if table.from_gpu is None:
-            found.append(table)
-            continue
-        kind, _, group = table.from_gpu.partition(".")
-        tables = getattr(efficiency_of(gpu), kind, {})
-        if group not in tables:
-            where = f"configs/collectives: measured.{table.library}.from_gpu"
-            raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
-        found.append(table.with_points(tables[group]))
-    return tuple(found)
+    return tuple(_with_gpu_points(table, gpu) for table in measured)
+
+
+def _with_gpu_points(table: MeasuredCollective, gpu: GpuSpec) -> MeasuredCollective:
+    if table.from_gpu is None:
+        return table
+    kind, _, group = table.from_gpu.partition(".")
+    found = getattr(efficiency_of(gpu), kind, {}).get(group)
+    if found is None:
+        where = f"configs/collectives: measured.{table.library}.from_gpu"
+        raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
+    return replace(table, from_gpu=None, size_bytes=found.size_bytes, seconds=found.seconds)
 
 
 def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.float64]:

@@ -87,7 +87,7 @@ def test_exact_rows_give_back_the_constants() -> None:
         (beside.prefill_fraction, 0.2),
         (beside.decode_fraction, 0.8),
     ):
-        assert found == pytest.approx(expected, rel=1e-2)
+        assert found == pytest.approx(expected, rel=1e-5)
     assert fitted.prefill.error_fraction < 1e-6
     assert fitted.num_rows == len(grid())
 

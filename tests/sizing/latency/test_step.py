@@ -13,6 +13,7 @@ import pytest
 from minicluster.engine_model.step_seconds import TabulatedStep
 from minicluster.errors import InputError
 from minicluster.plan.step_time import decode_s, prefill_s
+from minicluster.specs.efficiency import EngineKernels, GemmEfficiency, StreamEfficiency
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, kv_pull_s_per_byte
@@ -90,6 +91,32 @@ def test_smooth_max_is_between_largest_and_sum() -> None:
         assert np.all(joined <= one + two + 1e-12)
 
 
+def test_a_gemm_by_hand() -> None:
+    """Weights stream beside the compute, activations apart, the launch on top (R2)."""
+    gpu = catalog.find_gpu("h100-sxm")
+    plain = GemmEfficiency(compute_fraction=0.5, memory_fraction=0.8, latency_s=1e-6)
+    kernels = replace(gpu.efficiency, gemm={"bf16": plain}, sustained_fraction={})
+    op = gemm("x", "W1", rows=np.array([8.0, 8192.0]), inner=512, columns=1024, dtype="bf16",
+              repeats=2)  # fmt: skip
+    compute_s = 2 * op.rows * 512 * 1024 / (989e12 * 0.5)
+    weights_s, activations_s = 512 * 1024 * 2 / (3.35e12 * 0.8), op.rows * 1536 * 2 / 3.35e12
+    expected = np.maximum(compute_s, weights_s) + activations_s + 1e-6
+    assert op_time(op, gpu, kernels).seconds == pytest.approx(2 * expected)
+
+
+def test_windows_are_read_once_a_query_head_by_some_kernels() -> None:
+    """GPT-OSS has eight query heads a KV head; only its windowed layers are read again (S7)."""
+    here = machine("gpt-oss-120b")
+    moved = []
+    for again in (False, True):
+        engine = replace(here.engine, window_per_query_head=again)
+        terms = step_terms(replace(here, engine=engine), decode_load(8, 5000), slicing=Slicing())
+        moved.append({term.name: float(term.hbm_bytes) for term in terms})
+    changed = {name: after / moved[0][name] for name, after in moved[1].items()
+               if after != moved[0][name]}  # fmt: skip
+    assert changed == {"window attention decode": 8}
+
+
 def test_attention_by_hand() -> None:
     """Prefill attention of one head dimension (R3), decode attention over a cache (R5)."""
     gpu = catalog.find_gpu("h100-sxm")
@@ -110,6 +137,31 @@ def test_attention_by_hand() -> None:
     joined = float(smooth_max(*map(np.asarray, bounds), smoothness=later.smoothness))
     fixed = later.latency_s + later.item_latency_s * 32 * 8
     assert op_time(decode, gpu).seconds == pytest.approx(3 * (joined + fixed))
+    state = StreamEfficiency(memory_fraction=0.5, latency_s=1e-6, row_latency_s=1e-6)
+    recurrent = replace(gpu.efficiency, linear_attention=state)
+    seconds = op_time(replace(prefill, kind="linear attention"), gpu, recurrent).seconds
+    assert seconds == pytest.approx(3 * (max(1e12 / peak, 1e8 / (hbm * 0.5)) + 33e-6))
+
+
+def test_the_kernels_of_a_version_go_over_those_of_its_engine() -> None:
+    """Both go over what all engines share; what neither names stays as it is."""
+    shared = catalog.find_gpu("h100-sxm").efficiency
+    one, two = (replace(shared.prefill_attention, latency_s=n * 1e-3) for n in (1, 2))
+    gpu = replace(shared, engines={"mine": EngineKernels(prefill_attention=one)})
+    assert gpu.of_engine("mine").prefill_attention == one
+    own = gpu.of_engine("mine", EngineKernels(prefill_attention=two))
+    assert own == replace(gpu, prefill_attention=two)
+    assert gpu.of_engine("other") == gpu
+
+
+def test_a_send_inside_a_node_needs_no_network() -> None:
+    """A cluster whose hop has no known latency is refused where a stage lies in another node."""
+    here, sent = machine(), Exchange("send", "X4", "point-to-point", 2, 1, 1e9, 4)
+    unknown = replace(here.cluster, scale_out_latency_s=None)
+    inside = exchange_s(sent, here.gpu, unknown)
+    assert inside == exchange_s(sent, here.gpu, here.cluster) > 0
+    with pytest.raises(InputError, match="scale_out_latency_s"):
+        exchange_s(replace(sent, stride=8), here.gpu, unknown)
 
 
 def test_block_scaled_gemms_have_constants_of_their_own() -> None:
@@ -148,7 +200,8 @@ def test_terms_add_up_to_the_step() -> None:
     assert sum(float(term.seconds) for term in terms) == pytest.approx(whole)
     assert len({term.name for term in terms}) == len(terms)
     assert float(beyond_hb_domain_s(machine(), prefill_load(4000), slicing=Slicing(tp=16))) > 1e-3
-    assert float(beyond_hb_domain_s(machine(), prefill_load(4000), slicing=TP8)) == 0
+    for inside in (TP8, Slicing(tp=8, pp=2)):
+        assert float(beyond_hb_domain_s(machine(), prefill_load(4000), slicing=inside)) == 0
 
 
 def test_a_term_names_what_binds_it() -> None:
@@ -219,6 +272,8 @@ def test_the_table_is_the_step_model(model: str) -> None:
     table = TabulatedStep(
         step_table(one, TP8, max_sequences=256, contexts=(2000.0, 6000.0), prompt_tokens=each)
     )
+    alike = step_table(one, TP8, max_sequences=8, contexts=(2000.0, 2000.0), prompt_tokens=each)
+    assert min(alike.per_context_token) > 0
     for n, p, b, s in product((0, 37, 900, 5400), (0, 3000), (0, 5, 77, 200), (2000, 3500, 6000)):
         if n or b:
             load = StepLoad(

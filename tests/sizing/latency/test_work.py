@@ -93,6 +93,19 @@ def test_bytes_of_experts_and_of_several_prompts_by_hand() -> None:
     assert two["attention prefill"] == 2 * one["attention prefill"]
 
 
+def test_bytes_of_elementwise_ops_by_hand() -> None:
+    """Activations, gated or not, of two experts and of a dense layer; a convolution (W6, W10)."""
+    for name, op, tp, expected in (
+        ("llama-3.1-70b", "activation", 8, 80 * 3 * 28_672 / 8),
+        ("bloom-176b", "activation", 8, 70 * 2 * 57_344 / 8),
+        ("mixtral-8x7b", "expert activation", 2, 32 * 3 * 2 * 14_336 / 2),
+        ("qwen3.5-397b-a17b", "linear convolution", 8, 45 * 2 * (2 * 16 + 64) * 128 / 8),
+    ):
+        found = step_ops(catalog.find_model(name), prefill_load(10), slicing=Slicing(tp=tp))
+        moved = {each.name: float(each.total.hbm_bytes) for each in found}
+        assert moved[op] == 10 * 2 * expected
+
+
 @given(
     experts=st.sampled_from((8, 128, 512)),
     k=st.integers(1, 8),
@@ -199,8 +212,9 @@ def test_exchanges() -> None:
     Groups, strides, repeats and bytes by hand.
 
     Two all-reduces a layer, one where attention and feed-forward stand side by side (X1). Copies
-    of attention gather and scatter, each GPU its share, which tp GPUs rejoin (X2). Hidden state
-    and residual go to the next stage, a slice from each GPU (X4).
+    of attention gather and scatter, each GPU its share, which tp GPUs rejoin (X2). A norm over all
+    heads sums squares (X3). Hidden state and residual go to the next stage, a slice from each GPU
+    (X4).
     """
     assert sizes("llama-3.1-70b", Slicing()) == {}
     dense = sizes("llama-3.1-70b", Slicing(tp=8))
@@ -220,18 +234,8 @@ def test_exchanges() -> None:
     staged = sizes("llama-3.1-70b", Slicing(tp=4, pp=3))
     assert staged["stage send"] == (2, 4, 2, 2 * 100 * 8192 * 2 / 4)
     assert staged["stage gather"] == (4, 1, 2, 2 * 100 * 8192 * 2)
-
-
-def test_norms_of_queries_and_keys() -> None:
-    load = decode_load(4, 100)
-    names = {}
-    for model in ("minimax-m2.5", "qwen3-32b", "llama-3.1-70b"):
-        spec, slicing = catalog.find_model(model), Slicing(tp=8)
-        ops = {op.name: op for op in step_ops(spec, load, slicing=slicing)}
-        sums = [e for e in step_exchanges(spec, load, slicing=slicing) if e.equation == "X3"]
-        names[model] = ("query norm" in ops, [(float(e.size_bytes), e.repeats) for e in sums])
-    assert names == {
-        "minimax-m2.5": (True, [(8 * 4, 62)]),
-        "qwen3-32b": (True, []),
-        "llama-3.1-70b": (False, []),
-    }
+    assert sizes("minimax-m2.5", Slicing(tp=8))["query norm all-reduce"] == (8, 1, 62, 100 * 8)
+    for name, normed in (("qwen3-32b", True), ("llama-3.1-70b", False)):
+        ops = step_ops(catalog.find_model(name), decode_load(4, 100), slicing=Slicing(tp=8))
+        assert ("query norm" in {op.name for op in ops}) == normed
+        assert "query norm all-reduce" not in sizes(name, Slicing(tp=8))

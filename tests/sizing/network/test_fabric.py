@@ -60,6 +60,7 @@ def test_rails_that_save_nothing_say_why(gpus: int, tiers: int, why: str) -> Non
     assert f"rail-only saves nothing here: {why}" in rails.notes
     if tiers == 1:
         assert {one.switches for one in found.values()} == {1}
+        assert {one.endpoints_per_leaf for one in found.values()} == {gpus}
         assert "two switches" in {other.name for other in rails.alternatives}
 
 

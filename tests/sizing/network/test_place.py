@@ -206,6 +206,9 @@ def test_spares_are_kept_free() -> None:
     assert root.free == 16
     down = Node(name="x", gpus=8, units={"hb": "hx", "rack": "r9"}, state="down")
     assert unit_tree(Inventory(nodes=(*inventory.nodes, down), tiers=inventory.tiers)).free == 32
+    broken = Node(name="x", gpus=8, units={"hb": "hx", "rack": "R_1"}, state="down")
+    beside = Inventory(nodes=(*inventory.nodes, broken), tiers=inventory.tiers)
+    assert unit_tree(beside, spare_nodes=1, spare_tier="rack").free == 16
     with pytest.raises(InputError, match="at most the 2 nodes"):
         unit_tree(inventory, spare_nodes=3, spare_tier="rack")
 
@@ -369,9 +372,9 @@ def test_slurm_topology_nests() -> None:
 
 def test_rank_file_has_every_rank() -> None:
     """Ranks count tensor slices first, replicas last."""
-    job = place_ranks(Degrees(tp=2, cp=2, pp=2, dp=3), unit_tree(SITE), SITE.tiers)
+    job = place_ranks(Degrees(tp=2, cp=2, pp=3, dp=2), unit_tree(SITE), SITE.tiers)
     head, *lines = scheduler_manifests.rank_file(job).splitlines()
     assert head == "rank node gpu tp cp pp dp"
     assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
-    assert lines[13].split()[3:] == ["1", "0", "1", "1"]
-    assert lines[11].split()[3:] == ["1", "1", "0", "1"]
+    assert lines[13].split()[3:] == ["1", "0", "0", "1"]
+    assert lines[11].split()[3:] == ["1", "1", "2", "0"]

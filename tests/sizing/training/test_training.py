@@ -22,7 +22,7 @@ from sizing.training.memory import (
     trained_parameters,
     training_memory,
 )
-from sizing.training.passes import step_flops
+from sizing.training.passes import passes, step_flops
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 from sizing.training.step import BUSY_FRACTION, TrainingStep, training_step
@@ -130,6 +130,19 @@ def test_recompute_trades_memory_for_flops(family: str, degrees: tuple[int, int]
     assert flops[2].recompute == flops[2].forward - flops[2].head
     assert len({f.model for f in flops}) == 1
     assert seconds == sorted(seconds)
+
+
+def test_a_gemm_is_multiplied_twice_backward() -> None:
+    """By its weights and by its activations, whose result is added up in 32 bits (J7)."""
+    job, layout = run_of(dp=1, tp=2)
+    found = passes(job, layout)
+    (op,) = (each for each in found.forward if each.name == "mlp up")
+    m, k, n = 1024, 1024, 2 * 2816 / 2
+    assert (float(op.rows), float(op.inner), float(op.columns)) == (m, k, n)
+    back = {each.name: each.work for each in found.backward}
+    assert float(back["mlp up dgrad"].hbm_bytes) == 2 * (m * (k + n) + k * n)
+    assert float(back["mlp up wgrad"].hbm_bytes) == 2 * (m * n + k * (m + n)) + 8 * k * n
+    assert float(back["mlp up dgrad"].flops) == float(back["mlp up wgrad"].flops) == 2 * m * k * n
 
 
 def test_parts_add_up_to_the_step() -> None:
