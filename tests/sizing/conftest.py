@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
-from tests.sizing.configs_read import LLAMA
 
 from sizing.catalog import find_model
 from sizing.cli import main
+from tests.sizing.scenarios import LLAMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable

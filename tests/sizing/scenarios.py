@@ -57,3 +57,18 @@ def proposed(given: Inputs) -> Plan:
     if key not in _PLANS:
         _PLANS[key] = build_plan(given, found(given))
     return _PLANS[key]
+
+
+LLAMA: dict[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""The config.json of a small model, as Hugging Face writes it."""

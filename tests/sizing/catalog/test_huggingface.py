@@ -21,19 +21,8 @@ from minicluster.specs.parameters import parameters
 from sizing import catalog
 from sizing.catalog.huggingface.families import FAMILIES
 from sizing.catalog.huggingface.reader import model_from, read_config
+from tests.sizing.scenarios import LLAMA
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
-    "vocab_size": 100,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 EXPERTS = {
     "num_local_experts": 8,
     "num_experts": 8,
