@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import uvicorn
 
 from serving.api.app import api_app
 from serving.cluster.ports import free_ports
+from serving.protocol.endpoint_config import SimulatedEngines
 from tests.serving.browser import opened
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY
@@ -111,3 +113,13 @@ def test_errors_are_shown(config: EndpointConfig, tmp_path: Path) -> None:
         page.type_into("say", "Hello")
         page.wait_for("document.querySelector('#talk .bad')?.textContent.includes('failed')")
         assert page.evaluate(IDLE)
+
+
+def test_simulated_engines_are_not_taken_for_real_ones(
+    config: EndpointConfig, tmp_path: Path
+) -> None:
+    simulated = SimulatedEngines(slowdown=12.0, text_tokens="bytes/4")
+    with _page(replace(config, simulated=simulated), tmp_path, FakeServers()) as page:
+        page.wait_for(READY)
+        says = page.evaluate("document.getElementById('model').textContent")
+    assert "simulated engines, 12 times slower" in says
