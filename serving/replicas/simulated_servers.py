@@ -14,7 +14,7 @@ from serving.replicas.roles import DecodeRole, EngineServer, MixedRole, PrefillR
 from serving.simulated.answering import SimulatedAnswers
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
-from serving.simulated.kv_transfer import KvLost, KvSink, KvSource, Transfer
+from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SimulatedServer(EngineServer):
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
     """A simulated prefill engine."""
 
-    async def fetch(self, key: str, start_in_s: float, *, only: str) -> Transfer:  # noqa: ARG002
+    async def fetch(self, key: str, start_in_s: float, *, only: str) -> AgreedPull:  # noqa: ARG002
         """Agree on a pull of the KV cache of *key*; the router reads *only*: this replica."""
         assert self._source is not None  # noqa: S101  (a prefill engine has one)
         return self._source.fetch(key, start_in_s)
@@ -136,7 +136,7 @@ class SimulatedDecodeServer(_Routed, DecodeRole, SimulatedServer):
         await super().__init__(settings)
         self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
-    async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> Transfer:
+    async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
         handle = self._prefill_servers[place["domain"]].options(**DIRECT_CALLS)
         known = live_replica_ids(handle)
         if known is not None and place["replica"] not in known:
@@ -144,7 +144,7 @@ class SimulatedDecodeServer(_Routed, DecodeRole, SimulatedServer):
         response = handle.fetch.remote(place["key"], start_in_s, only=place["replica"])
         try:
             async with asyncio.timeout(FETCH_LIMIT_S):
-                transfer: Transfer = await response
+                transfer: AgreedPull = await response
         except BaseException:
             response.cancel()
             raise

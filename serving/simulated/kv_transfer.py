@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from serving.simulated.clock import EngineTimer
     from serving.simulated.engine import Sequence, SimulatedEngine
 
-    Fetch = Callable[[Mapping[str, Any], float], Awaitable["Transfer"]]
+    Fetch = Callable[[Mapping[str, Any], float], Awaitable["AgreedPull"]]
     """Asks a prefill engine for a KV cache, to start no sooner than in some engine seconds."""
 
 
@@ -25,7 +25,7 @@ class KvLost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class AgreedPull:
     """
     A pull that has been agreed on, in engine seconds from now.
 
@@ -57,7 +57,7 @@ class KvSource:
         self._kept[key] = (sequence, timer)
         return key
 
-    def fetch(self, key: str, start_in_s: float) -> Transfer:
+    def fetch(self, key: str, start_in_s: float) -> AgreedPull:
         """
         Agree on a pull, and give back the prompt's blocks at its end.
 
@@ -77,7 +77,7 @@ class KvSource:
             self._path, sequence.prompt_tokens, max(now_s + start_in_s, self._nic_free_s)
         )
         clock.call_at(arrives_s, lambda: self._drop(key))
-        return Transfer(held_s=self._nic_free_s - now_s, arrives_s=arrives_s - now_s)
+        return AgreedPull(held_s=self._nic_free_s - now_s, arrives_s=arrives_s - now_s)
 
     @property
     def empty(self) -> bool:

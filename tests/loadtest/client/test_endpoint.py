@@ -227,7 +227,7 @@ def test_an_endpoint_that_is_not_checked_gets_no_key(
     """The models, the chats that teach and the load are asked for without it."""
     monkeypatch.setenv(OURS, KEY)
     with endpoint(certificate=certify("192.0.2.1")) as (host, keys):
-        assert served_models(host, insecure=True) == ("fake",)
+        assert served_models(host, insecure=True).models == ("fake",)
         with pytest.raises(TargetFailed):
             learn_chat(host, "fake", insecure=True)
         send(replace(order(host, FEW), insecure=True), tmp_path / "run")

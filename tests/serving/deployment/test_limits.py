@@ -82,7 +82,13 @@ def test_verify_expects_what_was_compiled(
     app = compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan)
     for pool in app.pools:
         assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()
-    substituted = bounds(deployed(plan, changes=("pools[decode].tp: 2 instead of 8",)))
-    assert "max_queued_requests" not in substituted["decode"]  # the plan bounds nothing there
+    slow = {**given, "target": "simulated", "slowdown": 8.0}
+    app_slow = compile_app(
+        plan.deployment, DeployTarget(kind="simulated", slowdown=8.0, **given), plan=plan
+    )
+    slowed_bounds = bounds(deployed(plan, **slow))
+    for pool in app_slow.pools:
+        assert slowed_bounds[pool.role].items() <= pool.llm_config["deployment_config"].items()
+    assert slowed_bounds["decode"] != found["decode"]
     # What is not given stays the plan's: twice the TTFT.
     assert (app.endpoint.prefill_deadline_s, app.endpoint.kv_wait_deadline_s) == (60.0, 300.0)

@@ -20,7 +20,7 @@ from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import EngineDied, Sequence, SimulatedEngine
-from serving.simulated.kv_transfer import KvSink, KvSource, Transfer
+from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
@@ -83,7 +83,7 @@ async def split(arrivals: Arrivals, slowdown: float) -> np.ndarray:
     decode = SimulatedEngine(LIMITS, STEP, clock)
     source = KvSource(prefill, PATH)
 
-    async def fetch(place: Mapping[str, Any], start_in_s: float) -> Transfer:
+    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
         return source.fetch(place["key"], start_in_s)
 
     sink = KvSink(decode, fetch)
@@ -200,7 +200,7 @@ def test_a_prompt_whose_kv_cache_is_lost_is_computed_by_decode() -> None:
         source = KvSource(prefill, PATH)
         source.fail_next = int(lost)
 
-        async def fetch(place: Mapping[str, Any], start_in_s: float) -> Transfer:
+        async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
             return source.fetch(place["key"], start_in_s)
 
         decode = SimulatedEngine(LIMITS, STEP, clock)
