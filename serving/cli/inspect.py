@@ -53,7 +53,7 @@ def status(
         for pool in planned.pools
     ]
     if as_json:
-        names = ("base_url", "plan_hash", "started", "ready", "changes")
+        names = ("base_url", "target", "slowdown", "plan_hash", "started", "ready", "changes")
         said = {name: getattr(state, name) for name in names}
         typer.echo(json.dumps({**said, "answers": deployed.answers, "pools": rows}))
         return
@@ -63,6 +63,8 @@ def status(
         found = deployed.pool(pool.role)
         health = "healthy" if found.status == "HEALTHY" else found.status
         typer.echo(f"{pool.role:8} {found.replicas} of {pool.replicas} replicas, {health}")
+    if state.target == SIMULATED:
+        typer.echo(f"engines are simulated, {state.slowdown:g} times slower than the plan")
     for change in state.changes:
         typer.echo(f"not as planned, by request: {change}")
 
