@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-from contextlib import ExitStack
 
 from minicluster.errors import TargetFailed
 
@@ -20,11 +19,29 @@ LOOPBACK = "127.0.0.1"
 """The address of all processes of a cluster on this machine."""
 
 
+SERVER_PORTS = range(NIXL_PORT + 2 * NIXL_PORTS, 32_768)
+"""
+Ports for servers that bind them later: above those of NIXL, below those that Linux gives to
+connections and to servers that name none, of which Ray starts dozens meanwhile.
+"""
+
+
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return *count* free ports of *host*."""
-    with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+    """
+    Return *count* free ports of *host*, for servers that will start in the next minutes.
+
+    Raises:
+        OSError: *host* is no address of this machine.
+        TargetFailed: there are not so many.
+    """
+    socket.create_server((host, 0)).close()
+    found: list[int] = []
+    for port in random.sample(SERVER_PORTS, k=len(SERVER_PORTS)):
+        if len(found) == count:
+            return found
+        if is_free(host, port):
+            found.append(port)
+    raise TargetFailed(f"no {count} free ports of {host} from {SERVER_PORTS[0]} on")
 
 
 def free_nixl_port(num_workers: int) -> int:

@@ -68,6 +68,15 @@ def test_what_does_not_end_is_named(cluster_id: str, monkeypatch: pytest.MonkeyP
         stop(cluster_id)
 
 
+def test_a_port_for_later_is_none_that_the_kernel_gives_away_meanwhile() -> None:
+    """Neither to a server that names none, nor to the engines, whose ports are 20,000 to 24,000."""
+    chosen = [port for _ in range(20) for port in ports.free_ports(3)]
+    assert all(24_000 <= port < 32_768 for port in chosen)
+    assert len(set(chosen)) > 50, "two deployments at once choose others"
+    with socket.create_server(("127.0.0.1", chosen[0])):
+        assert not ports.is_free("127.0.0.1", chosen[0])
+
+
 def test_the_ports_of_both_pools_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first port is chosen only where the other pool's is free, too."""
     first, other = ports.free_ports(2)
