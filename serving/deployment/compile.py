@@ -38,6 +38,9 @@ HEALTH_CHECK_S = 5.0
 HEALTH_LIMIT_S = 30.0
 """Interval and limit of a replica's health check; a replica with a full batch answers slowly."""
 
+STARTED_AT_ONCE = 16
+"""Simulated replicas that Ray starts at a time, by the cores that it is told of."""
+
 DRAIN_POLL_S = 2.0
 """Interval at which a draining replica checks whether its last request has ended."""
 
@@ -284,7 +287,9 @@ def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
     Simulated engines need no devices: one raylet of this machine has them all.
     """
     if kind == SIMULATED:
-        return (RayNode(node=SIMULATED, role=SIMULATED, cores=(0, 1), gpus=()),)
+        return (
+            RayNode(node=SIMULATED, role=SIMULATED, cores=tuple(range(STARTED_AT_ONCE)), gpus=()),
+        )
     shares: dict[tuple[str, str], list[int]] = {}
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):
         for placement in pool.placement:

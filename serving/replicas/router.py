@@ -90,10 +90,10 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """Return the replicas in order: the policy's choice, then the others by their load."""
         if pending_request is not None:
+            if ONLY in pending_request.kwargs:
+                return [[each for each in candidate_replicas if _is_only(each, pending_request)]]
             self._unchoose(pending_request)
             candidate_replicas = _untried(candidate_replicas, pending_request)
-            if not candidate_replicas:
-                return []
         loads = [self._load(replica.replica_id) for replica in candidate_replicas]
         best = self._choose(loads, self._random, self._turn)
         self._turn += 1
@@ -114,6 +114,8 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         except BaseException:
             self._unchoose(pending_request)
             raise
+        if ONLY in pending_request.kwargs:
+            return replica  # its work is done already: it is no load, and takes no turn
         if self._chosen.get(pending_request.metadata.internal_request_id) != replica.replica_id:
             self._unchoose(pending_request)
             self._count(pending_request, replica.replica_id)
@@ -152,15 +154,19 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
 
 def _untried(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
     """Exclude the replicas that this call has tried, unless there are no others."""
-    if ONLY in pending.kwargs:
-        return [each for each in candidates if each.replica_id.unique_id == pending.kwargs[ONLY]]
     tried = pending.kwargs.get(TRIED, ())
     return [each for each in candidates if each.replica_id not in tried] or candidates
+
+
+def _is_only(replica: RunningReplica, pending: PendingRequest) -> bool:
+    return bool(replica.replica_id.unique_id == pending.kwargs[ONLY])
 
 
 def _tokens(pending: PendingRequest) -> float:
     """Estimate the prompt tokens of a call from its first argument with a prompt or messages."""
     for argument in (*pending.args, *pending.kwargs.values()):
+        if isinstance(counted := getattr(argument, "prompt_tokens", None), int):
+            return float(counted)
         fields = argument if isinstance(argument, dict) else getattr(argument, "__dict__", {})
         prompt = fields.get("prompt") or fields.get("messages")
         if prompt:

@@ -72,13 +72,16 @@ class Routed:
         self.router.update_replicas(self.replicas)
         self._sent = 0
 
-    async def route(self, tokens: int = 1, tried: list[ReplicaID] | None = None) -> str:
+    async def route(
+        self, tokens: int = 1, tried: list[ReplicaID] | None = None, only: str | None = None
+    ) -> str:
         """Return where a call with a prompt of so many tokens goes."""
         self._sent += 1
         name = f"request-{self._sent}"
         pending = PendingRequest(
             args=[SimpleNamespace(prompt=[1] * tokens)],
-            kwargs={} if tried is None else {"tried": tried},
+            kwargs=({} if tried is None else {"tried": tried})
+            | ({} if only is None else {"only": only}),
             metadata=RequestMetadata(request_id=name, internal_request_id=name),
         )
         replica = await self.router._choose_replica_for_request(pending)
@@ -118,6 +121,22 @@ def test_the_policy_sees_a_burst_as_it_grows(policy: str) -> None:
         loads[at] += tokens if counts_tokens(policy) else 1
         expected += "abc"[at]
     assert _dealt(policy, "abc", lengths) == expected
+
+
+def test_a_call_for_one_replica_goes_there_and_is_no_load() -> None:
+    """It takes no turn of the policy, whoever is next; a replica that is gone is not replaced."""
+
+    async def sent() -> tuple[str, list[list[object]]]:
+        routed = Routed("round-robin", *"abc")
+        seen = ""
+        for _ in range(3):
+            seen += await routed.route()
+            seen += (await routed.route(only="b")).upper()
+        nameless = RequestMetadata(request_id="z", internal_request_id="z")
+        gone = PendingRequest(args=[], kwargs={"only": "z"}, metadata=nameless)
+        return seen, await routed.router.choose_replicas(routed.replicas, gone)
+
+    assert run(sent()) == ("aBbBcB", [[]])
 
 
 def test_other_replicas_are_tried_by_their_load() -> None:
