@@ -46,7 +46,7 @@ demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS
 demo-70b: $(READY) ## a plan for 56 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
-test: $(READY) ## everything but campaigns, real Ray and vLLM included: 12 minutes on 2 cores
+test: $(READY) ## everything but campaigns, real Ray and vLLM included: 14 minutes on 2 cores
 	@$(NO_CHROMIUM)
 	@code=0; \
 	echo "== without engines"; $(PYTEST) $(PARALLEL) -m "not engine$(BUT_BROWSER)" || code=$$?; \
