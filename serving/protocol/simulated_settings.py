@@ -1,4 +1,4 @@
-"""What a replica with a simulated engine is told."""
+"""Settings of the replicas that have a simulated engine."""
 
 from __future__ import annotations
 
