@@ -36,7 +36,7 @@ VERDICTS = {
 }
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 HOLDS = {"met": True, "missed": False}
-"""Whether the SLO held, by verdict; of others it is not known."""
+"""The SLO held or not, by verdict; other verdicts do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

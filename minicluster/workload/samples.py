@@ -91,7 +91,7 @@ class Sample:
 
     @property
     def turned_away(self) -> bool:
-        """Whether the endpoint refused it (4xx, 503) or never received it: no engine saw it."""
+        """No engine saw it: the endpoint refused it (4xx, 503) or never received it."""
         # The detail of a bad status begins with the status.
         client_error = self.outcome == "bad_status" and (self.detail or "").startswith("4")
         return self.outcome in TURNED_AWAY or client_error

@@ -128,7 +128,7 @@ class InflightLoad:
 
     @property
     def idle(self) -> bool:
-        """Whether there is no request ahead; `decode` counts its sequences in every phase."""
+        """No request is ahead; `decode` counts its sequences in every phase."""
         return self.decode.sequences == 0 and self.prefill.work_s <= 0
 
     def emptied(self) -> InflightLoad:

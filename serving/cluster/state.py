@@ -21,7 +21,7 @@ PLAN = HOME / "plan.json"
 """Copy of the plan, or of the deployment to measure."""
 
 DEPLOYMENT = HOME / "deployment.json"
-"""What runs: the plan's deployment, except for the state's `changes`."""
+"""The deployment that runs: the plan's, except for the state's `changes`."""
 
 TOKEN = HOME / "token"
 """Token of the Ray cluster, if `serving up` started it; only its owner may read the file."""

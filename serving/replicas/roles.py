@@ -1,4 +1,4 @@
-"""What a server of a pool does by its role, with any engine: prefill, decode, and both."""
+"""The servers of the pools by role, with any engine: prefill, decode, and both."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
 
 FAULTS = ("die", "exit", "fail-pulls", "freeze", "lose-streams", "slow")
-"""What `SimulatedServer.fault` can do."""
+"""The faults of `SimulatedServer.fault`."""
 
 
 class SimulatedServer(EngineServer):

@@ -105,9 +105,7 @@ class _Lane:
         while replica.active and replica.end_s <= now_s:
             end_s = replica.end_s
             self._report(replica.end_stretch())
-            for sequence in self.aborted:
-                self._forget(sequence)
-            self.aborted.clear()
+            self._forget_aborted()
             replica.start_stretch(end_s)
         return now_s
 
@@ -124,11 +122,10 @@ class _Lane:
             self._timer = clock.call_at(replica.end_s, self._step_over)
 
     def abort(self, sequence: Sequence) -> None:
-        """Take a request out, at the end of the step in progress if there is one."""
-        if self.replica.active:
-            self.aborted.append(sequence)
-        else:
-            self._forget(sequence)
+        """Take a request out, after the step in progress and the pull of its KV cache."""
+        self.aborted.append(sequence)
+        if not self.replica.active:
+            self._forget_aborted()
 
     def fail(self) -> None:
         """End every request: the engine died."""
@@ -149,11 +146,15 @@ class _Lane:
         self.catch_up()
         self.changed()
 
-    def _forget(self, sequence: Sequence) -> None:
-        if not sequence.done:
-            self.replica.abort(sequence.index)
-            sequence.progress(sequence.num_tokens, done=True)
-            self.end(sequence)
+    def _forget_aborted(self) -> None:
+        pulling = self.replica.waiting_for_kv
+        ready = [each for each in self.aborted if each.index not in pulling]
+        self.aborted = [each for each in self.aborted if each.index in pulling]
+        for sequence in ready:
+            if not sequence.done:
+                self.replica.abort(sequence.index)
+                sequence.progress(sequence.num_tokens, done=True)
+                self.end(sequence)
 
     def _report(self, finished: list[int]) -> None:
         """Give every request the tokens of the step that is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     Fetch = Callable[[Mapping[str, Any], float], Awaitable["AgreedPull"]]
     """Asks a prefill engine for a KV cache, to start no sooner than in some engine seconds."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class KvLost(Exception):
@@ -62,7 +66,7 @@ class KvSource:
         Agree on a pull, and give back the prompt's blocks at its end.
 
         Raises:
-            KvLost: the key is unknown, or its lease is over.
+            KvLost: the key is unknown, was fetched before, or its lease is over.
         """
         if self.fail_next and self._kept.get(key):
             self.fail_next -= 1
@@ -71,17 +75,17 @@ class KvSource:
             raise KvLost(key)
         clock = self._engine.clock
         now_s = clock.now_s()
-        sequence, lease = self._kept[key]
+        sequence, lease = self._kept.pop(key)
         lease.cancel()
         self._nic_free_s, arrives_s = pull_times(
             self._path, sequence.prompt_tokens, max(now_s + start_in_s, self._nic_free_s)
         )
-        clock.call_at(arrives_s, lambda: self._drop(key))
+        clock.call_at(arrives_s, lambda: self._engine.release(sequence))
         return AgreedPull(held_s=self._nic_free_s - now_s, arrives_s=arrives_s - now_s)
 
     @property
     def empty(self) -> bool:
-        """Whether every KV cache has been fetched."""
+        """No KV cache waits to be fetched."""
         return not self._kept
 
     def _drop(self, key: str) -> None:
@@ -129,7 +133,8 @@ class KvSink:
                 transfer = await self._fetch(place, max(0.0, start_in_s))
                 self._nic_free_s = clock.now_s() + transfer.held_s
             await clock.sleep(transfer.arrives_s)
-        except Exception:  # noqa: BLE001  (as vLLM does: the engine computes the prompt itself)
+        except Exception:  # as vLLM does: the engine computes the prompt itself
+            logger.exception("a KV cache was lost on its way; its prompt is computed here")
             self._engine.kv_lost(sequence)
         else:
             self._engine.kv_received(sequence)

@@ -20,7 +20,7 @@ from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import EngineDied, Sequence, SimulatedEngine
-from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
+from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
@@ -231,5 +231,34 @@ def test_a_kv_cache_that_is_not_fetched_is_dropped() -> None:
         assert prefill.num_requests == 1
         await clock.sleep(0.2)
         assert prefill.num_requests == 0
+
+    run_virtual(run())
+
+
+def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
+    """The blocks still arrive; then they are free at both ends. None is fetched twice."""
+
+    async def run() -> None:
+        clock = EngineClock(1.0)
+        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
+        decode = SimulatedEngine(LIMITS, STEP, clock)
+        source = KvSource(prefill, PATH)
+
+        async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
+            return source.fetch(place["key"], start_in_s)
+
+        prompt = prefill.add(500, (), 1)
+        await prompt.more_than(0)
+        key = source.keep(prompt, lease_s=9)
+        pulled = KvSink(decode, fetch).add(500, (), 30, {"key": key})
+        await clock.sleep(1e-3)
+        decode.abort(pulled)
+        assert not pulled.done
+        with pytest.raises(KvLost):
+            source.fetch(key, 0.0)
+        await clock.sleep(1.0)
+        assert pulled.done
+        assert pulled.num_tokens <= 1
+        assert prefill.num_requests == decode.num_requests == 0
 
     run_virtual(run())
