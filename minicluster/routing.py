@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     """Loads, source of randomness, number of the request → index of the replica."""
 
 
-AUTO, LEAST_TOKENS, POWER_OF_TWO = "auto", "least-tokens", "power-of-two"
+LEAST_TOKENS, POWER_OF_TWO = "least-tokens", "power-of-two"
 ROUND_ROBIN = "round-robin"
 
 
@@ -114,18 +114,30 @@ def counts_tokens(policy: str) -> bool:
     return find_policy(policy).counts_tokens
 
 
-def prefill_policy(routing: str, *, deciding: int) -> str:
-    """
-    Return the policy among prefill replicas that a scenario's `search.routing` stands for.
+class Balancer:
+    """Chooses among the replicas of a pool by one policy, and keeps their loads in its unit."""
 
-    `auto` takes least-tokens where one decode replica asks for all prompts, because its router
-    knows every outstanding token; where several ask, each knows its own part only, and the better
-    of two by requests errs less.
+    __slots__ = ("_by_tokens", "_choose", "_loads", "_rng", "_turn")
 
-    Args:
-        routing: `auto` or the name of a policy.
-        deciding: decode replicas that ask for prefill.
-    """
-    if routing != AUTO:
-        return routing
-    return LEAST_TOKENS if deciding == 1 else POWER_OF_TWO
+    def __init__(self, policy: str, replicas: int, rng: Rng) -> None:
+        """Begin without load; raises InputError for an unknown policy."""
+        self._choose = chooser(policy)
+        self._by_tokens = counts_tokens(policy)
+        self._loads = [0] * replicas
+        self._rng = rng
+        self._turn = 0
+
+    def choose(self, tokens: int) -> int:
+        """Return the replica for a request with so many prompt tokens, and add its load there."""
+        at = self._choose(self._loads, self._rng, self._turn)
+        self._turn += 1
+        self._loads[at] += tokens if self._by_tokens else 1
+        return at
+
+    def add(self, replica: int, tokens: int) -> None:
+        """Add the load of a request that is at a replica already."""
+        self._loads[replica] += tokens if self._by_tokens else 1
+
+    def remove(self, replica: int, tokens: int) -> None:
+        """Remove the load of a request that has left its replica."""
+        self._loads[replica] -= tokens if self._by_tokens else 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.routing import POLICIES, POWER_OF_TWO
+from minicluster.routing import LEAST_TOKENS, POLICIES
 from minicluster.specs.checks import Count, Fraction, Positive, Spec, Whole, choice, one_of
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
@@ -114,7 +114,7 @@ class Routing(Spec):
 
     _TABLE: ClassVar[str] = "routing"
 
-    policy: str = POWER_OF_TWO
+    policy: str = LEAST_TOKENS
     local_threshold_tokens: Whole = 0
     fallback: Annotated[str, choice("fail", "local")] = "fail"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.routing import AUTO, POLICIES
+from minicluster.routing import LEAST_TOKENS, POLICIES
 from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, one_of
 from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
@@ -132,9 +132,8 @@ class SearchChoice(Spec):
             the SLO: spares are added to each from the cluster's failures; absent: none.
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
             0: none; absent: the search chooses where prompts differ.
-        routing: policy by which a prefill replica is chosen. `auto`: least-tokens (fewest prompt
-            tokens outstanding) where one decode replica asks and so knows all that is outstanding,
-            power-of-two (the less loaded of two) where several do.
+        routing: policy by which the endpoint chooses a prefill replica: least-tokens (fewest prompt
+            tokens outstanding), power-of-two (the less loaded of two), round-robin or random.
     """
 
     _TABLE: ClassVar[str] = "search"
@@ -150,10 +149,10 @@ class SearchChoice(Spec):
     spare_replicas: int = 0
     availability_fraction: float | None = None
     local_threshold_tokens: int | None = None
-    routing: str = field(default=AUTO, metadata={"choices": (AUTO, *POLICIES)})
+    routing: str = field(default=LEAST_TOKENS, metadata={"choices": tuple(POLICIES)})
 
     def _check(self) -> None:
-        one_of((AUTO, *POLICIES), **{"search.routing": self.routing})
+        one_of(tuple(POLICIES), **{"search.routing": self.routing})
         if len(set(self.gpus)) != len(self.gpus):
             raise InputError("search.gpus", self.gpus, "no GPU named twice")
         if self.spare_replicas and self.availability_fraction is not None:

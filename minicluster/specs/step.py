@@ -70,7 +70,7 @@ class PathCoefficients(Spec):
         return _scaled(self, "_s", factor)
 
 
-DELAYS_PER_REQUEST = 3
+DELAYS_PER_REQUEST = 2
 """Times that a request delays the decode batch: it is received, is handed over, and joins."""
 
 

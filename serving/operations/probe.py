@@ -75,9 +75,9 @@ def wait_until_ready(
         report(f"probing {pairs} {what}: {in_a_row} of {IN_A_ROW} rounds good")
         started = time.monotonic()
         handoffs = [
-            phases.decode_s
+            phases.decode_s if phases.prefill_replica else 0.0
             for pool in served.servers
-            for phases in _round(pool, _probes(served, pool), vocab_size, rng, limit_s)
+            for phases in _round(served, pool, vocab_size, rng, limit_s)
         ]
         took_s = time.monotonic() - started
         limit_s = max(LEAST_LIMIT_S, PACE_FACTOR * took_s)
@@ -102,11 +102,13 @@ def _probes(served: ServedApp, pool: ServedPool) -> int:
 
 
 def _round(
-    server: ServedPool, probes: int, vocab_size: int, rng: random.Random, limit_s: float
+    served: ServedApp, server: ServedPool, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
     """Send one prompt over every path through the replicas of *server*."""
+    probes = _probes(served, server)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
+    prefill = [serve.get_deployment_handle(pool.name, APP) for pool in served.of("prefill")]
     try:
         handle = known_handle(server.name, limit_s)
     except NO_REPLICA_ERRORS as error:
@@ -114,7 +116,7 @@ def _round(
         raise TargetFailed(f"no {server.role} replica answers: {reason}") from None
     try:
         answers: list[list[RequestPhases]] = ask_replicas(
-            handle, "probe", limit_s, lambda _replica: [next(waiting)]
+            handle, "probe", limit_s, lambda _replica: [next(waiting), prefill]
         )
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None

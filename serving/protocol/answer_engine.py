@@ -42,9 +42,6 @@ class AnswerEngine(Protocol):
     async def prompt_tokens(self, request: Any) -> int | None:  # noqa: ANN401
         """Return the tokens of a prompt; `None`: the engine refuses it."""
 
-    def for_prefill(self, request: Any) -> Any:  # noqa: ANN401
-        """Return the request for a prefill engine, as it travels there."""
-
     def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
         """Return the request with the place of its KV cache."""
 
@@ -60,10 +57,10 @@ class AnswerEngine(Protocol):
 
     async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
         """
-        Compute the KV cache of a prompt.
+        Compute the KV cache of a request's prompt, and one token that is dropped.
 
         Args:
-            request: as `for_prefill` returned it.
+            request: of a prefill engine.
             keep: for another engine to fetch it; else it is dropped.
 
         Raises:

@@ -5,7 +5,6 @@ The part of the plan that the endpoint and the decode servers need, as one froze
 `from_plain`). How `serving.replicas.app` binds the application:
 
     Ingress.bind(config: dict, servers={domain: handle}, prefill={domain: handle})
-    SplitDecodeServer(..., prefill_server=handle, prefill_servers={domain: handle}, domain=str)
     every pool's `user_config`: the same dict, which Serve passes to `reconfigure`
 
 `servers` answer requests: decode pools, or the mixed pools of an aggregated plan, which has no

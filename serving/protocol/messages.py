@@ -86,8 +86,8 @@ class RequestPhases:
     The phases of a request's time to first token, and the path that the request took.
 
     Attributes:
-        prefill_s: from the decode server's first call to the prefill pool's answer: routing,
-            queue, prefill and failed attempts; about 0 where decode computes the prompt.
+        prefill_s: from the endpoint's first call to the prefill pool's answer: routing, queue,
+            prefill and failed attempts; 0 where decode computes the prompt, as planned.
         decode_s: from there to the first token: the hand-off; where decode computes the prompt,
             its queue and its prefill.
         path: `remote`, `retried` (remote, on the second replica), `local` (decode computes the
@@ -159,6 +159,36 @@ class Prefilled:
     replica: str
     queue_s: float
     step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePrefill:
+    """
+    A prompt that the prefill pool computed.
+
+    Attributes:
+        failures: reasons of the attempts before, as in `serving.request.prefill`.
+        seconds: from the first call to the answer.
+    """
+
+    prefilled: Prefilled
+    failures: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPrefill:
+    """
+    A prompt that the answering replica computes.
+
+    Attributes:
+        reason, path: as in `RequestPhases`.
+        seconds: from the first call of the prefill pool until it was given up.
+    """
+
+    reason: str
+    path: str = "local"
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

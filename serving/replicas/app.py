@@ -18,14 +18,12 @@ from serving.deployment.compile import IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
 from serving.replicas.ingress import Ingress
-from serving.replicas.simulated_servers import (
-    SimulatedDecodeServer,
-    SimulatedMixedServer,
-    SimulatedPrefillServer,
-)
+from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from serving.protocol.app_spec import ServedApp, ServedPool
 
 INGRESS = "Ingress"
@@ -52,12 +50,7 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
     """Return the application for `serve.run`; see `serving.replicas.ingress` for *address*."""
     config = to_plain(served.endpoint)
     prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
-    servers = {pool.domain: _bound(pool, config) for pool in served.of("mixed")}
-    for pool in served.of("decode"):
-        near = prefill[served.endpoint.prefill_domain(pool.domain)]
-        servers[pool.domain] = _bound(
-            pool, config, prefill_servers=prefill, domain=pool.domain, near=near
-        )
+    servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
     variables = {name: os.environ[name] for name in ENDPOINT_VARIABLES if name in os.environ}
     ingress = serve.deployment(
         Ingress,
@@ -75,10 +68,7 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
 
 
 def _bound(
-    pool: ServedPool,
-    config: dict[str, Any],
-    near: Any = None,  # noqa: ANN401
-    **bound: Any,  # noqa: ANN401
+    pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, Any] | None = None
 ) -> Any:  # noqa: ANN401
     """
     Bind one deployment.
@@ -89,48 +79,41 @@ def _bound(
     Args:
         pool: with vLLM or simulated engines.
         config: of the endpoint.
-        near: the prefill pool that a decode pool uses first.
-        bound: further arguments of its server.
+        prefill: for a pool that answers, the prefill pools by domain.
     """
     if pool.simulated is not None:
-        app, engine = _simulated(pool, config, bound), repr(pool.simulated)
+        app, engine = _simulated(pool, config, prefill), repr(pool.simulated)
     else:
-        bound |= {} if near is None else {"prefill_server": near}
-        app = _with_vllm(pool, config, bound)
+        app = _with_vllm(pool, config)
         settings = {key: value for key, value in pool.llm_config.items() if key != OPTIONS}
         engine = json.dumps(settings, sort_keys=True, default=str)
     return with_version(app, hashlib.sha256(engine.encode()).hexdigest()[:16])
 
 
-def _with_vllm(pool: ServedPool, config: dict[str, Any], bound: dict[str, Any]) -> Any:  # noqa: ANN401
+def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     """Bind engines of vLLM; Ray gets its own copy of the settings, because it writes into it."""
     from ray.serve.llm import LLMConfig, build_llm_deployment  # noqa: PLC0415  (imports vLLM)
 
-    from serving.replicas import servers  # noqa: PLC0415
+    from serving.replicas.servers import AnswerServer, PrefillServer  # noqa: PLC0415
 
     llm_config = copy.deepcopy(dict(pool.llm_config))
     llm_config[OPTIONS]["user_config"] = config
-    server = {
-        "prefill": servers.SplitPrefillServer,
-        "decode": servers.SplitDecodeServer,
-        "mixed": servers.MixedServer,
-    }[pool.role]
     return build_llm_deployment(
-        LLMConfig(**llm_config), name_prefix=pool.prefix, bind_kwargs=bound, deployment_cls=server
+        LLMConfig(**llm_config),
+        name_prefix=pool.prefix,
+        deployment_cls=PrefillServer if pool.role == "prefill" else AnswerServer,
     )
 
 
-def _simulated(pool: ServedPool, config: dict[str, Any], bound: dict[str, Any]) -> Any:  # noqa: ANN401
+def _simulated(pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
     """Bind simulated engines, whose replicas need no place of their own."""
     options = dict(pool.llm_config[OPTIONS])
     del options["placement_group_bundle_label_selector"]
     if "request_router_config" in options:
         options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
     options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
-    server = {
-        "prefill": SimulatedPrefillServer,
-        "decode": SimulatedDecodeServer,
-        "mixed": SimulatedMixedServer,
-    }[pool.role]
+    server = SimulatedPrefillServer if prefill is None else SimulatedAnswerServer
     made = serve.deployment(server, name=pool.name, user_config=config, **options)
-    return made.bind(pool.simulated, **bound)
+    if prefill is None:
+        return made.bind(pool.simulated)
+    return made.bind(pool.simulated, prefill=prefill)

@@ -62,8 +62,8 @@ def _read_content(messages: Iterable[Any]) -> None:
     """
     Check content now that pydantic would check only when it is read.
 
-    Pydantic accepts any other content as an iterable of parts and checks each when it is read; that
-    could not be sent to another process, and could be read only once.
+    Pydantic accepts any other content as an iterable of parts and checks each when it is read,
+    which is possible only once.
     """
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
@@ -71,10 +71,14 @@ def _read_content(messages: Iterable[Any]) -> None:
             message["content"] = list(content)
 
 
-def for_prefill(request: Any) -> Any:  # noqa: ANN401
-    """Return *request* for prefill: its prompt, with an answer of one token that is discarded."""
+def for_prefill(request: Any, *, keep: bool) -> Any:  # noqa: ANN401
+    """
+    Return *request* for prefill: its prompt, with an answer of one token that is discarded.
+
+    With *keep* the engine keeps the KV cache until another one fetches it.
+    """
     changes: dict[str, Any] = {
-        "kv_transfer_params": dict(REMOTE_DECODE),
+        "kv_transfer_params": dict(REMOTE_DECODE) if keep else None,
         "max_tokens": 1,
         "min_tokens": 0,
         "temperature": 0.0,

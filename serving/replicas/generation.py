@@ -1,28 +1,36 @@
-"""Generation: a server answers with its own engine, wherever the prompt was computed."""
+"""Answering: a server answers with its own engine, wherever the prompt was computed."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.protocol.messages import EngineFailed, FirstChunk, Refusal, RequestPhases
+from serving.cluster.serve_compat import broadcast
+from serving.protocol.endpoint_config import from_plain
+from serving.protocol.messages import (
+    EngineFailed,
+    FirstChunk,
+    LocalPrefill,
+    Refusal,
+    RemotePrefill,
+    RequestPhases,
+)
 from serving.replicas.pending_answer import PendingAnswer
-from serving.replicas.remote_prefill import PrefillHandles, RemotePrefill, prefill_remotely
-from serving.request.prefill import LocalPrefill, late, may_be_short, must_be_local
+from serving.replicas.roles import EngineServer
+from serving.request.prefill import late
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
-    from serving.protocol.answer_engine import AnswerEngine
     from serving.protocol.endpoint_config import EndpointConfig
 
-AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
+PROBE = LocalPrefill(reason="probe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +39,25 @@ class _EngineCall:
 
     request: Any
     limit_s: float
-    prefill_s: float
     prefill: RemotePrefill | LocalPrefill
 
     def phases(self, decode_s: float) -> RequestPhases:
         """Return the phases of the time to first token."""
-        phases = RequestPhases(
-            prefill_s=self.prefill_s,
+        here = serve.get_replica_context().replica_id.unique_id
+        prefill = self.prefill
+        if isinstance(prefill, LocalPrefill):
+            return RequestPhases(
+                prefill_s=prefill.seconds,
+                decode_s=decode_s,
+                decode_replica=here,
+                path=prefill.path,
+                reason=prefill.reason,
+            )
+        failures, done = prefill.failures, prefill.prefilled
+        return RequestPhases(
+            prefill_s=prefill.seconds,
             decode_s=decode_s,
-            decode_replica=serve.get_replica_context().replica_id.unique_id,
-        )
-        if isinstance(self.prefill, LocalPrefill):
-            return replace(phases, path=self.prefill.path, reason=self.prefill.reason)
-        failures, done = self.prefill.failures, self.prefill.prefilled
-        return replace(
-            phases,
+            decode_replica=here,
             path="retried" if failures else "remote",
             reason=failures[-1] if failures else "",
             prefill_replica=done.replica,
@@ -54,24 +66,23 @@ class _EngineCall:
         )
 
 
-class GenerationMixin:
-    """The answering part of decode servers and of the servers of aggregated plans."""
+class AnswerRole(EngineServer):
+    """Answers requests: the decode engine of a split plan, or the mixed one of another."""
 
-    answers: AnswerEngine
-    _config: EndpointConfig
-    _prefill_pool: PrefillHandles | None
-    _closing: dict[asyncio.Task[None], PendingAnswer]
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Take the deadlines from the plan."""
+        self._config = from_plain(config)
 
     async def answer(
-        self, kind: str, body: dict[str, Any], *, config: EndpointConfig | None = None
+        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
-        Prefill remotely or here, decode here.
+        Answer a request.
 
         Args:
             kind: `chat` or `completions`.
             body: a request that `serving.request.validation.check` accepted.
-            config: deadlines and routing; default: the plan's.
+            prefill: where its prompt was computed, or that this server computes it.
 
         Yields:
             A refusal; or the phases with the first token, or with the whole answer; then
@@ -80,8 +91,7 @@ class GenerationMixin:
         Raises:
             EngineFailed: the engine failed, usually after the first token.
         """
-        config = config or self._config
-        call = await self._prefilled_call(kind, body, config)
+        call = self._engine_call(kind, body, prefill)
         if isinstance(call, Refusal):
             yield call
             return
@@ -89,11 +99,11 @@ class GenerationMixin:
         answer = PendingAnswer(
             self.answers.answer(call.request),
             has_first_token=None if call.request.stream else seen,
-            in_flight=isinstance(call.prefill, RemotePrefill),
+            in_flight=isinstance(prefill, RemotePrefill),
         )
         try:
             started = time.perf_counter()
-            came = await _first_token(answer, call.limit_s, config)
+            came = await _first_token(answer, call.limit_s, self._config)
             if isinstance(came, Refusal):
                 yield came
                 return
@@ -115,50 +125,78 @@ class GenerationMixin:
             self._closing[closing] = answer
             closing.add_done_callback(self._closing.pop)
 
-    async def check_health(self) -> None:
-        """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""
-        stuck = sum(answer.stuck for answer in self._closing.values())
-        if stuck:
-            raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
-        await super().check_health()  # type: ignore[misc]
-
-    async def _prefilled_call(
-        self, kind: str, body: dict[str, Any], config: EndpointConfig
+    def _engine_call(
+        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
     ) -> _EngineCall | Refusal:
+        config = self._config
         request = self.answers.read(kind, body)
         if isinstance(request, Refusal):
             return request
-        started = time.perf_counter()
-        prefill = await self._prefill(body, request, config)
-        if isinstance(prefill, Refusal):
-            return prefill
-        prefill_s = time.perf_counter() - started
         if isinstance(prefill, RemotePrefill):
             request = self.answers.for_decode(request, prefill.prefilled)
             limit_s = config.kv_wait_deadline_s
         elif body.get("use_beam_search"):
             limit_s = math.inf  # its first token is its last: the endpoint's limit applies
         else:
-            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill_s
-        return _EngineCall(request=request, limit_s=limit_s, prefill_s=prefill_s, prefill=prefill)
+            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
+        return _EngineCall(request=request, limit_s=limit_s, prefill=prefill)
 
-    async def _prefill(
-        self,
-        body: dict[str, Any],
-        request: Any,  # noqa: ANN401
-        config: EndpointConfig,
-    ) -> RemotePrefill | LocalPrefill | Refusal:
-        """Choose the path of a request, and prefill remotely if that is the path."""
-        if self._prefill_pool is None:
-            return AGGREGATED
-        local = must_be_local(body)
-        threshold = config.routing.local_threshold_tokens
-        if local is None and may_be_short(body, threshold):
-            tokens = await self.answers.prompt_tokens(request)
-            local = SHORT if tokens is not None and tokens <= threshold else None
-        if local is not None:
-            return local
-        return await prefill_remotely(self._prefill_pool, self.answers.for_prefill(request), config)
+    async def prompt_tokens(self, kind: str, body: dict[str, Any]) -> int | None:
+        """Return the tokens of a request's prompt; `None`: the engine refuses the request."""
+        request = self.answers.read(kind, body)
+        if isinstance(request, Refusal):
+            return None
+        return await self.answers.prompt_tokens(request)
+
+    async def probe(self, prompts: list[list[int]], prefill: Sequence[Any]) -> list[RequestPhases]:
+        """
+        Run one prompt through each prefill replica and this one.
+
+        Args:
+            prompts: one for each prefill replica, all different, because a cached prompt is not
+                fetched; without any prefill replica, one.
+            prefill: handles of the prefill pools.
+
+        Raises:
+            RuntimeError: a replica refused its prompt.
+        """
+        bodies = [{"prompt": prompt, "max_tokens": 2} for prompt in prompts]
+        waiting = iter(bodies)
+        started = time.perf_counter()
+        places: list[RemotePrefill | LocalPrefill] = []
+        for handle in prefill:
+            answers = await asyncio.to_thread(
+                broadcast, handle, "prefill", lambda _replica: ["completions", next(waiting)]
+            )
+            failed = [each for each in answers if isinstance(each, Refusal)]
+            if failed:
+                raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
+            seconds = time.perf_counter() - started
+            places += [RemotePrefill(prefilled=each, seconds=seconds) for each in answers]
+        places = places or [PROBE]
+        if len(places) != len(bodies):
+            raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
+        return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
+
+    async def _probed(
+        self, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+    ) -> RequestPhases:
+        """Return the phases of a whole answer; all of it counts as its first token."""
+        call = self._engine_call("completions", body, prefill)
+        if isinstance(call, Refusal):
+            raise RuntimeError(call.message)  # noqa: TRY004  (an answer, not a wrong argument)
+        started = time.perf_counter()
+        answer = await anext(self.answers.answer(call.request))
+        if isinstance(answer, Refusal):
+            raise RuntimeError(answer.message)  # noqa: TRY004
+        return call.phases(time.perf_counter() - started)
+
+    async def check_health(self) -> None:
+        """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""
+        stuck = sum(answer.stuck for answer in self._closing.values())
+        if stuck:
+            raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
+        await super().check_health()  # type: ignore[misc]
 
 
 async def _first_token(

@@ -1,50 +1,47 @@
-"""Prefill on another replica: the call through Ray Serve, and its retries."""
+"""Prefill through Ray Serve: the call of a replica, and its retries."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
-from serving.protocol.messages import Prefilled, Refusal
+from serving.protocol.messages import Prefilled, Refusal, RemotePrefill
 from serving.request.prefill import DIED, TIMEOUT, PrefillAttempt, choose_domain, next_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.request.prefill import LocalPrefill
+    from serving.protocol.messages import LocalPrefill
 
 logger = logging.getLogger(__name__)
 SERVER_ERROR = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePrefill:
-    """A prompt that was prefilled; *failures* are those of the attempts before."""
-
-    prefilled: Prefilled
-    failures: tuple[str, ...]
 
 
 class PrefillHandles:
     """Prefill replicas behind Ray Serve's handles, in domains; the router chooses inside one."""
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
-        """Keep a handle per domain, in the order in which to try them."""
+        """Keep a handle per domain."""
         self._handles = {each: handle.options(**DIRECT_CALLS) for each, handle in handles.items()}
+        self._answered_s: dict[Any, float] = {}
 
-    def live(self) -> Mapping[str, int | None]:
-        """Return the replicas that can be called now, by domain; `None`: not known yet."""
-        return {domain: live_replicas(handle) for domain, handle in self._handles.items()}
+    def live(self, domain: str) -> int | None:
+        """Return the number of replicas that can be called now; `None`: not known yet."""
+        return live_replicas(self._handles[domain])
+
+    def answered_since(self, replica: Any, time_s: float) -> bool:  # noqa: ANN401
+        """Return whether a replica has answered any call since *time_s*, by `time.monotonic`."""
+        return self._answered_s.get(replica, 0.0) >= time_s
 
     async def call(
         self,
         domain: str,
-        request: Any,  # noqa: ANN401
+        kind: str,
+        body: dict[str, Any],
         tried: list[Any],
     ) -> Prefilled | Refusal:
         """
@@ -53,53 +50,94 @@ class PrefillHandles:
         Cancelling this cancels the call.
         """
         handle = self._handles[domain]
-        response = handle.prefill.remote(request, tried=tried)
+        response = handle.prefill.remote(kind, body, tried=tried)
         try:
             answer: Prefilled | Refusal = await while_live(handle, response)
         except (asyncio.CancelledError, NoReplica):
             response.cancel()
             raise
+        self._answered_s |= dict.fromkeys(tried[-1:], time.monotonic())
         return answer
+
+
+class _Attempts:
+    """The attempts of one request: those that failed, and the replicas tried."""
+
+    def __init__(self, pool: PrefillHandles, kind: str, body: dict[str, Any]) -> None:
+        self._pool = pool
+        self._kind, self._body = kind, body
+        self._tried: list[Any] = []
+        self.failures: list[str] = []
+
+    async def attempt(self, domain: str, step: PrefillAttempt) -> Prefilled | Refusal | None:
+        """Call one replica; `None`: it failed, which is noted."""
+        begun_s = time.monotonic()
+        call = asyncio.ensure_future(self._pool.call(domain, self._kind, self._body, self._tried))
+        try:
+            await asyncio.wait({call}, timeout=step.patience_s)
+            if not call.done() and self._is_busy(begun_s):
+                await asyncio.wait({call}, timeout=step.timeout_s - step.patience_s)
+            if not call.done():
+                self.failures.append(TIMEOUT)
+                return None
+            answer = call.result()
+        except Exception:  # any error: another replica may succeed
+            logger.exception("prefill failed")
+            self.failures.append(DIED)
+            return None
+        finally:
+            call.cancel()
+        if isinstance(answer, Refusal) and answer.status >= SERVER_ERROR:
+            self.failures.append(DIED)
+            return None
+        return answer
+
+    def _is_busy(self, begun_s: float) -> bool:
+        """Return whether the replica of the last call answers others meanwhile."""
+        return any(self._pool.answered_since(each, begun_s) for each in self._tried[-1:])
 
 
 async def prefill_remotely(
     pool: PrefillHandles,
-    request: Any,  # noqa: ANN401
+    domains: Sequence[str],
+    kind: str,
+    body: dict[str, Any],
     config: EndpointConfig,
 ) -> RemotePrefill | LocalPrefill | Refusal:
     """
-    Prefill a prompt in *pool*, with the retries that `serving.request.prefill` decides.
+    Prefill a prompt, with the retries that `serving.request.prefill` decides.
 
-    *request* is the engine's, for prefill. Returns where the KV cache is, or that decode computes
-    the prompt, or the client's error.
+    Args:
+        pool: the prefill replicas.
+        domains: where to try, in this order.
+        kind: `chat` or `completions`.
+        body: a request that `serving.request.validation.check` accepted.
+        config: deadlines and fallback.
+
+    Returns:
+        Where the KV cache is, or that decode computes the prompt, or the client's error.
     """
-    deadline = time.monotonic() + config.prefill_deadline_s
-    failures: list[str] = []
+    begun_s = time.monotonic()
+    attempts = _Attempts(pool, kind, body)
     domain: str | None = None
-    tried: list[Any] = []
     while True:
-        live = pool.live()
+        live = {each: pool.live(each) for each in domains}
         known = [count for count in live.values() if count is not None]
         step = next_step(
-            failures,
+            attempts.failures,
             live=sum(known) if len(known) == len(live) else None,
-            left_s=deadline - time.monotonic(),
+            spent_s=time.monotonic() - begun_s,
             config=config,
         )
         if not isinstance(step, PrefillAttempt):
             return step
         domain = choose_domain(live, domain)
-        try:
-            async with asyncio.timeout(step.timeout_s):
-                answer = await pool.call(domain, request, tried)
-        except TimeoutError:
-            failures.append(TIMEOUT)
-        except Exception:  # any error: another replica may succeed
-            logger.exception("prefill failed")
-            failures.append(DIED)
-        else:
-            if not isinstance(answer, Refusal):
-                return RemotePrefill(prefilled=answer, failures=tuple(failures))
-            if answer.status < SERVER_ERROR:
-                return answer
-            failures.append(DIED)
+        answer = await attempts.attempt(domain, step)
+        if isinstance(answer, Refusal):
+            return answer
+        if answer is not None:
+            return RemotePrefill(
+                prefilled=answer,
+                failures=tuple(attempts.failures),
+                seconds=time.monotonic() - begun_s,
+            )

@@ -1,4 +1,4 @@
-"""The servers of the pools by role, with any engine: prefill, decode, and both."""
+"""The servers of the pools by role, with any engine: what is common to all, and prefill."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.cluster.serve_compat import broadcast
 from serving.protocol.endpoint_config import from_plain
-from serving.protocol.messages import Prefilled, PrefillTiming, Refusal, RequestPhases
-from serving.replicas.generation import GenerationMixin
-from serving.replicas.remote_prefill import PrefillHandles
+from serving.protocol.messages import Prefilled, PrefillTiming, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from serving.protocol.answer_engine import AnswerEngine
     from serving.replicas.pending_answer import PendingAnswer
 
@@ -72,17 +67,6 @@ class EngineServer:
         """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
         return await self.answers.kv_is_free()
 
-    async def _answer_s(self, request: Any) -> float:  # noqa: ANN401
-        """Return the seconds of a whole answer; raises RuntimeError if the engine refuses it."""
-        started = time.perf_counter()
-        answer = await anext(self.answers.answer(request))
-        if isinstance(answer, Refusal):
-            raise RuntimeError(answer.message)  # noqa: TRY004  (an answer, not a wrong argument)
-        return time.perf_counter() - started
-
-    def _probe_request(self, prompt: list[int]) -> Any:  # noqa: ANN401
-        return self.answers.read("completions", {"prompt": prompt, "max_tokens": 2})
-
 
 class PrefillRole(EngineServer):
     """Computes prompts, and keeps their KV caches until decode has fetched them."""
@@ -106,7 +90,8 @@ class PrefillRole(EngineServer):
 
     async def prefill(
         self,
-        request: Any,  # noqa: ANN401
+        kind: str,
+        body: dict[str, Any],
         *,
         tried: object = None,  # noqa: ARG002
     ) -> Prefilled | Refusal:
@@ -114,12 +99,16 @@ class PrefillRole(EngineServer):
         Compute the KV cache of a prompt and keep it until decode has fetched it.
 
         Args:
-            request: the engine's, from `AnswerEngine.for_prefill`.
+            kind: `chat` or `completions`.
+            body: a request that `serving.request.validation.check` accepted.
             tried: replicas that failed to prefill it; read by the router, which excludes them.
 
         Raises:
             EngineFailed: the engine failed.
         """
+        request = self.answers.read(kind, body)
+        if isinstance(request, Refusal):
+            return request
         computed = await self.answers.compute(request, keep=True)
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
@@ -134,7 +123,7 @@ class PrefillRole(EngineServer):
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
         started = time.perf_counter()
-        request = self.answers.read("completions", {**body, "max_tokens": 1, "stream": False})
+        request = self.answers.read("completions", body)
         if isinstance(request, Refusal):
             return request
         computed = await self.answers.compute(request, keep=False)
@@ -146,69 +135,3 @@ class PrefillRole(EngineServer):
             queue_s=computed.queue_s,
             step_s=computed.step_s,
         )
-
-
-class DecodeRole(GenerationMixin, EngineServer):
-    """Has each prompt computed by the prefill pool, and answers."""
-
-    def take_pools(self, prefill_servers: Mapping[str, Any], domain: str) -> None:
-        """Keep the handles of all prefill pools, by domain, and this pool's own domain."""
-        self._prefill_servers = prefill_servers
-        self._domain = domain
-
-    async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Take deadlines, routing and pairing from the plan."""
-        self._config = from_plain(config)
-        self._handles = {
-            each: self._prefill_servers[each] for each in self._config.pairing[self._domain]
-        }
-        self._prefill_pool = PrefillHandles(self._handles)
-
-    async def probe(self, prompts: list[list[int]]) -> list[RequestPhases]:
-        """
-        Run one prompt through each prefill replica and this decode replica.
-
-        Args:
-            prompts: one for each prefill replica, all different, because a cached prompt is not
-                fetched.
-        """
-        requests = [self._probe_request(prompt) for prompt in prompts]
-        waiting = iter(requests)
-        started = time.perf_counter()
-        answers = [
-            answer
-            for handle in self._handles.values()
-            for answer in await asyncio.to_thread(
-                broadcast,
-                handle,
-                "prefill",
-                lambda _replica: [self.answers.for_prefill(next(waiting))],
-            )
-        ]
-        prefill_s = time.perf_counter() - started
-        failed = [answer for answer in answers if isinstance(answer, Refusal)]
-        if len(answers) != len(requests) or failed:
-            raise RuntimeError(f"not all of {len(requests)} prefill replicas answered: {failed}")
-        phases = []
-        for request, prefilled in zip(requests, answers, strict=True):
-            decode_s = await self._answer_s(self.answers.for_decode(request, prefilled))
-            phases.append(RequestPhases(prefill_s=prefill_s, decode_s=decode_s))
-        return phases
-
-
-class MixedRole(GenerationMixin, EngineServer):
-    """Answers alone: one engine does prefill and decode, and no KV cache moves."""
-
-    _prefill_pool = None
-
-    async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Take the deadlines from the plan."""
-        self._config = from_plain(config)
-
-    async def probe(self, prompts: list[list[int]]) -> list[RequestPhases]:
-        """Run each prompt here, one after the other."""
-        phases = []
-        for prompt in prompts:
-            seconds = await self._answer_s(self._probe_request(prompt))
-            phases.append(RequestPhases(prefill_s=seconds, decode_s=0.0))
-        return phases

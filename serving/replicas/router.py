@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray.serve.request_router import RequestRouter
 
@@ -12,8 +11,6 @@ from minicluster.routing import chooser, counts_tokens
 from serving.request.length import prompt_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 ONLY = "only"
@@ -23,52 +20,13 @@ TRIED = "tried"
 """Keyword argument of a call that may be retried: the replicas tried, filled by the router."""
 
 
-class Outstanding:
-    """
-    Requests and prompt tokens in progress, by replica.
-
-    Other routers send to the same replicas. Ray Serve reports each replica's total of requests;
-    those of other routers count as many tokens as the recent requests of this one.
-    """
-
-    def __init__(self) -> None:
-        self._tokens: defaultdict[Hashable, dict[Hashable, float]] = defaultdict(dict)
-        self._recent: deque[float] = deque(maxlen=64)
-
-    def add(self, replica: Hashable, request: Hashable, tokens: float) -> None:
-        """Add a request that is sent to a replica."""
-        self._tokens[replica][request] = tokens
-        self._recent.append(tokens)
-
-    def remove(self, replica: Hashable, request: Hashable) -> None:
-        """Remove a request that has ended, or was not sent."""
-        self._tokens[replica].pop(request, None)
-
-    def requests(self, replica: Hashable, total: int | None) -> int:
-        """Return a replica's requests; *total* is what the replica itself last reported."""
-        return max(len(self._tokens[replica]), total or 0)
-
-    def tokens(self, replica: Hashable, total: int | None) -> float:
-        """Return a replica's prompt tokens, as `requests`."""
-        ours = self._tokens[replica]
-        others = self.requests(replica, total) - len(ours)
-        mean = sum(self._recent) / len(self._recent) if self._recent else 1.0
-        return sum(ours.values()) + others * mean
-
-    def keep_only(self, live: set[Any]) -> None:
-        """Remove the requests of replicas that are gone."""
-        for replica in self._tokens.keys() - live:
-            del self._tokens[replica]
-
-
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
     """
     Ray Serve's router with the policy of the plan.
 
-    Topology comes first by construction: a domain is a deployment of its own, and decode calls its
-    own domain before the others (`serving.protocol.endpoint_config`, `pairing`). Inside a domain
-    the load of a replica is this router's outstanding requests or prompt tokens, and the requests
-    of other routers that the replica reports.
+    It runs in the endpoint, which alone sends prompts, so that it knows every outstanding request
+    and prompt token. Topology comes first by construction: a domain is a deployment of its own, and
+    the endpoint calls the domain that answers before the others (`EndpointConfig.pairing`).
 
     Without `FIFOMixin`, which gives a replica to the request that waits longest instead of the one
     that it was chosen for.
@@ -78,7 +36,7 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         """Take the policy; `serving.deployment.compile` passes it through Ray."""
         self._choose = chooser(policy)
         self._by_tokens = counts_tokens(policy)
-        self._outstanding = Outstanding()
+        self._tokens: dict[ReplicaID, dict[str, float]] = {}
         self._chosen: dict[str, ReplicaID] = {}
         self._random = random.Random()  # noqa: S311  (load balancing, not a secret)
         self._turn = 0
@@ -126,30 +84,32 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Remove a request from its replica, however it ended."""
-        self._outstanding.remove(replica_id, internal_request_id)
+        self._remove(replica_id, internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Remove the requests of replicas that are gone."""
         super().update_replicas(replicas)
-        self._outstanding.keep_only({replica.replica_id for replica in replicas})
+        for gone in self._tokens.keys() - {replica.replica_id for replica in replicas}:
+            del self._tokens[gone]
 
     def _load(self, replica: ReplicaID) -> float:
-        total = self.replica_queue_len_cache.get(replica)
-        if self._by_tokens:
-            return self._outstanding.tokens(replica, total)
-        return float(self._outstanding.requests(replica, total))
+        outstanding = self._tokens.get(replica, {})
+        return sum(outstanding.values()) if self._by_tokens else float(len(outstanding))
 
     def _count(self, pending: PendingRequest, replica: ReplicaID) -> None:
         request = pending.metadata.internal_request_id
         self._chosen[request] = replica
-        self._outstanding.add(replica, request, _tokens(pending))
+        self._tokens.setdefault(replica, {})[request] = _tokens(pending)
 
     def _unchoose(self, pending: PendingRequest) -> None:
         """Undo a choice that has not been sent."""
         request = pending.metadata.internal_request_id
         replica = self._chosen.pop(request, None)
         if replica is not None:
-            self._outstanding.remove(replica, request)
+            self._remove(replica, request)
+
+    def _remove(self, replica: ReplicaID, request: str) -> None:
+        self._tokens.get(replica, {}).pop(request, None)
 
 
 def _untried(candidates: list[RunningReplica], pending: PendingRequest) -> list[RunningReplica]:
@@ -163,12 +123,7 @@ def _is_only(replica: RunningReplica, pending: PendingRequest) -> bool:
 
 
 def _tokens(pending: PendingRequest) -> float:
-    """Estimate the prompt tokens of a call from its first argument with a prompt or messages."""
-    for argument in (*pending.args, *pending.kwargs.values()):
-        if isinstance(counted := getattr(argument, "prompt_tokens", None), int):
-            return float(counted)
-        fields = argument if isinstance(argument, dict) else getattr(argument, "__dict__", {})
-        prompt = fields.get("prompt") or fields.get("messages")
-        if prompt:
-            return prompt_tokens(prompt)
-    return 1.0
+    """Estimate the prompt tokens of a call by the body among its arguments; else 1."""
+    bodies = (argument for argument in pending.args if isinstance(argument, dict))
+    prompts = (body.get("prompt") or body.get("messages") for body in bodies)
+    return next((prompt_tokens(prompt) for prompt in prompts if prompt), 1.0)

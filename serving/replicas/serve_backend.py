@@ -12,16 +12,16 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.protocol.messages import LocalPrefill, Refusal, RequestRefused
+from serving.replicas.remote_prefill import PrefillHandles, prefill_remotely
 from serving.request.length import answer_tokens, prompts_of
-from serving.request.prefill import RETRY_AFTER_S, TIMEOUT, late, must_be_local
+from serving.request.prefill import RETRY_AFTER_S, TIMEOUT, late, may_be_short, must_be_local
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import FirstChunk, PrefillTiming
-    from serving.request.prefill import LocalPrefill
+    from serving.protocol.messages import FirstChunk, PrefillTiming, RemotePrefill
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ search prefills anew for each token, and the limit is for replicas that hang, no
 
 UNPLANNED_TOKEN_S = 1.0
 """The same limit, in seconds per token, where no plan names a pace."""
+
+AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
 
 FACTS_LIMIT_S = 5.0
 PUBLIC_FACTS = (
@@ -110,6 +112,7 @@ class ServeBackend:
             for domain, handle in servers.items()
         }
         self._prefill = dict(prefill)
+        self._prefill_pool = PrefillHandles(prefill)
         role = "decode" if prefill else "mixed"
         self._handles = {
             (of, domain): handle
@@ -120,23 +123,50 @@ class ServeBackend:
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Answer as `GenerationMixin.answer` does; closing the iterator ends the call."""
+        """
+        Have the prompt prefilled, and answer as `AnswerRole.answer` does.
+
+        Closing the iterator ends the call that is under way.
+        """
         handle = _available(self._servers[domain])
+        prefill = await self._prefilled(domain, kind, body)
+        if isinstance(prefill, Refusal):
+            yield prefill
+            return
         if body.get("stream") is True and not body.get("use_beam_search"):
             limit_s, too_late = first_token_limit_s(self._config), UNAVAILABLE
         else:
             limit_s = whole_answer_limit_s(self._config, kind, body)
             too_late = late("answer-timeout", limit_s)
-        response = handle.answer.remote(kind, body)
+        response = handle.answer.remote(kind, body, prefill)
         ended = False
         try:
-            yield await _in_time(handle, anext(response), limit_s, too_late)
+            yield await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
             async for item in response:
                 yield item
             ended = True
         finally:
             if not ended:
                 response.cancel()
+
+    async def _prefilled(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> RemotePrefill | LocalPrefill | Refusal:
+        """Choose the path of a request that is answered in *domain*; prefill if that is it."""
+        if not self._prefill:
+            return AGGREGATED
+        local = must_be_local(body)
+        threshold = self._config.routing.local_threshold_tokens
+        if local is None and may_be_short(body, threshold):
+            handle = self._handles["decode", domain]
+            limit_s = self._config.prefill_deadline_s
+            counting = handle.prompt_tokens.remote(kind, body)
+            tokens = await _in_time(handle, counting, limit_s, late(TIMEOUT, limit_s))
+            local = SHORT if tokens is not None and tokens <= threshold else None
+        if local is not None:
+            return local
+        domains = self._config.pairing[domain]
+        return await prefill_remotely(self._prefill_pool, domains, kind, body, self._config)
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a prompt through the first domain's prefill pool."""

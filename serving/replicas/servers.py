@@ -1,4 +1,4 @@
-"""The servers of the pools with vLLM: prefill and decode of a split plan, mixed of another."""
+"""The servers of the pools with vLLM."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
+from ray.serve.llm.deployment import LLMServer
 
 from serving.cluster.serve_compat import keep_log_open
 from serving.protocol.app_spec import CORES, planned_cores
 from serving.replicas.engine_compat import skip_download
-from serving.replicas.roles import DecodeRole, EngineServer, MixedRole, PrefillRole
+from serving.replicas.generation import AnswerRole
+from serving.replicas.roles import EngineServer, PrefillRole
 from serving.replicas.vllm_answers import VllmAnswers
 from serving.replicas.vllm_plugin import REPLICA
 
@@ -41,7 +42,7 @@ class PlannedServer(EngineServer):
         await self.engine.start()  # type: ignore[attr-defined]
 
 
-class SplitPrefillServer(PlannedServer, PrefillRole, PDPrefillServer):  # type: ignore[misc]
+class PrefillServer(PlannedServer, PrefillRole, LLMServer):  # type: ignore[misc]
     """A prefill engine."""
 
     async def __del__(self) -> None:
@@ -50,24 +51,8 @@ class SplitPrefillServer(PlannedServer, PrefillRole, PDPrefillServer):  # type: 
         await super().__del__()
 
 
-class SplitDecodeServer(PlannedServer, DecodeRole, PDDecodeServer):  # type: ignore[misc]
-    """A decode engine."""
-
-    async def __init__(  # type: ignore[misc]
-        self,
-        llm_config: Any,  # noqa: ANN401
-        *,
-        prefill_servers: dict[str, Any],
-        domain: str,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
-        """Keep the handles of all prefill pools, then start."""
-        self.take_pools(prefill_servers, domain)
-        await super().__init__(llm_config, **kwargs)
-
-
-class MixedServer(PlannedServer, MixedRole, LLMServer):  # type: ignore[misc]
-    """The engine of an aggregated plan."""
+class AnswerServer(PlannedServer, AnswerRole, LLMServer):  # type: ignore[misc]
+    """A decode engine, or the mixed engine of an aggregated plan."""
 
 
 def _prepare_cpu_engine() -> None:

@@ -10,7 +10,9 @@ from ray import serve
 
 from minicluster.engine_model.step_seconds import FittedStep
 from serving.cluster.serve_compat import DIRECT_CALLS, keep_log_open, live_replica_ids
-from serving.replicas.roles import DecodeRole, EngineServer, MixedRole, PrefillRole
+from serving.protocol.messages import LocalPrefill
+from serving.replicas.generation import AnswerRole
+from serving.replicas.roles import EngineServer, PrefillRole
 from serving.simulated.answering import SimulatedAnswers
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
@@ -20,7 +22,7 @@ from serving.simulated.request import AnswerRules, read_tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from serving.protocol.messages import FirstChunk, Refusal
+    from serving.protocol.messages import FirstChunk, Refusal, RemotePrefill
     from serving.protocol.simulated_settings import SimulatedSettings
 
 FETCH_LIMIT_S = 5.0
@@ -70,6 +72,10 @@ class SimulatedServer(EngineServer):
     async def check_health(self) -> None:
         """Pass: an engine that died ends this process."""
 
+    async def routed(self) -> None:
+        """Wait as long as the plan says that routing a request takes."""
+        await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
+
     async def fault(self, kind: str, value: float = 1.0) -> None:
         """
         Let something go wrong; for tests of what then happens.
@@ -98,6 +104,11 @@ class SimulatedServer(EngineServer):
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
     """A simulated prefill engine."""
 
+    async def prefill(self, kind: str, body: dict[str, Any], *, tried: object = None) -> Any:  # noqa: ANN401
+        """Compute a prompt as `PrefillRole.prefill` does."""
+        await self.routed()
+        return await super().prefill(kind, body, tried=tried)
+
     async def fetch(self, key: str, start_in_s: float, *, only: str) -> AgreedPull:  # noqa: ARG002
         """Agree on a pull of the KV cache of *key*; the router reads *only*: this replica."""
         assert self._source is not None  # noqa: S101  (a prefill engine has one)
@@ -108,36 +119,29 @@ class SimulatedPrefillServer(PrefillRole, SimulatedServer):
         await self.drain()
 
 
-class _Routed:
-    """Waits, before a request is routed, for as long as the plan says that takes."""
-
-    _settings: SimulatedSettings
-
-    async def answer(
-        self,
-        kind: str,
-        body: dict[str, Any],
-        **options: Any,  # noqa: ANN401
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Answer as `GenerationMixin.answer` does."""
-        await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
-        async for item in super().answer(kind, body, **options):  # type: ignore[misc]
-            yield item
-
-
-class SimulatedDecodeServer(_Routed, DecodeRole, SimulatedServer):
-    """A simulated decode engine."""
+class SimulatedAnswerServer(AnswerRole, SimulatedServer):
+    """A simulated decode engine, or the simulated mixed engine of an aggregated plan."""
 
     async def __init__(  # type: ignore[misc]
-        self, settings: SimulatedSettings, *, prefill_servers: Mapping[str, Any], domain: str
+        self, settings: SimulatedSettings, *, prefill: Mapping[str, Any]
     ) -> None:
-        """Keep the handles of all prefill pools, then start."""
-        self.take_pools(prefill_servers, domain)
+        """Keep the handles of the prefill pools by domain, to pull from; then start."""
+        self._prefill = prefill
         await super().__init__(settings)
-        self._simulated.pull_by(KvSink(self._engine, self._fetch))
+        if prefill:
+            self._simulated.pull_by(KvSink(self._engine, self._fetch))
+
+    async def answer(
+        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+        """Answer as `AnswerRole.answer` does."""
+        if isinstance(prefill, LocalPrefill):
+            await self.routed()
+        async for item in super().answer(kind, body, prefill):
+            yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        handle = self._prefill_servers[place["domain"]].options(**DIRECT_CALLS)
+        handle = self._prefill[place["domain"]].options(**DIRECT_CALLS)
         known = live_replica_ids(handle)
         if known is not None and place["replica"] not in known:
             raise KvLost(place["key"])
@@ -149,7 +153,3 @@ class SimulatedDecodeServer(_Routed, DecodeRole, SimulatedServer):
             response.cancel()
             raise
         return transfer
-
-
-class SimulatedMixedServer(_Routed, MixedRole, SimulatedServer):
-    """The simulated engine of an aggregated plan."""

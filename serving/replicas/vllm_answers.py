@@ -47,10 +47,6 @@ class VllmAnswers:
         """See `AnswerEngine`."""
         return await prompt_tokens(self._server.engine, _kind(request), request)
 
-    def for_prefill(self, request: Any) -> Any:  # noqa: ANN401
-        """See `AnswerEngine`."""
-        return for_prefill(request)
-
     def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
         """See `AnswerEngine`."""
         return for_decode(request, prefilled)
@@ -77,8 +73,7 @@ class VllmAnswers:
 
     async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
         """See `AnswerEngine`; raises no exception of vLLM's."""
-        if not keep:
-            request.min_tokens, request.temperature = 0, 0.0
+        request = for_prefill(request, keep=keep)
         async with aclosing(self._stream(request)) as items:
             try:
                 answer = await anext(items)

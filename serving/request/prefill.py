@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.messages import Refusal
+from serving.protocol.messages import LocalPrefill, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,17 +35,16 @@ MAX_TOKEN_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillAttempt:
-    """The decision to call a prefill replica, with its time limit."""
+    """
+    The decision to call a prefill replica.
 
+    Attributes:
+        patience_s: after which the call is given up if its replica answers no other meanwhile.
+        timeout_s: after which it is given up.
+    """
+
+    patience_s: float
     timeout_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPrefill:
-    """The decision that the decode replica computes the prompt; fields as in `RequestPhases`."""
-
-    reason: str
-    path: str = "local"
 
 
 def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
@@ -86,31 +85,33 @@ def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
 
 
 def next_step(
-    failures: Sequence[str], *, live: int | None, left_s: float, config: EndpointConfig
+    failures: Sequence[str], *, live: int | None, spent_s: float, config: EndpointConfig
 ) -> PrefillAttempt | LocalPrefill | Refusal:
     """
     Decide the next step of a request whose prompt is not computed yet.
 
-    If another replica is live, the first attempt gets half of the time, so that a replica that
-    hangs leaves enough for the second attempt.
+    If another replica is live, the first attempt has half of the time to answer, so that a replica
+    that hangs leaves enough for the second attempt. One that answers other requests meanwhile does
+    not hang: it has a queue, as the others have, and a second attempt would double its load.
 
     Args:
         failures: reasons of the attempts so far, `DIED` or `TIMEOUT`.
         live: live prefill replicas; `None`: not known yet.
-        left_s: seconds until the prefill deadline.
+        spent_s: seconds since the first attempt began.
         config: deadline and fallback.
     """
     if live == 0:
-        return _without_prefill(NO_REPLICA, config)
+        return _without_prefill(NO_REPLICA, spent_s, config)
+    left_s = config.prefill_deadline_s - spent_s
     if failures and (len(failures) >= ATTEMPTS or left_s <= 0):
-        return _without_prefill(failures[-1], config)
+        return _without_prefill(failures[-1], spent_s, config)
     last = live == 1 or bool(failures)
-    return PrefillAttempt(timeout_s=left_s if last else left_s / 2)
+    return PrefillAttempt(patience_s=left_s if last else left_s / 2, timeout_s=left_s)
 
 
-def _without_prefill(reason: str, config: EndpointConfig) -> LocalPrefill | Refusal:
+def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> LocalPrefill | Refusal:
     if config.routing.fallback == "local":
-        return LocalPrefill(path="fallback-local", reason=reason)
+        return LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
     if reason == TIMEOUT:
         return late(TIMEOUT, config.prefill_deadline_s)
     message = {

@@ -74,10 +74,6 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         return request.prompt_tokens
 
-    def for_prefill(self, request: SimulatedRequest) -> SimulatedRequest:
-        """See `AnswerEngine`."""
-        return request
-
     def for_decode(self, request: SimulatedRequest, prefilled: Prefilled) -> SimulatedRequest:
         """See `AnswerEngine`."""
         place = {**prefilled.kv_transfer_params, "replica": prefilled.replica}

@@ -36,7 +36,7 @@ def deployment(
         pools(inputs, chosen, spares=spares),
         max_model_len=max_model_len(inputs),
         routing=Routing(
-            policy=chosen.tandem.prefill_policy,
+            policy=chosen.tandem.routing,
             local_threshold_tokens=chosen.tandem.local_threshold_tokens,
         ),
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import Inputs
-from minicluster.routing import LEAST_TOKENS
 from sizing.planner import bounds
 from sizing.planner.candidates import Candidate, unloaded_checks
 from sizing.planner.objective import cost, cost_of
@@ -217,8 +216,7 @@ def estimated_sizes(
 
         decode: the least D with b + 2 sqrt(b) <= B_max, b = lambda E[o] t(b) / D
         prefill: the least P with C(P, rho) exp(-slack / tau) <= 1 - level,
-        tau = E[S^2] / (2 E[S] P (1 - rho));  behind two choices the mean of that and the least P
-        whose shorter of two queues leaves slack as often      (docs/model.md, eq. L2)
+        tau = E[S^2] / (2 E[S] P (1 - rho))      (docs/model.md, eq. L2)
 
     Args:
         candidate: one replica per pool, with step times as predicted.
@@ -228,11 +226,10 @@ def estimated_sizes(
 
     Source:
         Erlang's C; a busy pool empties its queue like one server P times as fast (Lee and Longton).
-        Two choices with services that vary little lie between one queue for all and
-        Mitzenmacher's exponential services.
 
     Ignores:
-        Interference, and that prefill spaces the prompts for decode: a simulation decides.
+        Policies that leave one replica idle while another has a queue, interference, and that
+        prefill spaces the prompts for decode: a simulation decides.
     """
     slow, slo = candidate.with_errors(errors), inputs.scenario.slo
     tandem = slow.tandem
@@ -248,32 +245,14 @@ def estimated_sizes(
     jobs = slack_s / (load / tandem.prefill_requests_per_s)
     lanes = slow.layout.shapes["prefill"].lanes
 
-    def fewest(chance: Callable[[int], float]) -> int:
-        count = lowest[0]
-        while count < MAX_REPLICAS and chance(count * lanes) > 1 - slo.level:
-            count += max(1, count // 32)
-        return count
+    def late(servers: int) -> float:
+        spare = max(1e-9, servers - load)
+        return float(_erlang_c(servers, load) * np.exp(-jobs * 2 * spare / variation))
 
-    pooled = fewest(
-        lambda c: _erlang_c(c, load) * np.exp(-jobs * 2 * max(1e-9, c - load) / variation)
-    )
-    decode = max(lowest[1], decode)
-    if slow.sized(1, decode).tandem.prefill_policy == LEAST_TOKENS:
-        return pooled, decode
-    apart = fewest(lambda c: _two_choices(min(1.0, load / c), jobs))
-    return round((pooled + apart) / 2), decode
-
-
-def _two_choices(rho: float, jobs: float) -> float:
-    """
-    Return the chance that more than *jobs* services are ahead in the shorter of two queues.
-
-    An arrival finds k requests or more with probability rho^(2^(k + 1) - 2) (Mitzenmacher, for many
-    servers and exponential services); the one in service is over at a uniform moment.
-    """
-    whole, rest = divmod(min(jobs, 30.0), 1.0)
-    at_least = [rho ** (2.0 ** (whole + k) - 2) for k in (2, 3)]
-    return float(at_least[0] * (1 - rest) + at_least[1] * rest)
+    count = lowest[0]
+    while count < MAX_REPLICAS and late(count * lanes) > 1 - slo.level:
+        count += max(1, count // 32)
+    return count, max(lowest[1], decode)
 
 
 def _erlang_c(servers: int, load: float) -> float:

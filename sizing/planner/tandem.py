@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import StepModel
-from minicluster.routing import AUTO, prefill_policy
+from minicluster.routing import LEAST_TOKENS
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 
@@ -47,7 +47,7 @@ class TandemLoad:
 
     Attributes:
         local_threshold_tokens: prompts up to this length are computed by their decode replica.
-        routing: policy among the prefill replicas, or `auto`.
+        routing: policy among the prefill replicas.
     """
 
     workload: WorkloadSpec
@@ -55,12 +55,7 @@ class TandemLoad:
     prefill: PoolStage
     decode: PoolStage
     local_threshold_tokens: int = 0
-    routing: str = AUTO
-
-    @property
-    def prefill_policy(self) -> str:
-        """Policy among the prefill replicas."""
-        return prefill_policy(self.routing, deciding=self.decode.replicas)
+    routing: str = LEAST_TOKENS
 
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from minicluster.engine_model.prefix_cache import ContentCache, ConversationCach
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.errors import NegativeAnswer
-from minicluster.routing import chooser, counts_tokens
+from minicluster.routing import Balancer
 from sizing.simulation.nics import NicQueues
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class EventLoop:
         self.samples: list[tuple[float, list[tuple[int, int, int]]]] = []
         self._rng = random.Random(seed)  # noqa: S311  (a simulation, not a secret)
         self._heap: list[tuple[float, int, int, Any, int]] = []
-        self._serial = self._turn = 0
+        self._serial = 0
         self._link_conversations(arrivals)
         self._build()
         if decoding is not None:
@@ -101,12 +101,8 @@ class EventLoop:
         )
         self._connect_interference()
         self._nics = NicQueues(system.path, prefill=len(self.prefill), decode=len(self.decode))
-        self._choose_decode = chooser(system.decode_policy)
-        self._choose_prefill = chooser(system.prefill_policy)
-        self._decode_by_tokens = counts_tokens(system.decode_policy)
-        self._prefill_by_tokens = counts_tokens(system.prefill_policy)
-        self._decode_loads = [0] * len(self.decode)
-        self._prefill_loads = [0] * len(self.prefill)
+        self._to_decode = Balancer(system.decode_policy, len(self.decode), self._rng)
+        self._to_prefill = Balancer(system.prefill_policy, len(self.prefill), self._rng)
         self._more_coming = False
         self._held: dict[Replica, None] = {}
         self._index = {replica: at for at, replica in enumerate(self.decode)}
@@ -150,7 +146,7 @@ class EventLoop:
             at = request % len(self.decode)
             if self.decode[at].resume(request):
                 self.decode_of[request] = at
-                self._decode_loads[at] += self._load(request, by_tokens=self._decode_by_tokens)
+                self._to_decode.add(at, self.requests.num_prompt_tokens[request])
         for replica in self.decode:
             epoch = replica.epoch
             replica.start_stretch(0.0)
@@ -189,7 +185,7 @@ class EventLoop:
                 coming = next(arriving, -1)
                 coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
                 self._more_coming = coming_s == now_s
-                self._route_to_decode(request, now_s)
+                self._route(request, now_s)
             else:
                 return
         raise NegativeAnswer(
@@ -201,25 +197,17 @@ class EventLoop:
         """Route a request that waited for another one."""
         heap = self._heap
         self._more_coming = bool(heap) and heap[0][:2] == (now_s, ARRIVAL)
-        self._route_to_decode(request, now_s)
+        self._route(request, now_s)
 
-    def _route_to_decode(self, request: int, now_s: float) -> None:
-        """Choose a decode replica, and compute the prompt there or in the other pool."""
-        chosen = self._choose_decode(self._decode_loads, self._rng, self._turn)
-        self.decode_of[request] = chosen
+    def _route(self, request: int, now_s: float) -> None:
+        """Choose the replica that computes the prompt, in the pool that does."""
         tokens = self.requests.num_prompt_tokens[request]
-        self._decode_loads[chosen] += tokens if self._decode_by_tokens else 1
-        turn = self._turn
-        self._turn += 1
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
-            replica = self.decode[chosen]
+            self.decode_of[request] = at = self._to_decode.choose(tokens)
+            replica = self.decode[at]
         else:
-            at = self._choose_prefill(self._prefill_loads, self._rng, turn)
-            self.prefill_of[request] = at
-            self._prefill_loads[at] += tokens if self._prefill_by_tokens else 1
+            self.prefill_of[request] = at = self._to_prefill.choose(tokens)
             replica = self.prefill[at]
-            if self._interferes:
-                self._delay(self.decode[chosen], now_s)
         if not (self._more_coming or self._held) or replica.active:
             epoch = replica.epoch
             replica.add(request, now_s)
@@ -237,16 +225,6 @@ class EventLoop:
             replica.start_stretch(now_s)
             self._queue_end(replica, epoch)
         self._held.clear()
-
-    def _load(self, request: int, *, by_tokens: bool) -> int:
-        """Load of a request in a policy's unit: its prompt tokens, or one request."""
-        return self.requests.num_prompt_tokens[request] if by_tokens else 1
-
-    def _delay(self, replica: Replica, now_s: float) -> None:
-        """Delay the decode batch by the work of receiving a request (eq. Q9)."""
-        epoch = replica.epoch
-        replica.delay(now_s)
-        self._queue_end(replica, epoch)
 
     def _queue_end(self, replica: Replica, epoch: int) -> None:
         """Queue the end of a replica's stretch if it is not the one of *epoch*."""
@@ -291,10 +269,12 @@ class EventLoop:
                     self._finished(request, at, now_s)
 
     def _prefilled(self, request: int, at: int, now_s: float) -> None:
-        """Offer a computed prompt to its decode replica."""
+        """Choose a decode replica for a computed prompt."""
         self.prefilled_s[request] = now_s
-        self._prefill_loads[at] -= self._load(request, by_tokens=self._prefill_by_tokens)
-        replica = self.decode[self.decode_of[request]]
+        tokens = self.requests.num_prompt_tokens[request]
+        self._to_prefill.remove(at, tokens)
+        self.decode_of[request] = chosen = self._to_decode.choose(tokens)
+        replica = self.decode[chosen]
         epoch = replica.epoch
         replica.add_remote_prefill(request, now_s)
         if self._interferes:
@@ -326,7 +306,7 @@ class EventLoop:
 
     def _finished(self, request: int, at: int, now_s: float) -> None:
         """Take the request off its replica's load; queue the next one of its conversation."""
-        self._decode_loads[at] -= self._load(request, by_tokens=self._decode_by_tokens)
+        self._to_decode.remove(at, self.requests.num_prompt_tokens[request])
         if request in self._next:
             follower, think_s = self._next[request]
             self.due_s[follower] = now_s + think_s

@@ -73,7 +73,7 @@ class Path:
     Seconds of a request outside steps.
 
     Attributes:
-        request_s: ingress and routing, before the decode replica is chosen.
+        request_s: ingress and routing, before a replica is chosen.
         transfer_base_s: fixed part of a pull, which holds no NIC.
         transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas: they
             carry one pull at a time, in order.
@@ -101,11 +101,11 @@ class System:
     A deployment.
 
     Attributes:
-        decode: the pool where requests arrive; without *prefill* it does everything.
+        decode: the pool that answers; without *prefill* it does everything.
         prefill: the pool that computes prompts, `None` in an aggregated deployment.
-        decode_policy: how the ingress chooses among *decode*.
-        prefill_policy: how a decode replica chooses among *prefill*.
-        local_threshold_tokens: prompts up to this length are computed where they land.
+        decode_policy: how the endpoint chooses among *decode*, once a prompt is prefilled.
+        prefill_policy: how it chooses among *prefill*.
+        local_threshold_tokens: prompts up to this length are computed by a decode replica.
     """
 
     decode: SimulatedPool

@@ -16,7 +16,7 @@ from minicluster.plan import read_plan
 from serving.api.app import api_app
 from serving.protocol.endpoint_config import endpoint_config
 from serving.protocol.messages import Refusal
-from serving.replicas.engine_request import engine_request, for_prefill
+from serving.replicas.engine_request import engine_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ class SchemaServers(FakeServers):
         if isinstance(request, Refusal):
             yield request
             return
-        pickle.dumps(for_prefill(request))  # as it goes to another process
+        pickle.dumps(body)  # as it goes to another process
         async for item in super().answer(domain, kind, body):
             yield item
 

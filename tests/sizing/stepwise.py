@@ -287,7 +287,7 @@ class StepTandem:
             else []
         )
         self.events: list[tuple[float, int, int, object]] = []
-        self.serial = self.turn = 0
+        self.serial = self.turn = self.decode_turn = 0
         self.held: list[StepReplica] = []
         self.out_free = [0.0] * len(self.prefill)
         self.in_free = [0.0] * len(self.decode)
@@ -317,15 +317,6 @@ class StepTandem:
             self.put(replica.end_s, 3, replica)
 
     def land(self, job: Job, now: float) -> None:
-        by_tokens = counts_tokens(self.system.decode_policy)
-        held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
-                for d in range(len(self.decode))]  # fmt: skip
-        loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
-        at = chooser(self.system.decode_policy)(loads, self.rng, self.turn)
-        job.decode = at
-        turn = self.turn
-        self.turn += 1
-        replica = self.decode[at]
         if self.prefill and job.prompt > self.system.local_threshold_tokens:
             by_tokens = counts_tokens(self.system.prefill_policy)
             loads = [
@@ -333,8 +324,11 @@ class StepTandem:
                     if j.prefill == p and "prefilled" not in j.times)
                 for p in range(len(self.prefill))
             ]  # fmt: skip
-            job.prefill = chooser(self.system.prefill_policy)(loads, self.rng, turn)
+            job.prefill = chooser(self.system.prefill_policy)(loads, self.rng, self.turn)
+            self.turn += 1
             replica = self.prefill[job.prefill]
+        else:
+            replica = self.decode_replica(job)
         replica.arrive(job, now)
         if replica.end_s is None and replica not in self.held:
             self.held.append(replica)
@@ -343,6 +337,16 @@ class StepTandem:
                 self.begin(each, now)
             self.held.clear()
 
+    def decode_replica(self, job: Job) -> StepReplica:
+        """Choose where a request decodes."""
+        by_tokens = counts_tokens(self.system.decode_policy)
+        held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
+                for d in range(len(self.decode))]  # fmt: skip
+        loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
+        job.decode = chooser(self.system.decode_policy)(loads, self.rng, self.decode_turn)
+        self.decode_turn += 1
+        return self.decode[job.decode]
+
     def step_end(self, replica: StepReplica, now: float) -> None:
         """End a step, begin the next, pass on what is done."""
         done = replica.end(now)
@@ -350,7 +354,7 @@ class StepTandem:
         for job in sorted(done, key=lambda j: j.number) if not replica.prefill_only else done:
             if replica.prefill_only:
                 job.times["prefilled"] = now
-                target = self.decode[job.decode]
+                target = self.decode_replica(job)
                 job.must_pull, job.computed = True, 0
                 job.source_held, job.held = job.held, 0  # type: ignore[attr-defined]
                 target.waiting.append(job)

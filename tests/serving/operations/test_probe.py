@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 
 
 from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import RequestPhases
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(None, 4), ("3", 3), ("1", 1), ("100", 4)])
@@ -99,7 +100,11 @@ def test_it_is_ready_after_three_rounds_without_a_stall(
 ) -> None:
     """A transfer that takes far longer than the fastest starts the count again, for 15 rounds."""
     left = iter(handoffs_s)
-    monkeypatch.setattr(probe, "_round", lambda *_: [SimpleNamespace(decode_s=next(left))])
+    monkeypatch.setattr(
+        probe,
+        "_round",
+        lambda *_: [RequestPhases(prefill_s=0.0, decode_s=next(left), prefill_replica="p")],
+    )
     monkeypatch.setattr(probe, "stream_completion", lambda *_: 0.25)
     given = {"base_url": "http://endpoint", "vocab_size": 500, "report": lambda _: None}
     if stalls is None:

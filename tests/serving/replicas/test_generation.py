@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minicluster.plan import Routing
-from serving.protocol.messages import EngineFailed, FirstChunk, Prefilled, Refusal
+from serving.protocol.messages import (
+    EngineFailed,
+    FirstChunk,
+    LocalPrefill,
+    Prefilled,
+    Refusal,
+    RemotePrefill,
+)
+from serving.request.prefill import DIED, TIMEOUT
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
@@ -25,6 +32,7 @@ DONE = "data: [DONE]\n\n"
 ONE = "data: 1\n\n"
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
+REMOTE = RemotePrefill(prefilled=PREFILLED, seconds=0.5)
 CONFIG = unplanned(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
 STREAM = {"prompt": "x", "stream": True}
 DEAD = "the engine is dead"
@@ -54,17 +62,6 @@ class Engine:
             self.ended = True
 
 
-class OneReplica:
-    """One prefill replica, which answers at once."""
-
-    def live(self) -> dict[str, int]:
-        return {"d0": 1}
-
-    async def call(self, _domain: str, request: Any, _asked: object) -> Prefilled:  # noqa: ANN401
-        assert (request.max_tokens, request.stream) == (1, False)
-        return PREFILLED
-
-
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Return what asks a server with an engine that yields *items*."""
@@ -75,18 +72,18 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
     monkeypatch.setattr(vllm_answers, "first_token_seen", lambda *_: False)
 
-    def asking(body: dict[str, Any], *items: object, split: bool = True, threshold: int = 0) -> Any:  # noqa: ANN401
-        server = generation.GenerationMixin()
+    def asking(
+        body: dict[str, Any], *items: object, prefill: RemotePrefill | LocalPrefill = REMOTE
+    ) -> Any:  # noqa: ANN401
+        server = generation.AnswerRole()
         engine = Engine(*items)
         server.answers = vllm_answers.VllmAnswers(SimpleNamespace(engine=engine))
-        routing = Routing(fallback="fail", local_threshold_tokens=threshold)
-        server._config, server._closing = replace(CONFIG, routing=routing), {}
-        server._prefill_pool = OneReplica() if split else None
+        server._config, server._closing = CONFIG, {}
 
         async def all_of_it() -> list[Any]:
             said = []
             try:
-                async for item in server.answer("completions", body):
+                async for item in server.answer("completions", body, prefill):
                     said.append(item)  # noqa: PERF401  (what came before an error counts)
             except Exception as error:  # noqa: BLE001  (what the caller would see)
                 said.append(error)
@@ -104,38 +101,43 @@ def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     assert isinstance(begun, FirstChunk)
     phases = begun.phases
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
-    assert (phases.prefill_queue_s, phases.prefill_step_s) == (0.1, 0.2)
+    assert (phases.prefill_s, phases.prefill_queue_s, phases.prefill_step_s) == (0.5, 0.1, 0.2)
     assert phases.headers["X-Minicluster-Path"] == "remote"
     assert [begun.first, *events] == [[ONE], ["data: 2\n\n"], [DONE]]
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
 
 @pytest.mark.parametrize(
-    ("more", "items", "split", "reason"),
+    ("prefill", "items", "said"),
     [
         # Without prefill elsewhere the first token may take as long as both phases together.
-        ({"echo": True}, (None, ONE, DONE), True, "echo"),
-        ({}, (ONE, DONE), False, "aggregated"),
+        (LocalPrefill(reason="echo"), (None, ONE, DONE), "local; reason=echo"),
+        (
+            LocalPrefill(path="fallback-local", reason=DIED, seconds=3.0),
+            (ONE, DONE),
+            "fallback-local; reason=prefill-failed",
+        ),
+        (
+            replace(REMOTE, failures=(TIMEOUT, DIED)),
+            (ONE, DONE),
+            "retried; reason=prefill-failed",
+        ),
     ],
 )
-def test_what_is_computed_here_says_why(
-    ask: Any,  # noqa: ANN401
-    more: dict[str, Any],
-    items: tuple[Any, ...],
-    reason: str,
-    *,
-    split: bool,
-) -> None:
-    (begun, *_), engine = ask(STREAM | more, *items, split=split)
+def test_what_became_of_prefill_is_said(ask: Any, prefill: Any, items: Any, said: str) -> None:  # noqa: ANN401
+    (begun, *_), engine = ask(STREAM, *items, prefill=prefill)
     phases = begun.phases
-    assert (phases.path, phases.reason, phases.prefill_replica) == ("local", reason, "")
-    assert getattr(engine.asked, "kv_transfer_params", None) is None
+    assert (phases.path_and_reason, phases.prefill_s) == (said, prefill.seconds)
+    remote = isinstance(prefill, RemotePrefill)
+    assert phases.prefill_replica == ("p0" if remote else "")
+    assert (getattr(engine.asked, "kv_transfer_params", None) is not None) == remote
 
 
-@pytest.mark.parametrize(("tokens", "path"), [(8, "local; reason=short"), (9, "remote")])
-def test_prompts_up_to_the_threshold_are_local(ask: Any, tokens: int, path: str) -> None:  # noqa: ANN401
-    (begun, *_), _ = ask(STREAM | {"prompt": [5] * tokens}, ONE, DONE, threshold=8)
-    assert begun.phases.path_and_reason == path
+def test_prefill_that_was_given_up_leaves_less_time_for_the_first_token(ask: Any) -> None:  # noqa: ANN401
+    """The engine takes 11 s here, and 10 s are left of both deadlines."""
+    late = LocalPrefill(path="fallback-local", reason=TIMEOUT, seconds=600.0)
+    [refusal], _ = ask(STREAM, None, ONE, DONE, prefill=late)
+    assert (refusal.status, refusal.code) == (504, "kv-wait-timeout")
 
 
 @pytest.mark.parametrize(("items", "named"), [((FAILED, DONE), b""), ((DEAD,), b"The engine died")])

@@ -8,41 +8,55 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.protocol.messages import Prefilled, Refusal
-from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, LocalPrefill, choose_domain
+from serving.protocol.messages import LocalPrefill, Prefilled, Refusal
+from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, choose_domain
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
-    from serving.replicas.remote_prefill import RemotePrefill, prefill_remotely
+    from serving.replicas.remote_prefill import prefill_remotely
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import RemotePrefill
 
 DONE = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
+BODY = {"messages": []}
 MALFORMED = Refusal(status=400, message="no")
 BROKEN = Refusal(status=500, message="the engine failed")
-HANGS, DIES = "hangs", "dies"
+HANGS, DIES, BUSY = "hangs", "dies", "busy"
 
 
 class Replicas:
-    """Prefill replicas that behave as told, one behaviour a call; the deadline is 5 s."""
+    """
+    Prefill replicas that behave as told, one behaviour a call; the deadline is 5 s.
+
+    A busy one has answered others when it is asked about, and this call after 4 s.
+    """
 
     def __init__(self, live: int, *behaviours: object) -> None:
-        self._live: dict[str, int | None] = {"a": live}
+        self._live: int | None = live
         self._behaviours = list(behaviours)
+        self._busy = BUSY in behaviours
         self.asked: list[str] = []
         self.given_up_s: list[float] = []
 
-    def live(self) -> Mapping[str, int | None]:
+    def live(self, _domain: str) -> int | None:
         return self._live
 
-    async def call(self, domain: str, _request: Any, tried: list[Any]) -> Any:  # noqa: ANN401
-        assert tried == self.asked
+    def answered_since(self, replica: str, _time_s: float) -> bool:
+        assert replica == self.asked[-1]
+        return self._busy
+
+    async def call(self, domain: str, kind: str, body: object, tried: list[Any]) -> Any:  # noqa: ANN401
+        assert (kind, body, tried) == ("chat", BODY, self.asked)
         self.asked.append(domain)
         tried.append(domain)
         behaviour = self._behaviours.pop(0)
+        if behaviour == BUSY:
+            await asyncio.sleep(4.0)
+            return DONE
         if behaviour == HANGS:
             try:
                 await asyncio.sleep(3600.0)
@@ -50,30 +64,42 @@ class Replicas:
                 self.given_up_s.append(asyncio.get_running_loop().time())
                 raise
         if behaviour == DIES:
-            self._live[domain] = (self._live[domain] or 1) - 1
+            self._live = (self._live or 1) - 1
             raise ConnectionError
         return behaviour
 
 
-def _ask(replicas: Replicas, fallback: str = "fail") -> object:
+async def _asked(
+    replicas: Replicas, config: EndpointConfig
+) -> RemotePrefill | LocalPrefill | Refusal:
+    pool: Any = replicas
+    return await prefill_remotely(pool, ["a"], "chat", BODY, config)
+
+
+def _ask(replicas: Replicas, fallback: str = "fail") -> Any:  # noqa: ANN401
     config = unplanned(prefill_deadline_s=5.0, kv_wait_deadline_s=1.0, fallback=fallback)
-    return run(prefill_remotely(replicas, None, config))
+    return run(_asked(replicas, config))
 
 
 @pytest.mark.parametrize(
-    ("behaviours", "failures", "given_up_s"),
+    ("behaviours", "failures", "given_up_s", "seconds"),
     [
-        ((DONE,), (), []),  # no second call without need
-        ((DIES, DONE), (DIED,), []),
-        ((BROKEN, DONE), (DIED,), []),
-        ((HANGS, DONE), (TIMEOUT,), [2.5]),  # at half of the deadline
+        ((DONE,), (), [], 0.0),  # no second call without need
+        ((DIES, DONE), (DIED,), [], 0.0),
+        ((BROKEN, DONE), (DIED,), [], 0.0),
+        ((HANGS, DONE), (TIMEOUT,), [2.5], 2.5),  # at half of the deadline
+        ((BUSY,), (), [], 4.0),  # it has a queue: a second call would only make that longer
     ],
 )
 def test_one_failure_costs_one_attempt_not_the_request(
-    behaviours: tuple[object, ...], failures: tuple[str, ...], given_up_s: list[float]
+    behaviours: tuple[object, ...],
+    failures: tuple[str, ...],
+    given_up_s: list[float],
+    seconds: float,
 ) -> None:
     replicas = Replicas(2, *behaviours)
-    assert _ask(replicas) == RemotePrefill(prefilled=DONE, failures=failures)
+    found = _ask(replicas)
+    assert (found.prefilled, found.failures, found.seconds) == (DONE, failures, seconds)
     assert len(replicas.asked) == len(behaviours)
     assert replicas.given_up_s == given_up_s
 
@@ -100,7 +126,8 @@ def test_after_the_last_attempt_the_client_is_told(
     assert len(replicas.asked) == len(behaviours)
     assert replicas.given_up_s == [2.5, 5.0][2 - behaviours.count(HANGS) :]
     local = _ask(Replicas(live, *behaviours), fallback="local")
-    assert local == LocalPrefill(path="fallback-local", reason=reason)
+    spent_s = [0.0, 5.0][HANGS in behaviours]
+    assert local == LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
 
 
 def test_what_the_client_did_wrong_is_not_tried_again() -> None:
@@ -113,11 +140,12 @@ def test_a_client_that_leaves_ends_the_call() -> None:
     config = unplanned(prefill_deadline_s=60.0, kv_wait_deadline_s=1.0)
 
     async def leave() -> None:
-        asking = asyncio.create_task(prefill_remotely(replicas, None, config))
+        asking = asyncio.create_task(_asked(replicas, config))
         await asyncio.sleep(1.0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+        await asyncio.sleep(0)
 
     run(leave())
     assert replicas.given_up_s == [1.0]

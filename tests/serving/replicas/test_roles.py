@@ -23,6 +23,10 @@ class Engine:
 
     looks = 0
 
+    def read(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert kind == "completions"
+        return body
+
     async def compute(self, _request: object, *, keep: bool) -> ComputedPrompt:
         assert keep
         return COMPUTED
@@ -46,7 +50,7 @@ def test_a_prefill_replica_keeps_its_engine_until_all_is_fetched(
 
     async def leave() -> None:
         for _ in range(prompts):
-            await server.prefill(None)
+            await server.prefill("completions", {"prompt": "x"})
         await server.drain()
 
     run(leave())

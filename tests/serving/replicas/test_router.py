@@ -7,7 +7,6 @@ import inspect
 import random
 import time
 import warnings
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,21 +24,10 @@ with warnings.catch_warnings():
     )
     from ray.serve.request_router import PendingRequest, RequestRouter
 
-    from serving.replicas.router import Outstanding, PlannedRouter
+    from serving.replicas.router import PlannedRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-def test_requests_of_others_count_as_ours_do() -> None:
-    """A replica that says it has more requests than we sent is loaded by our mean prompt."""
-    outstanding = Outstanding()
-    outstanding.add("a", 1, 100.0)
-    outstanding.add("a", 2, 300.0)
-    assert outstanding.requests("a", 5) == 5
-    assert outstanding.tokens("a", 5) == 400 + 3 * 200
-    assert outstanding.tokens("b", 1) == 200
-    assert outstanding.tokens("a", 0) == 400  # what it said is older than what we sent
 
 
 class Replica:
@@ -79,7 +67,7 @@ class Routed:
         self._sent += 1
         name = f"request-{self._sent}"
         pending = PendingRequest(
-            args=[SimpleNamespace(prompt=[1] * tokens)],
+            args=["completions", {"prompt": [1] * tokens}],
             kwargs=({} if tried is None else {"tried": tried})
             | ({} if only is None else {"only": only}),
             metadata=RequestMetadata(request_id=name, internal_request_id=name),
@@ -164,7 +152,7 @@ def test_a_full_replica_is_passed_over_and_the_call_counts_where_it_went() -> No
         routed = Routed("least-tokens", Replica("a", places=1, ongoing=1), "b", "c")
         return [await routed.route(tokens) for tokens in (100, 100, 500)], await routed.order()
 
-    # a's request counts as one of ours of late: the third call tries a first, then b, then c.
+    # a is full of what another sent: each call tries it first.
     assert run(routed_on()) == (["b", "c", "b"], "acb")
 
 

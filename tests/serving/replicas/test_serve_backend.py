@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minicluster.plan import Routing
 from minicluster.specs.slo import SloSpec
 from serving.protocol.endpoint_config import endpoint_config
-from serving.protocol.messages import PrefillTiming, Refusal, RequestRefused
+from serving.protocol.messages import (
+    LocalPrefill,
+    Prefilled,
+    PrefillTiming,
+    Refusal,
+    RequestRefused,
+)
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
@@ -21,7 +29,7 @@ with warnings.catch_warnings():
 
     from serving.cluster import serve_compat
     from serving.cluster.serve_compat import NoReplica, while_live
-    from serving.replicas import serve_backend
+    from serving.replicas import remote_prefill, serve_backend
     from serving.replicas.remote_prefill import PrefillHandles
     from serving.replicas.serve_backend import (
         ServeBackend,
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each further token of an answer in one piece 1 s."""
 
+PREFILLED = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
 
 
@@ -69,11 +78,23 @@ class Response:
         self.cancelled = True
 
 
-def _handle(response: Response) -> Any:  # noqa: ANN401
-    """Return a handle whose every call is *response*."""
-    call = SimpleNamespace(remote=lambda *_given, **_named: response)
+def _handle(response: Response | None = None, prompt_tokens: int | None = None) -> Any:  # noqa: ANN401
+    """Return a handle whose calls are *response*, but for a prompt that is done or counted."""
+
+    def answering(make: Callable[[], Response | None]) -> Any:  # noqa: ANN401
+        def remote(*given: Any, **_named: object) -> Response | None:  # noqa: ANN401
+            handle.given.append(given)
+            return make()
+
+        return SimpleNamespace(remote=remote)
+
     handle = SimpleNamespace(
-        answer=call, time_prefill=call, prefill=call, deployment_name="Prefill:demo"
+        answer=answering(lambda: response),
+        time_prefill=answering(lambda: response),
+        prefill=answering(lambda: response or Response(PREFILLED)),
+        prompt_tokens=answering(lambda: Response(prompt_tokens)),
+        deployment_name="Prefill:demo",
+        given=[],
     )
     handle.options = lambda **_options: handle
     return handle
@@ -87,7 +108,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     def look(_handle: object) -> int | None:
         return counts.pop(0) if len(counts) > 1 else counts[0]
 
-    for module in (serve_compat, serve_backend):
+    for module in (serve_compat, serve_backend, remote_prefill):
         monkeypatch.setattr(module, "live_replicas", look)
     return counts
 
@@ -97,7 +118,7 @@ def _ask(response: Response, take: int | None = None, **body: object) -> list[An
 
     async def listen() -> list[Any]:
         taken: list[Any] = []
-        servers = ServeBackend({"d0": _handle(response)}, {"d0": _handle(response)}, CONFIG)
+        servers = ServeBackend({"d0": _handle(response)}, {"d0": _handle()}, CONFIG)
         stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
         async for item in stream:
             taken.append(item)
@@ -133,7 +154,7 @@ WHOLE, HOUR_S = {"stream": False}, 3600.0
         (_ask, Response(error=RayActorError()), [1], {}, 503, "no_replica"),
         (_ask, Response(1, pause_s=5.0), [1], {}, 503, "no_replica"),
         # Serve would hold the call; a whole answer has no limit that would end the wait.
-        (_ask, Response(1, pause_s=5.0), [1, 0], WHOLE, 503, "no_replica"),
+        (_ask, Response(1, pause_s=5.0), [1, 1, 0], WHOLE, 503, "no_replica"),
         (_ask, Response(1, pause_s=HOUR_S), [1], WHOLE, 504, "answer-timeout"),
         (_ask, Response(1, pause_s=HOUR_S), [1], {"use_beam_search": True}, 504, "answer-timeout"),
         (_time, Response(TIMING), [0], {}, 503, "no_replica"),
@@ -201,6 +222,49 @@ def test_what_never_goes_through_prefill_is_not_timed_there(
     assert param in refusal.message
 
 
+@pytest.mark.usefixtures("live")
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"prompt": "x"}, None),
+        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": [1] * 8}, "short"),
+        ({"prompt": "eight"}, "short"),
+        ({"prompt": "nine"}, None),
+        ({"prompt": "refused"}, None),  # prefill says why
+    ],
+)
+def test_a_prompt_goes_where_it_belongs(body: dict[str, Any], place: str | None) -> None:
+    """Decode is told what prefill returned, or why it computes the prompt itself."""
+    config = replace(CONFIG, routing=Routing(local_threshold_tokens=8))
+    text = body["prompt"]
+    counted = {"eight": 8, "nine": 9, "refused": None}.get(text, 9) if text != [1] * 8 else 8
+    decode, prefill = _handle(Response("first"), counted), _handle()
+
+    async def ask() -> list[Any]:
+        servers = ServeBackend({"d0": decode}, {"d0": prefill}, config)
+        return [item async for item in servers.answer("d0", "completions", body)]
+
+    assert run(ask()) == ["first"]
+    *_, said = decode.given[-1]
+    if place is None:
+        assert (prefill.given, said.prefilled) == ([("completions", body)], PREFILLED)
+    else:
+        assert (prefill.given, said) == ([], LocalPrefill(reason=place))
+
+
+@pytest.mark.usefixtures("live")
+def test_what_prefill_refuses_is_not_decoded() -> None:
+    refusal = Refusal(status=400, message="No such prompt.")
+    decode, prefill = _handle(Response("first")), _handle(Response(refusal))
+
+    async def ask() -> list[Any]:
+        servers = ServeBackend({"d0": decode}, {"d0": prefill}, CONFIG)
+        return [item async for item in servers.answer("d0", "completions", {"prompt": "x"})]
+
+    assert (run(ask()), decode.given) == ([refusal], [])
+
+
 HANDLE = _handle(Response())
 
 
@@ -223,7 +287,7 @@ def test_a_prefill_call_is_cancelled_with_its_wait(live: list[int | None], left:
 
     async def give_up() -> None:
         async with asyncio.timeout(1.0):
-            await PrefillHandles({"d0": _handle(response)}).call("d0", None, [])
+            await PrefillHandles({"d0": _handle(response)}).call("d0", "chat", {}, [])
 
     with pytest.raises(TimeoutError if left else NoReplica):
         run(give_up())

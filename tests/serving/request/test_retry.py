@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.protocol.messages import Refusal
+from serving.protocol.messages import LocalPrefill, Refusal
 from serving.request.prefill import (
     DIED,
     TIMEOUT,
-    LocalPrefill,
     PrefillAttempt,
     may_be_short,
     must_be_local,
@@ -20,21 +19,23 @@ from tests.serving.configs import unplanned
 @given(
     failures=st.lists(st.sampled_from([DIED, TIMEOUT]), max_size=4),
     live=st.none() | st.integers(0, 9),
-    left_s=st.floats(-5, 2),
+    spent_s=st.floats(0, 9),
     fallback=st.sampled_from(["fail", "local"]),
 )
 def test_every_request_ends(
-    failures: list[str], live: int | None, left_s: float, fallback: str
+    failures: list[str], live: int | None, spent_s: float, fallback: str
 ) -> None:
     """After two attempts, without time or without a replica there is an answer, by the policy."""
-    step = next_step(failures, live=live, left_s=left_s, config=unplanned(fallback=fallback))
+    config = unplanned(prefill_deadline_s=4.0, fallback=fallback)
+    step = next_step(failures, live=live, spent_s=spent_s, config=config)
     if isinstance(step, PrefillAttempt):
         assert live != 0
         assert len(failures) < 2
-        assert step.timeout_s <= max(left_s, left_s / 2)
+        assert step.timeout_s == 4.0 - spent_s
+        assert step.patience_s in {step.timeout_s, step.timeout_s / 2}
     elif fallback == "local":
         assert isinstance(step, LocalPrefill)
-        assert step.path == "fallback-local"
+        assert (step.path, step.seconds) == ("fallback-local", spent_s)
     else:
         assert isinstance(step, Refusal)
         assert step.status in {503, 504}

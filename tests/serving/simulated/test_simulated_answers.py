@@ -226,11 +226,11 @@ def test_a_prompt_is_computed_once_for_prefill_and_decode() -> None:
 
         answering.pull_by(KvSink(decode, fetch))
         request = read(prompt=list(range(100)), max_tokens=2)
-        timed = await computing.compute(answering.for_prefill(request), keep=False)
+        timed = await computing.compute(request, keep=False)
         assert not isinstance(timed, Refusal)
         assert timed.prompt_tokens == 100
         assert await computing.kv_is_free()
-        computed = await computing.compute(answering.for_prefill(request), keep=True)
+        computed = await computing.compute(request, keep=True)
         assert not isinstance(computed, Refusal)
         assert not await computing.kv_is_free()
         done = Prefilled(
