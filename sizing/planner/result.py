@@ -130,7 +130,7 @@ def too_many(
         nearest_gpus=candidate.gpus,
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
-        way_out="a looser SLO, or a lower workload.requests_per_s",
+        way_out="a larger cluster.max_gpus, a looser SLO, or a lower workload.requests_per_s",
     )
 
 

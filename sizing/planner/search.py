@@ -165,8 +165,7 @@ class LayoutSearch:
         lowest = self._lowest()
         if lowest.gpus > self.inputs.cluster.max_gpus:
             return beyond_capacity(lowest, self.inputs)
-        max_gpus = MAX_BUDGETS * self.inputs.cluster.max_gpus
-        return too_many(unloaded, self.inputs, max_gpus=max_gpus)
+        return too_many(unloaded, self.inputs, max_gpus=self._max_gpus)
 
     def _lowest(self) -> Candidate:
         """Return the fewest GPUs that could carry the load if there were no queues."""

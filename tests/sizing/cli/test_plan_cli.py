@@ -167,7 +167,8 @@ def test_explain_and_an_edited_plan(
         ("slo.ttft_s=1e-6", "no number of h100-sxm holds the SLO", "SLO floor"),
         ("slo.tpot_s=0.001", "TPOT p99 of a request without any load is already", "SLO floor"),
         ("slo.ttft_s=0.5", "to change: cluster.max_gpus = 3", "max_gpus"),
-        ("slo.ttft_s=0.08", "(an estimate), cluster.max_gpus is 2", "max_gpus"),
+        ("slo.ttft_s=0.08", "no pools of up to 8 GPUs hold the SLO", "SLO"),
+        ("workload.requests_per_s=80", "(an estimate), cluster.max_gpus is 2", "max_gpus"),
         ("workload.requests_per_s=1000000", "requests/s take at least", "max_gpus"),
     ],
 )
