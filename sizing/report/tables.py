@@ -135,7 +135,7 @@ def free_gpus(plan: Plan) -> str:
     """Return how many GPUs of its nodes the plan leaves free; empty if none."""
     unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
     stranded = plan.cost.stranded_gpus
-    return f", {stranded} {unit} of which stay free" if stranded else ""
+    return f", {stranded} {unit} stay free" if stranded else ""
 
 
 def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
