@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -18,7 +19,7 @@ from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from serving.protocol.messages import FirstChunk, Refusal
     from serving.protocol.simulated_settings import SimulatedSettings
@@ -70,7 +71,13 @@ class SimulatedServer(EngineServer):
     async def check_health(self) -> None:
         """Pass: an engine that died ends this process."""
 
-    async def fault(self, kind: str, value: float = 1.0) -> None:
+    async def inside(self) -> dict[str, Any]:
+        """Return name and process of this replica, and what its engine has inside."""
+        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+
+    async def fault(
+        self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
+    ) -> None:
         """
         Let something go wrong; for tests of what then happens.
 
@@ -78,7 +85,10 @@ class SimulatedServer(EngineServer):
             kind: one of `FAULTS`.
             value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
                 pulls that fail and streams that break after their first token.
+            replicas: names of those that it is for, where all are called; `None`: this one.
         """
+        if replicas is not None and _name() not in replicas:
+            return
         if kind == "exit":
             os._exit(1)
         elif kind == "die":
@@ -93,6 +103,10 @@ class SimulatedServer(EngineServer):
             self._source.fail_next = int(value)
         else:
             raise ValueError(f"no fault {kind} here")
+
+
+def _name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
