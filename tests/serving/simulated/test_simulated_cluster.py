@@ -27,14 +27,14 @@ from .rounds import HEAD, Limits, Offered, Outcome, Round, all_rounds, play
 
 pytestmark = pytest.mark.engine
 
-SLOWDOWN = 4.0
+SLOWDOWN = 2.0
 REPLICAS = 3
 """Of each role."""
 
-RATE = 10.0
-"""Requests per second of the plan; prefill computes about 16."""
+RATE = 5.0
+"""Requests per second of the plan; prefill computes about 8."""
 
-SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.05)
+SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.1)
 
 OVERLOAD = Offered(requests=60, requests_per_s=3 * RATE / SLOWDOWN)
 
@@ -62,9 +62,9 @@ def plan_for_gpus(model: Path) -> Plan:
     blocks_bytes = 32 * kv_bytes_per_token(made.model, tp=2) * 400
     made = replace(made, pools=tuple(replace(each, kv_bytes=blocks_bytes) for each in made.pools))
     step = replace(
-        STEP, base_s=0.02, per_prefill_token_s=3e-4, per_sequence_s=5e-4, max_tokens=2048
+        STEP, base_s=0.04, per_prefill_token_s=6e-4, per_sequence_s=1e-3, max_tokens=2048
     )
-    path = replace(PATH, transfer_base_s=5e-3, transfer_per_token_s=2e-5)
+    path = replace(PATH, transfer_base_s=1e-2, transfer_per_token_s=4e-5)
     load = WorkloadSpec(
         requests_per_s=RATE,
         input_tokens=Lengths(distribution="uniform", low=50, high=900),
@@ -109,7 +109,7 @@ def test_answers_follow_from_prompts_and_say_that_they_are_simulated(
         reply = future.result()
         assert reply.done, reply
         assert reply.path == "remote"
-        assert reply.headers["x-minicluster-engine"].startswith("simulated; slowdown=4; ")
+        assert reply.headers["x-minicluster-engine"].startswith("simulated; slowdown=2; ")
         chunks = [json.loads(each) for each in reply.events if each != "[DONE]"]
         text = "".join(each["choices"][0]["text"] for each in chunks)
         ids = answer_ids(prompt_seed(body["prompt"]), 12, limits.vocab_size)
@@ -123,7 +123,7 @@ def test_a_plan_for_gpus_is_deployed_as_planned(cluster: Split) -> None:
     assert f"prefill  {REPLICAS} of {REPLICAS} replicas, healthy" in (
         said := serving(cluster.place, "status").stdout
     )
-    assert "simulated, 4 times slower" in said
+    assert "simulated, 2 times slower" in said
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_faults_under_overload_leave_no_request_and_no_block(
         sys.stdout.write(f"\n{HEAD}\n")
         for number, played in enumerate(rounds, 1):
             outcomes.append(play(cluster, played, OVERLOAD, limits, SEED + number))
-            sys.stdout.write(outcomes[-1].row(number, SLOWDOWN) + "\n")
+            lines = [outcomes[-1].row(number, SLOWDOWN), *outcomes[-1].wrong]
+            sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
     assert [(each.played, each.wrong) for each in outcomes if each.wrong] == []
     total = sum(each.requests for each in outcomes)
