@@ -172,7 +172,7 @@ class _Lane:
                 sequence.progress(sequence.num_tokens, done=True)
                 self.end(sequence)
             elif sequence.index in self.sequences:  # a prompt that this step computed, and keeps
-                self.replica.release(sequence.index, self.replica.end_s)
+                self.replica.release(sequence.index, self.engine.clock.now_s())
                 self.end(sequence)
 
     def _report(self, finished: list[int]) -> None:
