@@ -110,6 +110,16 @@ HEAD = (
 )
 
 
+def total_row(outcomes: Sequence[Outcome], slowdown: float) -> str:
+    sums = [
+        sum(getattr(each, name) for each in outcomes)
+        for name in ("requests", "answered", "refused", "broken")
+    ]
+    counts = " | ".join(map(str, sums))
+    slowest_s = max(each.slowest_s for each in outcomes)
+    return f"| all | | | {counts} | {slowest_s / slowdown:.1f} |"
+
+
 def all_rounds(seed: int) -> list[Round]:
     """Return every fault in one and in two replicas of each role, in an order drawn by *seed*."""
     rounds = [

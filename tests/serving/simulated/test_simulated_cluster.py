@@ -23,7 +23,7 @@ from tests.serving.deployed import Shared, Split, driven
 from tests.serving.faults.load import DEADLINE_S, body_of, under_way
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
-from .rounds import HEAD, Limits, Offered, Outcome, Round, all_rounds, play
+from .rounds import HEAD, Limits, Offered, Outcome, Round, all_rounds, play, total_row
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +36,8 @@ RATE = 5.0
 
 SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.1)
 
-OVERLOAD = Offered(requests=60, requests_per_s=3 * RATE / SLOWDOWN)
+OVERLOAD = 3.0
+"""Times the plan's rate."""
 
 BUSY_S = 5.0
 """What a request may take beyond its limits: the endpoint's 2 s, and a machine of two cores."""
@@ -127,20 +128,25 @@ def test_a_plan_for_gpus_is_deployed_as_planned(cluster: Split) -> None:
 
 
 @pytest.mark.parametrize(
-    "rounds",
+    ("rounds", "requests"),
     [
         pytest.param(
             [
                 Round(role="prefill", fault="exit", victims=2),
                 Round(role="decode", fault="die", victims=1),
             ],
+            36,
             id="two",
         ),
-        pytest.param(all_rounds(SEED), id="twenty", marks=pytest.mark.campaign),
+        pytest.param(all_rounds(SEED), 60, id="twenty", marks=pytest.mark.campaign),
     ],
 )
 def test_faults_under_overload_leave_no_request_and_no_block(
-    cluster: Split, limits: Limits, rounds: list[Round], capsys: pytest.CaptureFixture[str]
+    cluster: Split,
+    limits: Limits,
+    rounds: list[Round],
+    requests: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
     Replicas of both roles die, stand still, slow down or lose KV caches at three times the load.
@@ -149,18 +155,20 @@ def test_faults_under_overload_leave_no_request_and_no_block(
     has begun, an error event, each within its limits. Afterwards nothing is in flight or held, and
     what died has been replaced.
     """
+    load = Offered(requests=requests, requests_per_s=OVERLOAD * RATE / SLOWDOWN)
     cluster.wait_until_whole()
     outcomes: list[Outcome] = []
     with capsys.disabled():
         sys.stdout.write(f"\n{HEAD}\n")
         for number, played in enumerate(rounds, 1):
-            outcomes.append(play(cluster, played, OVERLOAD, limits, SEED + number))
+            outcomes.append(play(cluster, played, load, limits, SEED + number))
             lines = [outcomes[-1].row(number, SLOWDOWN), *outcomes[-1].wrong]
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
+        sys.stdout.write(total_row(outcomes, SLOWDOWN) + "\n")
     assert [(each.played, each.wrong) for each in outcomes if each.wrong] == []
     total = sum(each.requests for each in outcomes)
-    assert total == len(rounds) * OVERLOAD.requests
+    assert total == len(rounds) * requests
     assert sum(each.answered for each in outcomes) > total / 4
     assert any(each.refused for each in outcomes), "no overload"
     broke = [each for each in outcomes if each.played.fault == "lose-streams"]
