@@ -44,7 +44,7 @@ REFUSALS = (429, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AnswerLimits:
     """
     What a load is held to; seconds of the clock.
 
@@ -84,7 +84,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RoundOutcome:
     """A round that is over: how its requests ended, and what was wrong with an end."""
 
     played: Round
@@ -110,7 +110,7 @@ HEAD = (
 )
 
 
-def total_row(outcomes: Sequence[Outcome], slowdown: float) -> str:
+def total_row(outcomes: Sequence[RoundOutcome], slowdown: float) -> str:
     sums = [
         sum(getattr(each, name) for each in outcomes)
         for name in ("requests", "answered", "refused", "broken")
@@ -162,7 +162,9 @@ def offering(
             offering.join()
 
 
-def play(cluster: Split, played: Round, load: Offered, limits: Limits, seed: int) -> Outcome:
+def play(
+    cluster: Split, played: Round, load: Offered, limits: AnswerLimits, seed: int
+) -> RoundOutcome:
     """Play a round, see that it leaves nothing behind, and how its requests ended."""
     rng = random.Random(seed)  # noqa: S311
     victims = rng.sample(cluster("inside")[played.role], played.victims)
@@ -176,7 +178,7 @@ def play(cluster: Split, played: Round, load: Offered, limits: Limits, seed: int
     ended = [(body, asked.result()) for body, asked in sent]
     _restore(cluster, played, victims)
     replies = [reply for _, reply in ended]
-    return Outcome(
+    return RoundOutcome(
         played=played,
         requests=len(replies),
         answered=sum(reply.done for reply in replies),
@@ -215,7 +217,7 @@ def _inside(cluster: Split) -> list[dict[str, Any]] | str:
     return [each for of in found.values() for each in of if any(each[name] for name in counts)]
 
 
-def complaint(body: dict[str, Any], reply: Reply, limits: Limits) -> str:
+def complaint(body: dict[str, Any], reply: Reply, limits: AnswerLimits) -> str:
     """Say what is wrong with the end of a request; empty: nothing."""
     asked = f"{'stream' if body['stream'] else 'plain'} of {body['max_tokens']} tokens"
     shown = f"{asked}: {reply.status} after {reply.seconds:.1f} s, {reply.path}, {reply.error}"

@@ -23,7 +23,7 @@ from tests.serving.deployed import Shared, Split, driven
 from tests.serving.faults.load import DEADLINE_S, body_of, under_way
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
-from .rounds import HEAD, Limits, Offered, Outcome, Round, all_rounds, play, total_row
+from .rounds import HEAD, AnswerLimits, Offered, Round, RoundOutcome, all_rounds, play, total_row
 
 pytestmark = pytest.mark.engine
 
@@ -90,10 +90,10 @@ def cluster(
 
 
 @pytest.fixture(scope="module")
-def limits(small_model: Path) -> Limits:
+def limits(small_model: Path) -> AnswerLimits:
     """Return both deadlines, and what a token may take, of the clock."""
     assert SLO.per_token_s is not None
-    return Limits(
+    return AnswerLimits(
         first_s=2 * DEADLINE_S + BUSY_S,
         token_s=10 * SLO.per_token_s * SLOWDOWN,  # as docs/operations.md says: `answer-timeout`
         vocab_size=json.loads((small_model / "config.json").read_text())["vocab_size"],
@@ -101,7 +101,7 @@ def limits(small_model: Path) -> Limits:
 
 
 def test_answers_follow_from_prompts_and_say_that_they_are_simulated(
-    cluster: Split, limits: Limits
+    cluster: Split, limits: AnswerLimits
 ) -> None:
     bodies = [body_of(seed, tokens=50 + seed, max_tokens=12) for seed in range(20)]
     with under_way(cluster.base_url, bodies) as waiting:
@@ -143,7 +143,7 @@ def test_a_plan_for_gpus_is_deployed_as_planned(cluster: Split) -> None:
 )
 def test_faults_under_overload_leave_no_request_and_no_block(
     cluster: Split,
-    limits: Limits,
+    limits: AnswerLimits,
     rounds: list[Round],
     requests: int,
     capsys: pytest.CaptureFixture[str],
@@ -157,7 +157,7 @@ def test_faults_under_overload_leave_no_request_and_no_block(
     """
     load = Offered(requests=requests, requests_per_s=OVERLOAD * RATE / SLOWDOWN)
     cluster.wait_until_whole()
-    outcomes: list[Outcome] = []
+    outcomes: list[RoundOutcome] = []
     with capsys.disabled():
         sys.stdout.write(f"\n{HEAD}\n")
         for number, played in enumerate(rounds, 1):
