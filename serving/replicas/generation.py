@@ -108,6 +108,9 @@ class AnswerRole(EngineServer):
                 yield came
                 return
             first = await answer.first_item()
+            if isinstance(first, Refusal):
+                yield first
+                return
             yield FirstChunk(phases=call.phases(came - started), first=first)
             async for item in answer.stream:
                 if isinstance(item, Refusal):
@@ -202,11 +205,9 @@ class AnswerRole(EngineServer):
 async def _first_token(
     answer: PendingAnswer, limit_s: float, config: EndpointConfig
 ) -> float | Refusal:
-    """Return when the first token came, or the client's error."""
+    """Return when the first token or an error came, or the client's error."""
     try:
         await answer.first_token(limit_s)
-        at = time.perf_counter()
-        failed = await answer.first_item() if answer.done else None
     except TimeoutError:
         return late("kv-wait-timeout", config.kv_wait_deadline_s)
-    return failed if isinstance(failed, Refusal) else at
+    return time.perf_counter()

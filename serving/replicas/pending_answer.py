@@ -51,11 +51,6 @@ class PendingAnswer:
         self._started = time.monotonic()
 
     @property
-    def done(self) -> bool:
-        """Whether the first event, the whole answer or an error is there."""
-        return self._first.done()
-
-    @property
     def stuck(self) -> bool:
         """Whether its KV cache counts as lost."""
         waited_s = time.monotonic() - self._started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -39,8 +40,8 @@ SLACK_S = 2.0
 
 PACE_FACTOR = 10.0
 """
-Limit of the time per token of an answer in one piece, as a multiple of the SLO's. Generous: beam
-search prefills anew for each token, and the limit is for replicas that hang, not for slow ones.
+Limit of the time per token of an answer, as a multiple of the SLO's. Generous: beam search prefills
+anew for each token, and the limit is for replicas that hang, not for slow ones.
 """
 
 UNPLANNED_TOKEN_S = 1.0
@@ -133,16 +134,17 @@ class ServeBackend:
         if isinstance(prefill, Refusal):
             yield prefill
             return
+        whole_s = limit_s = whole_answer_limit_s(self._config, kind, body)
+        too_late = late("answer-timeout", whole_s)
         if body.get("stream") is True and not body.get("use_beam_search"):
             limit_s, too_late = first_token_limit_s(self._config), UNAVAILABLE
-        else:
-            limit_s = whole_answer_limit_s(self._config, kind, body)
-            too_late = late("answer-timeout", limit_s)
         response = handle.answer.remote(kind, body, prefill)
-        ended = False
+        ended, started_s = False, time.monotonic() - prefill.seconds
         try:
-            yield await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
-            async for item in response:
+            first = await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
+            waited_s = time.monotonic() - started_s
+            yield first
+            async for item in _rest(response, waited_s, whole_s):
                 yield item
             ended = True
         finally:
@@ -227,6 +229,26 @@ def _available(handle: Any) -> Any:  # noqa: ANN401
     if live_replicas(handle) == 0:
         raise RequestRefused(UNAVAILABLE)
     return handle
+
+
+async def _rest(items: AsyncIterator[Any], waited_s: float, limit_s: float) -> AsyncIterator[Any]:
+    """
+    Yield the items after the first; refuse the request where an engine stands still midway.
+
+    The limit is for the waits for all items together, *waited_s* for the first one included: a
+    client that reads slowly is not late.
+    """
+    while True:
+        started_s = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s - waited_s):
+                item = await anext(items)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise RequestRefused(late("answer-timeout", limit_s)) from error
+        waited_s += time.monotonic() - started_s
+        yield item
 
 
 async def _in_time(handle: Any, item: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401

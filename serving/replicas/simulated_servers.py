@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -20,7 +21,7 @@ from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from serving.protocol.messages import FirstChunk, Refusal, RemotePrefill
     from serving.protocol.simulated_settings import SimulatedSettings
@@ -76,7 +77,13 @@ class SimulatedServer(EngineServer):
         """Wait as long as the plan says that routing a request takes."""
         await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
 
-    async def fault(self, kind: str, value: float = 1.0) -> None:
+    async def inside(self) -> dict[str, Any]:
+        """Return name and process of this replica, and what its engine has inside."""
+        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+
+    async def fault(
+        self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
+    ) -> None:
         """
         Let something go wrong; for tests of what then happens.
 
@@ -84,7 +91,10 @@ class SimulatedServer(EngineServer):
             kind: one of `FAULTS`.
             value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
                 pulls that fail and streams that break after their first token.
+            replicas: names of those that it is for, where all are called; `None`: this one.
         """
+        if replicas is not None and _name() not in replicas:
+            return
         if kind == "exit":
             os._exit(1)
         elif kind == "die":
@@ -99,6 +109,10 @@ class SimulatedServer(EngineServer):
             self._source.fail_next = int(value)
         else:
             raise ValueError(f"no fault {kind} here")
+
+
+def _name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):

@@ -113,15 +113,17 @@ class SimulatedAnswers:
 
     async def compute(self, request: SimulatedRequest, *, keep: bool) -> ComputedPrompt | Refusal:
         """See `AnswerEngine`."""
-        sequence = None
         try:
             sequence = self._engine.add(request.prompt_tokens, request.blocks, 1)
+        except EngineDied as error:
+            raise EngineFailed(repr(error)) from error
+        try:
             await sequence.more_than(0)
         except EngineDied as error:
             raise EngineFailed(repr(error)) from error
-        finally:
-            if sequence is not None and not sequence.done:
-                self._engine.abort(sequence)
+        except BaseException:
+            self._engine.abort(sequence)
+            raise
         metrics_ms, place = self._metrics_ms(sequence), dict[str, str]()
         if keep and self._source is not None:
             key = self._source.keep(sequence, self._lease_s)

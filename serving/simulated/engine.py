@@ -43,6 +43,22 @@ class SlowedStep:
         return self._step.step_s(chunks, batch, context) * self.factor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """
+    What an engine has inside.
+
+    Attributes:
+        running: requests that compute their prompt or decode.
+        waiting: requests that wait for a place or for their KV cache.
+        kv_blocks: held, also by prompts that are kept to be pulled.
+    """
+
+    running: int
+    waiting: int
+    kv_blocks: int
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
     """
@@ -154,6 +170,9 @@ class _Lane:
             if not sequence.done:
                 self.replica.abort(sequence.index)
                 sequence.progress(sequence.num_tokens, done=True)
+                self.end(sequence)
+            elif sequence.index in self.sequences:  # a prompt that this step computed, and keeps
+                self.replica.release(sequence.index, self.engine.clock.now_s())
                 self.end(sequence)
 
     def _report(self, finished: list[int]) -> None:
@@ -279,8 +298,10 @@ class SimulatedEngine:
             sequence.lane.changed()
 
     def abort(self, sequence: Sequence) -> None:
-        """End a request whose answer is not wanted any more; one that is done stays done."""
-        if not sequence.done:
+        """End a request whose answer is not wanted any more, and free the prompt that it keeps."""
+        if sequence.done:
+            self.release(sequence)
+        else:
             sequence.lane.catch_up()
             sequence.lane.abort(sequence)
             sequence.lane.changed()
@@ -303,6 +324,15 @@ class SimulatedEngine:
     def num_requests(self) -> int:
         """Requests that hold or wait for KV blocks."""
         return sum(len(lane.sequences) for lane in self._lanes)
+
+    def load(self) -> EngineLoad:
+        """Count requests and KV blocks, of all lanes together."""
+        replicas = [lane.replica for lane in self._lanes]
+        return EngineLoad(
+            running=sum(len(each.running) for each in replicas),
+            waiting=sum(len(each.waiting) + len(each.waiting_for_kv) for each in replicas),
+            kv_blocks=sum(each.used_blocks for each in replicas),
+        )
 
     def forget_prompt(self, index: int) -> None:
         """Drop the block ids of a request that has ended: thousands of numbers."""

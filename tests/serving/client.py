@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 JSON = {"Content-Type": "application/json"}
@@ -92,8 +93,8 @@ def send(url: str, body: object, timeout_s: float = 120.0) -> Reply:
         with error:
             reply.status, reply.headers = error.code, _lower(error.headers)
             reply.body = json.loads(error.read())
-    except OSError:
-        reply.status = reply.status or 0
+    except (OSError, HTTPException):  # the answer is cut where it is
+        pass
     reply.seconds = time.monotonic() - started
     return reply
 

@@ -137,14 +137,23 @@ class Split:
 
 @contextmanager
 def driven(
-    place: Path, plan: Plan | Deployment, deadline_s: float, **environment: str
+    place: Path, plan: Plan | Deployment, deadline_s: float, *options: str, **environment: str
 ) -> Iterator[Split]:
-    """Have a plan deployed whose KV transfers tests can spoil, and a driver beside it."""
+    """
+    Have a plan deployed whose KV transfers tests can spoil, and a driver beside it.
+
+    Args:
+        place: the current directory of the commands.
+        plan: what to deploy.
+        deadline_s: of prefill and of the KV hand-off.
+        options: further options of `serving up`.
+        environment: further variables of its environment.
+    """
     deadlines = ("--prefill-deadline", str(deadline_s), "--kv-deadline", str(deadline_s))
     spoiled = (sys.executable, str(HERE / "faults/spoiled.py"))
     pipe = subprocess.PIPE
     with (
-        up(place, plan, *deadlines, command=spoiled, **environment) as base_url,
+        up(place, plan, *deadlines, *options, command=spoiled, **environment) as base_url,
         (place / "driver.txt").open("w") as said,
         subprocess.Popen(
             [sys.executable, str(HERE / "faults/driver.py")],

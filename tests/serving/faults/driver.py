@@ -41,6 +41,20 @@ class Driver:
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
 
+    def inside(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what each simulated engine has inside, by role."""
+        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+
+        pools = {"prefill": PREFILL, "decode": DECODE}
+        return {role: broadcast(_handle(name), "inside") for role, name in pools.items()}
+
+    def fault(self, role: str, kind: str, value: float, replicas: list[str]) -> None:
+        """Let something go wrong in some simulated replicas, by their names."""
+        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+
+        handle = _handle({"prefill": PREFILL, "decode": DECODE}[role])
+        broadcast(handle, "fault", [kind, value], {"replicas": replicas})
+
     def answer(
         self, kind: str, body: dict[str, Any], deadline_s: float, routing: dict[str, Any]
     ) -> list[Any]:

@@ -179,6 +179,20 @@ def test_an_engine_that_fails_at_once_is_a_refusal(
     assert engine.ended
 
 
+def test_an_engine_that_dies_in_a_whole_answer_is_a_refusal(
+    ask: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although its first token was there: the client has received nothing."""
+    from serving.replicas import vllm_answers  # noqa: PLC0415
+
+    monkeypatch.setattr(vllm_answers, "first_token_seen", lambda *_: True)
+    [refusal], engine = ask({"prompt": "x", "stream": False}, None, DEAD)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, refusal.code) == (503, "engine-died")
+    assert engine.ended
+
+
 def test_what_vllm_refuses(ask: Any) -> None:  # noqa: ANN401
     """A request that vLLM does not read is refused before anybody works for it."""
     [refusal], engine = ask({"prompt": "x", "temperature": "hot"})

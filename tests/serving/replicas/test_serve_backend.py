@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan
 
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
-"""A first token has 4 s, each further token of an answer in one piece 1 s."""
+"""A first token has 4 s, each token asked for 1 s beyond."""
 
 PREFILLED = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
@@ -113,15 +113,22 @@ def live(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return counts
 
 
-def _ask(response: Response, take: int | None = None, **body: object) -> list[Any]:
-    """Return what an answer brings; stop listening after *take* items."""
+def _ask(
+    response: Response,
+    take: int | None = None,
+    into: list[Any] | None = None,
+    reads_in_s: float = 0.0,
+    **body: object,
+) -> list[Any]:
+    """Return what an answer brings, or put it *into* a list; stop listening after *take* items."""
+    taken: list[Any] = [] if into is None else into
 
     async def listen() -> list[Any]:
-        taken: list[Any] = []
         servers = ServeBackend({"d0": _handle(response)}, {"d0": _handle()}, CONFIG)
         stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
         async for item in stream:
             taken.append(item)
+            await asyncio.sleep(reads_in_s)
             if len(taken) == take:
                 await stream.aclose()
                 break
@@ -192,6 +199,22 @@ def test_what_is_no_refusal_stays_what_it_is(response: Response) -> None:
     """After the first item the stream fails: the endpoint ends it with an error event."""
     with pytest.raises((RayActorError, ZeroDivisionError)):
         _ask(response)
+
+
+@pytest.mark.usefixtures("live")
+def test_a_stream_whose_engine_stands_still_midway_ends() -> None:
+    """Its items together may take as long as an answer in one piece: 9 s for five tokens."""
+    response, taken = Response(1, 2, 3, pause_s=3.5), list[Any]()
+    with pytest.raises(RequestRefused) as refused:
+        _ask(response, into=taken, max_tokens=5)
+    assert (taken, refused.value.refusal.code) == ([1, 2], "answer-timeout")
+    assert response.cancelled
+    assert _ask(Response(1, 2, 3, pause_s=3.5), max_tokens=7) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("live")
+def test_a_client_that_reads_slowly_is_not_late() -> None:
+    assert _ask(Response(1, 2, 3, pause_s=1.0), reads_in_s=HOUR_S, max_tokens=5) == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("live")

@@ -14,7 +14,7 @@ from minicluster.engine_model.step_seconds import FittedStep
 from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.simulated.answering import ENGINE_DIED, SimulatedAnswers
 from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.simulated.engine import EngineLoad, SimulatedEngine
 from serving.simulated.kv_transfer import KvSink, KvSource
 from serving.simulated.request import AnswerRules, SimulatedRequest, answer_ids
 from tests.plans import PATH, STEP
@@ -256,5 +256,28 @@ def test_an_answer_that_nobody_reads_to_its_end_gives_back_its_place() -> None:
         await stream.aclose()
         await used.clock.sleep(1.0)
         assert used.num_requests == 0
+
+    run(go())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_prompt_that_is_cancelled_at_any_time_gives_back_its_blocks(
+    share: float, *, keep: bool
+) -> None:
+    """Before its step, in it, and as it ends: a deadline of decode may pass at any of them."""
+
+    async def go() -> None:
+        used = engine(prefill_only=True)
+        computing = SimulatedAnswers(used, RULES, {}, source=KvSource(used, PATH), lease_s=9.0)
+        step_s = FittedStep(STEP).step_s([(100, 0)], 0, 0)
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(computing.compute(read(prompt=[1] * 100), keep=keep))
+        await asyncio.sleep(0)
+        loop.call_at(share * step_s, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await used.clock.sleep(1.0)
+        assert used.load() == EngineLoad(running=0, waiting=0, kv_blocks=0)
 
     run(go())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from serving.simulated.clock import EngineClock
-from serving.simulated.engine import EngineDied, Sequence, SimulatedEngine
+from serving.simulated.engine import EngineDied, EngineLoad, Sequence, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -262,3 +263,55 @@ def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
         assert prefill.num_requests == decode.num_requests == 0
 
     run_virtual(run())
+
+
+async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
+    """Return what two engines have inside after requests left, froze and lost KV caches."""
+    rng = random.Random(seed)  # noqa: S311
+    clock = EngineClock(1.0)
+    limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
+    prefill = SimulatedEngine(limits, STEP, clock, prefill_only=True, lanes=2)
+    decode = SimulatedEngine(limits, STEP, clock, lanes=2)
+    source = KvSource(prefill, PATH)
+
+    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
+        await asyncio.sleep(rng.choice([0.0, 0.05]))
+        return source.fetch(place["key"], start_in_s)
+
+    sink = KvSink(decode, fetch)
+
+    async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
+        """Wait for tokens as one that may leave; say whether it has stayed."""
+        limit_s = rng.choice([0.0, 0.02, 0.1, 60.0, 60.0])
+        try:
+            async with asyncio.timeout(limit_s):
+                while await sequence.more_than(sequence.num_tokens) < tokens:
+                    pass
+        except TimeoutError:
+            engine.abort(sequence)
+            return False
+        return True
+
+    async def send() -> None:
+        await clock.sleep(rng.uniform(0, 2))
+        source.fail_next += rng.random() < 0.2
+        tokens, answer = rng.randint(1, 900), rng.randint(1, 60)
+        prompt = prefill.add(tokens, tuple(range(tokens // 16)), 1)
+        if await wait(prefill, prompt, 1):
+            place = {"key": source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))}
+            sequence = sink.add(tokens, (), answer, place)
+            await wait(decode, sequence, answer)
+
+    sent = [send() for _ in range(40)]
+
+    asyncio.get_running_loop().call_later(rng.uniform(0, 2), prefill.freeze, 0.3)
+    await asyncio.gather(*sent)
+    await clock.sleep(60.0)
+    return prefill.load(), decode.load()
+
+
+@given(seed=st.integers(0, 10_000), kv_blocks=st.sampled_from([60, 120, 900]))
+def test_nothing_stays_inside_however_requests_end(seed: int, kv_blocks: int) -> None:
+    """They leave before, in and after steps and pulls; KV caches are lost, leases run out."""
+    empty = EngineLoad(running=0, waiting=0, kv_blocks=0)
+    assert run_virtual(harassed(seed, kv_blocks)) == (empty, empty)
