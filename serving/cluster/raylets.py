@@ -61,6 +61,7 @@ def start_nodes(
         f"--port={port}",
         f"--ray-client-server-port={client_port}",
         f"--temp-dir={session}",
+        "--no-monitor",  # the autoscaler's: the nodes are the plan's
         "--include-dashboard=false",
         "--disable-usage-stats",
     )
@@ -116,6 +117,7 @@ def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
         "serving.cluster.loopback",
         "start",
         *options,
+        "--include-log-monitor=false",  # it sends logs to drivers: `serving logs` reads the files
         f"--node-ip-address={LOOPBACK}",
         *ray_options(node),
     ]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +54,26 @@ def test_orphans_are_found_and_stopped(cluster_id: str, tmp_path: Path) -> None:
     stop(cluster_id, grace_s=0.3)
     assert cluster_processes(cluster_id) == set()
     assert said.read_text() == "ready\nasked\n"
+
+
+def test_none_is_killed_while_others_still_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL comes only when no process has ended for the whole grace period."""
+    ends_s, now_s, sent = {1: 0.7, 2: 1.4, 3: 2.1}, [0.0], []
+
+    def alive(*_: object) -> set[int]:
+        killed = {pid for pid, number in sent if number == signal.SIGKILL}
+        return {4, *(pid for pid, at in ends_s.items() if at > now_s[0])} - killed
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    monkeypatch.setattr(processes, "time", clock)
+    monkeypatch.setattr(processes, "cluster_processes", alive)
+    monkeypatch.setattr(processes.os, "kill", lambda pid, number: sent.append((pid, number)))
+    stop("mark", grace_s=1.0)
+    assert [pid for pid, number in sent if number == signal.SIGKILL] == [4]
+    assert now_s[0] > 2.1 + 1.0
 
 
 def test_a_zombie_is_no_process(cluster_id: str) -> None:

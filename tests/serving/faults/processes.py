@@ -27,7 +27,6 @@ RAY = {
     "dashboard": "/dashboard/dashboard.py --",
     "agent": "ray::DashboardAgent",
     "environments": "ray::RuntimeEnvAgent",
-    "log monitor": "/log_monitor.py --",
 }
 """What is in the command lines of Ray's own processes."""
 
