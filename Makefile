@@ -53,8 +53,8 @@ test: $(READY) ## everything but campaigns, real Ray and vLLM included: 14 minut
 	echo "== on real engines"; $(PYTEST) -m engine || code=$$?; \
 	exit $$code
 
-test-fast: $(READY) ## what needs neither engine nor browser: 4 minutes on 2 cores
-	@$(PYTEST) $(PARALLEL) -m "not engine and not browser"
+test-fast: $(READY) ## what needs neither a Ray cluster nor a browser: 4 minutes on 2 cores
+	@$(PYTEST) $(PARALLEL) -m "not engine and not simulated and not browser"
 
 test-all: $(READY) ## make test, and what takes an hour and more
 	@echo "make test-all: beside what make test runs: new random examples, backwards; campaigns (kills and freezes in rounds, 200 prompts compared, bf16, scaling, 10,000 broken bodies, schemathesis); hosts in network namespaces (root); scripts/demo.py"

@@ -24,7 +24,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
-TIMEOUT_S = {"campaign": 3600, "engine": 600}
+TIMEOUT_S = {"campaign": 3600, "engine": 600, "simulated": 600}
 """Of tests with these marks, the first that fits; `timeout` in pyproject.toml is for the rest."""
 
 WALLCLOCK = {
@@ -42,12 +42,18 @@ WALLCLOCK = {
 IMPORTS_VLLM = {
     "tests/serving/test_fuzz.py",
     "tests/serving/cluster/test_serve_compat.py",
+    "tests/serving/simulated/test_vllm_scheduler.py",
     *(
         f"tests/serving/replicas/test_{name}.py"
         for name in ("engine_request", "generation", "ray_compat", "vllm_plugin")
     ),
 }
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""
+
+SIMULATED = {
+    f"tests/serving/simulated/test_simulated_{name}.py" for name in ("cluster", "endpoint")
+}
+"""Files whose tests share a deployment of simulated engines: one worker runs them all."""
 
 SHARES_PLANS = {
     "tests/sizing/evidence/test_refit.py",
@@ -100,6 +106,8 @@ class Spread(LoadScopeScheduling):
             return "wallclock"
         if file in IMPORTS_VLLM:
             return "vllm"
+        if file in SIMULATED:
+            return "simulated"
         return file if file in SHARES_PLANS else nodeid
 
 

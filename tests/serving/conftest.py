@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -102,10 +103,19 @@ def config(plan: Plan) -> EndpointConfig:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Reference:
-    """Return what vLLM's own server answers in float32, one request at a time."""
+def reference_asked(
+    tmp_path_factory: pytest.TempPathFactory, demo_model: Path
+) -> Iterator[Future[Reference]]:
+    """Have a server of vLLM's own started and asked beside what else starts."""
     log = tmp_path_factory.mktemp("reference") / "server.txt"
-    return ask_bare_server(demo_model, FEW_LENGTHS, log)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        yield beside.submit(ask_bare_server, demo_model, FEW_LENGTHS, log)
+
+
+@pytest.fixture(scope="session")
+def reference(reference_asked: Future[Reference]) -> Reference:
+    """Return what vLLM's own server answers in float32, one request at a time."""
+    return reference_asked.result()
 
 
 @pytest.fixture(scope="session")
@@ -117,10 +127,11 @@ def shared(
     @contextmanager
     def start() -> Iterator[Split]:
         names = {name for item in request.session.items for name in item.fixturenames}  # type: ignore[attr-defined]
-        if "reference" in names:  # first, so that the two do not share cores
-            request.getfixturevalue("reference")
+        asked = request.getfixturevalue("reference_asked") if "reference" in names else None
         plan: Plan = request.getfixturevalue("exact_plan")
         with driven(tmp_path_factory.mktemp("shared"), plan, DEADLINE_S) as found:
+            if asked is not None:
+                wait([asked])  # tests have the cores to themselves
             yield found
 
     deployment = Shared(start)

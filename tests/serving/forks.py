@@ -62,7 +62,11 @@ class Forks:
         """Have code run; return its exit status, 0 of what stays."""
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, __file__],
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},  # read when it is imported
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 AT_ONCE = 4
 VALID_SHARE = 0.2
@@ -85,11 +85,17 @@ class Sent:
     valid: int | None
 
 
-def fuzz(url: str, count: int, seed: int) -> tuple[Counter[int], list[str]]:
-    """Send so many requests to an endpoint, some at a time; return statuses and complaints."""
+def fuzz(
+    url: str, count: int, seed: int, *, keep: Collection[str] = ()
+) -> tuple[Counter[int], list[str]]:
+    """
+    Send so many requests to an endpoint, some at a time; return statuses and complaints.
+
+    Fields in *keep* are as in a valid request.
+    """
     statuses, complaints = Counter[int](), list[str]()
     right: dict[int, str] = {}
-    waiting = requests(count, random.Random(seed))  # noqa: S311
+    waiting = requests(count, random.Random(seed), keep)  # noqa: S311
 
     async def client(session: aiohttp.ClientSession) -> None:
         for sent in waiting:
@@ -106,7 +112,7 @@ def fuzz(url: str, count: int, seed: int) -> tuple[Counter[int], list[str]]:
     return statuses, complaints
 
 
-def requests(count: int, rng: random.Random) -> Iterator[Sent]:
+def requests(count: int, rng: random.Random, keep: Collection[str] = ()) -> Iterator[Sent]:
     """Return *count* requests, `VALID_SHARE` of them valid."""
     for _ in range(count):
         which = rng.randrange(len(VALID))
@@ -117,6 +123,7 @@ def requests(count: int, rng: random.Random) -> Iterator[Sent]:
         mutated = copy.deepcopy(body)
         for _ in range(rng.randint(1, 3)):
             _mutate(mutated, rng)
+        mutated |= {name: body[name] for name in body if name in keep}
         raw = json.dumps(mutated, allow_nan=True).encode()
         if rng.random() < 0.15:
             raw = _damaged(raw, rng)

@@ -1,4 +1,4 @@
-"""The endpoint of a deployed plan: what it answers, refuses, counts and survives."""
+"""The endpoint over vLLM: what it answers, refuses and survives."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from urllib.request import Request, urlopen
 import openai
 import pytest
 
-from serving.cluster.ports import free_ports
-
-from .client import answers, events, post, send
-from .command import serving
-from .deployed import series
+from .client import answers, events, post
 from .fuzz import fuzz
 from .http_client import KEY
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .deployed import Split
 
 pytestmark = pytest.mark.engine
@@ -52,6 +46,10 @@ BAD: list[tuple[str, object, int]] = [
 """What the engines refuse, streamed or not; `tests/serving/request` has what never gets there."""
 
 
+LENGTHS = {"max_tokens", "max_completion_tokens"}
+"""Fields without which an answer fills the whole context, which takes seconds."""
+
+
 def _open(url: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
     raw = None if body is None else json.dumps({**body, "stream": True}).encode()
     return urlopen(Request(url, raw), timeout=60)  # noqa: S310  (our own endpoint)
@@ -60,12 +58,6 @@ def _open(url: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
 def _get(url: str) -> Any:  # noqa: ANN401
     with _open(url) as answer:
         return json.loads(answer.read())
-
-
-def test_up_says_where_it_serves(base_url: str, place: Path) -> None:
-    said = (place / "up.txt").read_text()
-    assert f"ready: {base_url}/v1 serves demo" in said
-    assert "serving down" in said
 
 
 def test_stream_holds_usage_and_exact_length(base_url: str) -> None:
@@ -139,29 +131,6 @@ def test_models_ready_and_plan_tell_the_truth(base_url: str) -> None:
     assert plan["planned"]["model_id"] == "demo"
 
 
-def test_metrics_count_what_clients_got(split: Split, base_url: str) -> None:
-    """Each request is counted once, with its path; transfers and queues are timed."""
-    split.wait_until_released()
-    before = series(base_url)
-    for number in range(5):
-        body = {"prompt": [2500 + number] * 40, "max_tokens": 6, "ignore_eos": True}
-        reply = send(f"{base_url}/v1/completions", {**body, "stream": True})
-        assert reply.path == "remote"
-        timing = reply.headers["server-timing"].split(", ")
-        phases = [part.split(";dur=")[0] for part in timing]
-        assert phases == ["prefill_queue", "prefill", "handoff"]
-        # The usage that we count by is not for the client.
-        assert not any('"choices":[]' in event for event in reply.events)
-    split.wait_until_released()
-    after = series(base_url)
-    grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown['minicluster_requests_total{outcome="ok",path="remote"}'] == 5
-    assert grown['minicluster_tokens_total{kind="output"}'] == 30
-    for name in ("ttft", "tpot", "handoff", "prefill_queue", "prefill", "e2e"):
-        assert grown[f"minicluster_{name}_seconds_count"] == 5, name
-    assert after['minicluster_replicas{domain="d0",kind="running",role="decode"}'] == 1
-
-
 @pytest.mark.parametrize(("path", "body", "status"), BAD)
 def test_bad_input_is_refused_and_does_no_harm(
     base_url: str, path: str, body: object, status: int
@@ -181,7 +150,7 @@ def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
 
     After all of them both pools answer, and nothing is under way.
     """
-    statuses, complaints = fuzz(base_url, 300, 5)
+    statuses, complaints = fuzz(base_url, 300, 5, keep=LENGTHS)
     assert complaints == []
     assert statuses[200] >= 40
     split.wait_until_released()
@@ -205,40 +174,3 @@ def test_prefill_alone_is_timed(base_url: str) -> None:
     assert timing["queue_s"] >= 0
     refused, body = post(f"{base_url}/internal/prefill", {"prompt": prompt, "n": 2})
     assert (refused, body["error"]["param"]) == (400, "n")
-
-
-def test_status_and_verify(base_url: str, place: Path) -> None:
-    status = json.loads(serving(place, "status", "--json").stdout)
-    assert (status["base_url"], status["ready"], status["answers"]) == (base_url, True, True)
-    assert [(p["role"], p["deployed"], p["healthy"]) for p in status["pools"]] == [
-        ("prefill", 1, True),
-        ("decode", 1, True),
-    ]
-    verify = serving(place, "verify", "--json")
-    assert verify.returncode == 0, verify.stderr
-    assert json.loads(verify.stdout) == {"as_planned": True, "differences": [], "changes": []}
-    assert "Decode:demo" in serving(place, "logs", "-n", 1).stdout
-
-
-def test_verify_notices_another_plan(base_url: str, place: Path) -> None:
-    """If the plan says otherwise than what runs, verify names it and ends with 3."""
-    stored = place / ".minicluster/serving/deployment.json"
-    before = stored.read_text()
-    plan = json.loads(before)
-    plan["pools"][1]["max_num_seqs"] = 7
-    try:
-        stored.write_text(json.dumps(plan))
-        verify = serving(place, "verify")
-    finally:
-        stored.write_text(before)
-    assert verify.returncode == 3
-    assert "decode[0].max_num_seqs: deployed 16, planned 7" in verify.stderr
-    assert answers(base_url)
-
-
-def test_one_deployment_a_directory(base_url: str, place: Path) -> None:
-    """A second `serving up` from the same place is refused and touches nothing."""
-    second = serving(place, "up", "plan.json", "--port", free_ports(1)[0])
-    assert second.returncode == 2
-    assert "serving down" in second.stderr
-    assert answers(base_url)

@@ -1,4 +1,8 @@
-"""Failures 6, 10 and 11: clients that leave, forge or dawdle; 8 is in `test_endpoint.py`."""
+"""
+Failures 6 and 11: clients that leave or dawdle.
+
+Failure 8 is in `test_endpoint.py`, and 10, forged transfers, in `tests/serving/request`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,15 +33,6 @@ CLASSES_THAT_LEAVE: list[dict[str, object]] = [
 ]
 PACE = 2.0
 """More than other work on the machine makes of it, far less than a byte a second does."""
-
-FORGED = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_engine_id": "x",
-    "remote_block_ids": [[1]],
-    "remote_host": "127.0.0.1",
-    "remote_port": 1,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -92,26 +88,25 @@ def _leave(split: Split, seed: int, *, stream: bool) -> None:
 def test_clients_that_leave_at_any_moment(split: Split, count: int) -> None:
     """Failure 6: clients hang up at random moments of their requests, of every class."""
     rng = random.Random(100)  # noqa: S311
-    for seed in range(count):
-        body = body_of(600 + seed, tokens=rng.choice([20, 300, 1200]), max_tokens=200)
-        more = rng.choice(CLASSES_THAT_LEAVE)
-        client = _open(split, {**body, **more})
-        time.sleep(rng.uniform(0, 0.8))
+
+    def leave(seed: int, tokens: int, more: dict[str, object], after_s: float) -> None:
+        client = _open(split, {**body_of(600 + seed, tokens=tokens, max_tokens=200), **more})
+        time.sleep(after_s)
         client.close()
 
-
-def test_forged_transfers_are_refused(split: Split) -> None:
-    """Failure 10: a client that says where its KV cache comes from, or may be read, gets a 400."""
-    for param, value in (
-        ("kv_transfer_params", FORGED),
-        ("kv_transfer_params", {"do_remote_decode": True}),
-        ("vllm_xargs", {"kv_transfer_params": FORGED}),
-        ("request_id", "mine"),
-    ):
-        for stream in (True, False):
-            body = {**body_of(700, stream=stream), param: value}
-            reply = send(f"{split.base_url}/v1/completions", body)
-            assert (reply.status, reply.body["error"]["param"]) == (400, param)
+    with ThreadPoolExecutor(max_workers=4) as clients:
+        left = [
+            clients.submit(
+                leave,
+                seed,
+                rng.choice([20, 300, 1200]),
+                rng.choice(CLASSES_THAT_LEAVE),
+                rng.uniform(0, 0.8),
+            )
+            for seed in range(count)
+        ]
+    for each in left:
+        each.result()
 
 
 @pytest.mark.campaign

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loadtest.client.endpoint import served_models
-from minicluster.engine_model.kv_cache import kv_bytes_per_token
-from minicluster.plan import Plan, StepModel
-from minicluster.specs.slo import SloSpec
-from minicluster.specs.step import Interference
-from minicluster.specs.workload import Lengths, WorkloadSpec
 from serving.simulated.request import answer_ids, prompt_seed
-from tests.plans import PATH, STEP
-from tests.serving.command import serving
-from tests.serving.deployed import Shared, Split, driven
+from tests.serving.deployed import Split
 from tests.serving.faults.load import DEADLINE_S, body_of, under_way
-from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
+from .conftest import RATE, SLO, SLOWDOWN
 from .rounds import HEAD, AnswerLimits, Offered, Round, RoundOutcome, all_rounds, play, total_row
 
-pytestmark = pytest.mark.engine
-
-SLOWDOWN = 2.0
-REPLICAS = 3
-"""Of each role."""
-
-RATE = 5.0
-"""Requests per second of the plan; prefill computes about 8."""
-
-SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.1)
+pytestmark = pytest.mark.simulated
 
 OVERLOAD = 3.0
 """Times the plan's rate."""
@@ -43,50 +25,6 @@ BUSY_S = 5.0
 """What a request may take beyond its limits: the endpoint's 2 s, and a machine of two cores."""
 
 SEED = 19
-
-
-def plan_for_gpus(model: Path) -> Plan:
-    """Return a plan of three replicas of each role, with little KV cache."""
-    nodes = [f"node-{at}" for at in range(2 * REPLICAS)]
-    prefill, decode = (
-        make_pool(
-            role,
-            gpu="h100-sxm",
-            tp=2,
-            replicas=REPLICAS,
-            max_num_seqs=8,
-            placement=places(*((node, (0, 1)) for node in of)),
-        )
-        for role, of in (("prefill", nodes[:REPLICAS]), ("decode", nodes[REPLICAS:]))
-    )
-    made = make_deployment(model, prefill=prefill, decode=decode)
-    blocks_bytes = 32 * kv_bytes_per_token(made.model, tp=2) * 400
-    made = replace(made, pools=tuple(replace(each, kv_bytes=blocks_bytes) for each in made.pools))
-    step = replace(
-        STEP, base_s=0.04, per_prefill_token_s=6e-4, per_sequence_s=1e-3, max_tokens=2048
-    )
-    path = replace(PATH, transfer_base_s=1e-2, transfer_per_token_s=4e-5)
-    load = WorkloadSpec(
-        requests_per_s=RATE,
-        input_tokens=Lengths(distribution="uniform", low=50, high=900),
-        output_tokens=Lengths(distribution="uniform", low=1, high=24),
-    )
-    return replace(
-        make_plan(made).under(slo=SLO, workload=load),
-        step_model=StepModel(prefill=step, decode=step, path=path, interference=Interference()),
-    )
-
-
-@pytest.fixture(scope="module")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, small_model: Path, shared: Shared
-) -> Iterator[Split]:
-    """Return three prefill and three decode replicas of a plan for GPUs."""
-    shared.end()
-    place = tmp_path_factory.mktemp("simulated")
-    options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
-    with driven(place, plan_for_gpus(small_model), DEADLINE_S, *options) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +54,6 @@ def test_answers_follow_from_prompts_and_say_that_they_are_simulated(
         ids = answer_ids(prompt_seed(body["prompt"]), 12, limits.vocab_size)
         assert text.split() == [str(each) for each in ids]
     assert served_models(cluster.base_url).slowdown == SLOWDOWN
-
-
-def test_a_plan_for_gpus_is_deployed_as_planned(cluster: Split) -> None:
-    done = serving(cluster.place, "verify", "--json")
-    assert json.loads(done.stdout)["differences"] == []
-    assert f"prefill  {REPLICAS} of {REPLICAS} replicas, healthy" in (
-        said := serving(cluster.place, "status").stdout
-    )
-    assert "simulated, 2 times slower" in said
 
 
 @pytest.mark.parametrize(

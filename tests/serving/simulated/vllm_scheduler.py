@@ -1,8 +1,7 @@
 """
 Drives vLLM's own scheduler on a fixed clock, without a model: cases in, batches out, as JSON.
 
-Run by `test_simulation_vllm.py` in a process of its own, since importing vLLM takes a while and
-changes the process.
+`test_vllm_scheduler.py` runs it in a fork of the process that has imported vLLM.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.specs.step import StepCoefficients
+from tests.serving.forks import Forks
 
 DRIVER = Path(__file__).with_name("vllm_scheduler.py")
 CASES = 200
@@ -154,22 +152,20 @@ KINDS = ("local", "pull", "hit", "content")
 
 
 @pytest.fixture(scope="module")
-def vllm_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Return what vLLM's scheduler did in every case of each kind; one process imports vLLM."""
+def vllm_answers(
+    tmp_path_factory: pytest.TempPathFactory, forks: Forks
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what vLLM's scheduler did in every case of each kind."""
     folder = tmp_path_factory.mktemp("vllm")
     given, answered = folder / "cases.json", folder / "answers.json"
     cases = [drawn(seed, kind) for kind in KINDS for seed in range(CASES)]
     given.write_text(json.dumps(cases), encoding="utf-8")
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
-    subprocess.run(
-        [sys.executable, str(DRIVER), str(given), str(answered)], check=True, env=environment
-    )
+    forks.run(DRIVER.read_text(encoding="utf-8"), str(given), str(answered))
     answers = json.loads(answered.read_text(encoding="utf-8"))
     assert len(answers) == len(cases)
     return {kind: answers[n * CASES : (n + 1) * CASES] for n, kind in enumerate(KINDS)}
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_batches_as_vllm(kind: str, vllm_answers: dict[str, list[dict[str, Any]]]) -> None:
     """Each step has the same requests, in the same order, with as many tokens; same victims."""

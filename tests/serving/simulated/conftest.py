@@ -1,0 +1,69 @@
+"""The deployment of simulated engines that tests share: three replicas of each role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.plan import Plan, StepModel
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.step import Interference
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from tests.plans import PATH, STEP
+from tests.serving.deployed import Split, driven
+from tests.serving.faults.load import DEADLINE_S
+from tests.serving.plans import make_deployment, make_plan, make_pool, places
+
+SLOWDOWN = 2.0
+REPLICAS = 3
+"""Of each role."""
+
+RATE = 5.0
+"""Requests per second of the plan; prefill computes about 8."""
+
+SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.1)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Split]:
+    """Return three prefill and three decode replicas of a plan for GPUs."""
+    place = tmp_path_factory.mktemp("simulated")
+    options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
+    with driven(place, plan_for_gpus(small_model), DEADLINE_S, *options) as found:
+        yield found
+
+
+def plan_for_gpus(model: Path) -> Plan:
+    """Return a plan of three replicas of each role, with little KV cache."""
+    nodes = [f"node-{at}" for at in range(2 * REPLICAS)]
+    prefill, decode = (
+        make_pool(
+            role,
+            gpu="h100-sxm",
+            tp=2,
+            replicas=REPLICAS,
+            max_num_seqs=8,
+            placement=places(*((node, (0, 1)) for node in of)),
+        )
+        for role, of in (("prefill", nodes[:REPLICAS]), ("decode", nodes[REPLICAS:]))
+    )
+    made = make_deployment(model, prefill=prefill, decode=decode)
+    blocks_bytes = 32 * kv_bytes_per_token(made.model, tp=2) * 400
+    made = replace(made, pools=tuple(replace(each, kv_bytes=blocks_bytes) for each in made.pools))
+    step = replace(
+        STEP, base_s=0.04, per_prefill_token_s=6e-4, per_sequence_s=1e-3, max_tokens=2048
+    )
+    path = replace(PATH, transfer_base_s=1e-2, transfer_per_token_s=4e-5)
+    load = WorkloadSpec(
+        requests_per_s=RATE,
+        input_tokens=Lengths(distribution="uniform", low=50, high=900),
+        output_tokens=Lengths(distribution="uniform", low=1, high=24),
+    )
+    return replace(
+        make_plan(made).under(slo=SLO, workload=load),
+        step_model=StepModel(prefill=step, decode=step, path=path, interference=Interference()),
+    )
