@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from tests.serving.deployed import Shared, outstanding, until, up
 from tests.serving.faults.load import Load, body_of, under_way
 from tests.serving.faults.processes import processes
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
+from tests.serving.prometheus import dashboard_queries, scraping
 
 pytestmark = pytest.mark.engine
 
 SLOWDOWN = 2.0
 PREFILL = 3
+QUERIES_LIMIT_S = 100.0
+"""Within which every query has data: a rate needs two scrapes, a second apart."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,27 @@ def test_a_plan_for_gpus_is_deployed_as_planned(cluster: tuple[str, Path]) -> No
         said := serving(place, "status").stdout
     )
     assert "simulated, 2 times slower" in said
+
+
+@pytest.mark.prometheus
+def test_every_query_of_the_dashboard_has_data_in_prometheus(
+    cluster: tuple[str, Path], tmp_path: Path
+) -> None:
+    """A real Prometheus, which finds the endpoint by the configuration that is shipped."""
+    base_url, _ = cluster
+    queries = dashboard_queries()
+    deadline_s = time.monotonic() + QUERIES_LIMIT_S
+
+    with (
+        Load(base_url, 2, tokens=100, max_tokens=8) as load,
+        scraping(base_url, tmp_path) as prometheus,
+    ):
+        while lacking := [query for query in queries if not prometheus.ask(query)]:
+            assert time.monotonic() < deadline_s, lacking
+            time.sleep(1.0)
+        running = prometheus.ask('minicluster_replicas{role="prefill", kind="running"}')
+    assert all(reply.done for reply in load.replies)
+    assert [*running.values()] == [PREFILL]
 
 
 def test_replicas_that_die_cost_no_answer_that_another_can_give(
