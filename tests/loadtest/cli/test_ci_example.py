@@ -13,13 +13,17 @@ import yaml
 from typer.main import get_command
 
 import loadtest.cli.app
-import serving.cli
-import sizing.cli
+import serving.cli.app
+import sizing.cli.app
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "ci.yml"
-APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
+APPS = {
+    "loadtest": loadtest.cli.app.app,
+    "serving": serving.cli.app.app,
+    "sizing": sizing.cli.app.app,
+}
 
 
 def commands() -> list[list[str]]:
@@ -32,7 +36,7 @@ def commands() -> list[list[str]]:
 @pytest.mark.parametrize("line", commands(), ids=" ".join)
 def test_every_command_of_the_example_exists(line: list[str]) -> None:
     program, name, *rest = line
-    group: Any = get_command(APPS[program])
+    group: Any = get_command(APPS[program].app)
     command = group.get_command(click.Context(group), name)
     known = {option for parameter in command.params for option in parameter.opts}
     used = {re.sub("=.*", "", word) for word in rest if word.startswith("-")}
