@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,21 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize(
-    ("moment", "times"),
+    ("moment", "pressed"),
     [
-        ("replicas start", 2),
-        *(pytest.param(each, 1, marks=pytest.mark.campaign) for each in MOMENTS),
+        ("probes end", (signal.SIGINT, signal.SIGINT)),
+        *(pytest.param(each, (signal.SIGINT,), marks=pytest.mark.campaign) for each in MOMENTS),
+        pytest.param("probes begin", (signal.SIGTERM, signal.SIGINT), marks=pytest.mark.campaign),
     ],
 )
 def test_interrupted_start_leaves_nothing(
-    tmp_path: Path, small_model: Path, shared: Shared, moment: str, times: int
+    tmp_path: Path,
+    small_model: Path,
+    shared: Shared,
+    moment: str,
+    pressed: Sequence[signal.Signals],
 ) -> None:
-    """However often Ctrl-C is pressed; and the same command works right after."""
+    """However often Ctrl-C is pressed, or SIGTERM sent; and the same command works right after."""
     shared.end()
     prefill, decode = (
         make_pool(role, gpu="h100-sxm", tp=2, placement=places((f"node-{role}", (0, 1))))
@@ -101,9 +106,9 @@ def test_interrupted_start_leaves_nothing(
     start = Start(tmp_path)
     until(lambda: MOMENTS[moment](start) or start.process.poll() is not None, moment)
     state = start.state
-    for _ in range(times):
-        os.killpg(start.process.pid, signal.SIGINT)
-        time.sleep(0.3)
+    for each in pressed:
+        os.killpg(start.process.pid, each)
+        time.sleep(0.2)
     code = start.process.wait(LIMIT_S)
 
     assert code == 130, start.said
