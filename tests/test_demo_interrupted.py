@@ -18,6 +18,9 @@ from serving.cluster.processes import cluster_processes
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "demo_70b.py"
 LIMIT_S = 300.0
+LISTENS = ("env", "--default-signal=INT")
+"""Starts a command that ends at Ctrl-C also where this run is a job in the background."""
+
 HOME = Path("out/demo-70b/.minicluster/serving")
 
 
@@ -43,7 +46,11 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, moment: str) -> None:
     out = tmp_path / "said.txt"
     with out.open("w") as said:
         demo = subprocess.Popen(
-            [sys.executable, SCRIPT], cwd=tmp_path, stdout=said, stderr=said, process_group=0
+            [*LISTENS, sys.executable, SCRIPT],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            process_group=0,
         )
     wait_until(lambda: moment in out.read_text(), demo)
     state = tmp_path / HOME / "state.json"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import ray
+from ray._private import auto_init_hook
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
 from ray._private.grpc_utils import init_grpc_channel
 
@@ -72,6 +73,8 @@ def connected(address: str) -> Iterator[None]:
 def _join(address: str, own_address: str | None) -> None:
     """Become a driver; raises TargetFailed if there is no cluster."""
     ends = signal.getsignal(signal.SIGTERM)
+    # A call of a thread that Ctrl-C left behind would start a cluster of its own after our end.
+    auto_init_hook.enable_auto_connect = False
     try:
         ray.init(
             address=address,

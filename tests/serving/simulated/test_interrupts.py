@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from minicluster.plan import to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 from tests.serving.client import answers
-from tests.serving.command import LIMIT_S, SERVING
+from tests.serving.command import LIMIT_S, SERVING, serving
 from tests.serving.deployed import Shared, until, up
 from tests.serving.faults.processes import processes
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -25,7 +25,11 @@ from tests.serving.plans import make_deployment, make_plan, make_pool, places
 pytestmark = pytest.mark.engine
 
 STATE = Path(".minicluster/serving")
-SIMULATED = ("--engine", "simulated")
+SIMULATED = ("--engine", "simulated", "--slowdown", "30")
+"""So slow that a round of probes takes longer than a look at what was said."""
+
+LISTENS = ("env", "--default-signal=INT")
+"""Starts a command that ends at Ctrl-C also where this run is a job in the background."""
 
 
 class Start:
@@ -34,7 +38,7 @@ class Start:
     def __init__(self, place: Path) -> None:
         self._place = place
         [port] = free_ports(1)
-        line = [*SERVING, "up", "plan.json", "--port", str(port), *SIMULATED]
+        line = [*LISTENS, *SERVING, "up", "plan.json", "--port", str(port), *SIMULATED]
         with (place / "up.txt").open("w") as out:
             self.process = subprocess.Popen(
                 line, cwd=place, stdout=out, stderr=out, process_group=0
@@ -79,16 +83,23 @@ MOMENTS = {
 }
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory in which nothing is deployed after the test, passed or not."""
+    yield tmp_path
+    assert serving(tmp_path, "down").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("moment", "pressed"),
     [
-        ("probes end", (signal.SIGINT, signal.SIGINT)),
+        ("replicas start", (signal.SIGINT, signal.SIGINT)),
         *(pytest.param(each, (signal.SIGINT,), marks=pytest.mark.campaign) for each in MOMENTS),
         pytest.param("probes begin", (signal.SIGTERM, signal.SIGINT), marks=pytest.mark.campaign),
     ],
 )
 def test_interrupted_start_leaves_nothing(
-    tmp_path: Path,
+    place: Path,
     small_model: Path,
     shared: Shared,
     moment: str,
@@ -101,9 +112,9 @@ def test_interrupted_start_leaves_nothing(
         for role in ("prefill", "decode")
     )
     plan = make_plan(make_deployment(small_model, prefill=prefill, decode=decode))
-    (tmp_path / "plan.json").write_text(to_json(plan))
+    (place / "plan.json").write_text(to_json(plan))
 
-    start = Start(tmp_path)
+    start = Start(place)
     until(lambda: MOMENTS[moment](start) or start.process.poll() is not None, moment)
     state = start.state
     for each in pressed:
@@ -116,6 +127,6 @@ def test_interrupted_start_leaves_nothing(
     assert "Traceback" not in start.said
     assert cluster_processes(state["cluster_id"]) == set()
     assert not Path(state["session"]).exists()
-    assert {file.name for file in (tmp_path / STATE).iterdir()} <= {"logs"}
-    with up(tmp_path, plan, *SIMULATED) as base_url:
+    assert {file.name for file in (place / STATE).iterdir()} <= {"logs"}
+    with up(place, plan, *SIMULATED) as base_url:
         assert answers(base_url)
