@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info[:2] in ((3, 11), (3, 12)) or "")' 2>/dev/null),$(p))))
 CHROMIUM := $(shell for name in chromium chromium-browser google-chrome; do command -v $$name; done)
+PROMETHEUS := $(shell command -v prometheus)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
@@ -15,7 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 5
 ALL := --thorough --hypothesis-profile=random
 BUT_BROWSER := $(if $(CHROMIUM),, and not browser)
+BUT_PROMETHEUS := $(if $(PROMETHEUS),, and not prometheus)
 NO_CHROMIUM := $(if $(CHROMIUM),:,echo "make: no Chromium here (apt-get install chromium): the pages are not opened" >&2)
+NO_PROMETHEUS := $(if $(PROMETHEUS),:,echo "make: no Prometheus here (apt-get install prometheus): the dashboard's queries are not asked" >&2)
 ROOT_USER := $(filter 0,$(shell id -u))
 
 SAMPLE ?= 40
@@ -24,7 +27,7 @@ LEAST ?= 0
 MUTATE ?= minicluster sizing serving loadtest
 TESTS ?= tests
 
-.PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns test-dashboard mutants check fix bench docs clean platform
+.PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns mutants check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 
@@ -43,13 +46,14 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt p
 demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-demo-70b: $(READY) ## a plan for 56 GPUs on this machine: simulated engines under the real cluster, 12 minutes
+demo-70b: $(READY) ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
 test: $(READY) ## everything but campaigns, real Ray and vLLM included: 14 minutes on 2 cores
 	@$(NO_CHROMIUM)
+	@$(NO_PROMETHEUS)
 	@code=0; \
-	echo "== without engines"; $(PYTEST) $(PARALLEL) -m "not engine$(BUT_BROWSER)" || code=$$?; \
+	echo "== without engines"; $(PYTEST) $(PARALLEL) -m "not engine$(BUT_BROWSER)$(BUT_PROMETHEUS)" || code=$$?; \
 	echo "== on real engines"; $(PYTEST) -m engine || code=$$?; \
 	exit $$code
 
@@ -59,10 +63,11 @@ test-fast: $(READY) ## what needs neither a Ray cluster nor a browser: 4 minutes
 test-all: $(READY) ## make test, and what takes an hour and more
 	@echo "make test-all: beside what make test runs: new random examples, backwards; campaigns (kills and freezes in rounds, 200 prompts compared, bf16, scaling, 10,000 broken bodies, schemathesis); hosts in network namespaces (root); scripts/demo.py"
 	@$(NO_CHROMIUM)
+	@$(NO_PROMETHEUS)
 	@$(if $(ROOT_USER),,echo "make: not root: no network namespaces here, tests/serving/netns is left out" >&2)
 	@$(PIP) --no-deps -r requirements/fuzz.txt
 	@code=0; \
-	echo "== without engines"; $(PYTEST) $(PARALLEL) $(ALL) --backwards -m "not engine$(BUT_BROWSER)" || code=$$?; \
+	echo "== without engines"; $(PYTEST) $(PARALLEL) $(ALL) --backwards -m "not engine$(BUT_BROWSER)$(BUT_PROMETHEUS)" || code=$$?; \
 	echo "== on real engines"; $(PYTEST) $(ALL) -s -m engine $(if $(ROOT_USER),,--ignore=tests/serving/netns) || code=$$?; \
 	exit $$code
 
@@ -78,9 +83,6 @@ test-netns: $(READY) ## of test-all: pools on hosts that are network namespaces 
 
 mutants: $(READY) ## does a test fail where the code is wrong? 40 changes, 15 minutes; SAMPLE= SEED= MUTATE= TESTS= LEAST=
 	@$(BIN)/python scripts/mutants.py --sample $(SAMPLE) --seed $(SEED) --least $(LEAST) --paths $(MUTATE) --tests $(TESTS)
-
-test-dashboard: $(READY) ## every query of the dashboard by a real Prometheus, after `make demo`
-	@$(BIN)/python scripts/dashboard.py
 
 check: $(READY) ## style, types, imports
 	@$(BIN)/ruff check .

@@ -10,6 +10,9 @@ make the same load; ours first and last in turn, `--rounds` times, for machines 
 are compared together, and how far ours alone were apart is printed beside. Definitions are
 aligned: TTFT from the send to the first chunk with content (ours from the scheduled arrival is
 what the SLO is judged on, and longer by our own lag); TPOT (last - first chunk) / (tokens - 1).
+An endpoint on simulated engines is compared like any other, in seconds of the clock. `--chat` asks
+for chats in place of completions; answers of simulated engines are token ids in figures, which is
+why AIPerf takes the server's count of tokens.
 AIPerf is not part of our stack: `--aiperf PATH` says where its command is
 (`pip install aiperf==0.13.0` into an environment of its own).
 """
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import check_model
 from loadtest.client.launch import launch_client
 from loadtest.run.folder import prepare, read_run
@@ -67,6 +71,7 @@ class Load:
     output_tokens: int
     requests: int
     folder: Path
+    chat: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,8 @@ def ours(load: Load) -> Measured:
         host=load.host,
         shape=ArrivalShape(source=RequestSource(process="constant")),
     )
+    if load.chat:
+        job = replace(job, chat=learn_chat(load.host, load.model))
     folder = load.folder / "ours"
     prepare(folder, job, job.requests(), None)
     launch_client(folder, lambda _: None)
@@ -127,9 +134,10 @@ def ours(load: Load) -> Measured:
 def vllm_bench(load: Load) -> Measured:
     """Run `vllm bench serve`; a gamma process without variation has constant gaps."""
     result = load.folder / "vllm.json"
+    api = ("openai-chat", "/v1/chat/completions") if load.chat else ("openai", "/v1/completions")
     run(
-        *(sys.executable, str(BENCH), "--backend", "openai", "--base-url", load.host),
-        *("--endpoint", "/v1/completions", "--model", load.model),
+        *(sys.executable, str(BENCH), "--backend", api[0], "--base-url", load.host),
+        *("--endpoint", api[1], "--model", load.model),
         *("--tokenizer", str(load.tokenizer), "--dataset-name", "random", "--seed", "1"),
         *("--random-input-len", str(load.input_tokens)),
         *("--random-output-len", str(load.output_tokens)),
@@ -148,7 +156,8 @@ def aiperf(load: Load, command: str) -> Measured:
     folder = load.folder / "aiperf"
     run(
         *(command, "profile", "-m", load.model, "--tokenizer", str(load.tokenizer.resolve())),
-        *("--url", load.host, "--endpoint-type", "completions", "--streaming"),
+        *("--url", load.host, "--endpoint-type", "chat" if load.chat else "completions"),
+        "--streaming",
         *("--isl", str(load.input_tokens), "--osl", str(load.output_tokens)),
         *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
         *("--request-rate", str(load.rate), "--arrival-pattern", "constant"),
@@ -268,15 +277,19 @@ def main() -> int:
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--chat", action="store_true", help="chats, not completions")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--aiperf", default="aiperf", help="its command")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="third-party-") as name:
         folder = Path(name)
         with endpoint(given.host, folder) as host:
+            model, slowdown = check_model(host, given.model)
+            if slowdown is not None:
+                print(f"simulated engines, {slowdown:g} times slower: in seconds of the clock")
             load = Load(
                 host=host,
-                model=check_model(host, given.model),
+                model=model,
                 tokenizer=given.tokenizer or tokenizer(folder),
                 vocab_size=given.vocab_size,
                 rate=given.rate,
@@ -284,6 +297,7 @@ def main() -> int:
                 output_tokens=given.output_tokens,
                 requests=given.requests,
                 folder=folder,
+                chat=given.chat,
             )
             return compare_all(load, given.aiperf, given.rounds)
 

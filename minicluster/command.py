@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minicluster.errors import InputError
+from minicluster.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,41 @@ def terminable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let nothing but SIGKILL end what stops and removes: a second Ctrl-C asks for no more."""
+    numbers = (signal.SIGINT, *ENDINGS)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """
+    End at Ctrl-C with one line, for the second in which the modules of a command are imported.
+
+    Nothing has been started yet that would have to end, and an exception at any import would be
+    shown with its traceback.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
+        os._exit(Exit.INTERRUPTED)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # a background job ignores SIGINT
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_command(name: str) -> str:
@@ -73,8 +109,7 @@ def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (
         try:
             return child.wait()
         except KeyboardInterrupt:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            child.send_signal(signal.SIGINT)
-            child.wait()
-            signal.signal(signal.SIGINT, before)
+            with uninterrupted():
+                child.send_signal(signal.SIGINT)
+                child.wait()
             raise

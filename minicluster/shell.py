@@ -36,8 +36,13 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     An expected error is one line on stderr. Any other is our bug: its traceback is shown,
     exit code 1.
     """
+    command = typer.main.get_command(app)
     try:
-        code = app(standalone_mode=False, prog_name=name)
+        # Not `app()`: Typer's own way to run makes exit code 130 of Ctrl-C, without a word.
+        with command.make_context(name, sys.argv[1:]) as context:
+            code = command.invoke(context)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
     except MiniclusterError as error:
         say(f"{name}: {error}", style="red")
         sys.exit(error.exit_code)

@@ -318,8 +318,3 @@ def _judge(
 
 app.command()(search)
 app.command()(compare)
-
-
-def main() -> NoReturn:
-    """Run `loadtest`."""
-    shell.run(app, "loadtest")

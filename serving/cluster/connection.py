@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import grpc
 import ray
+from ray._private import auto_init_hook
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
 from ray._private.grpc_utils import init_grpc_channel
 
+from minicluster.command import uninterrupted
 from minicluster.errors import InputError, TargetFailed
 from serving.cluster.local_cluster import token_file
 from serving.cluster.loopback import loopback
@@ -58,19 +61,33 @@ def connected(address: str) -> Iterator[None]:
         if is_host_and_port:
             _check_token(address)
         try:
-            ray.init(
-                address=address,
-                namespace="minicluster",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address=LOOPBACK if local else None,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise TargetFailed(f"no Ray cluster at {address}: {error}") from None
-        try:
+            _join(address, LOOPBACK if local else None)
             yield
         finally:
-            ray.shutdown()
+            # A driver that is still connected, because of a second Ctrl-C, would be ended by Ray
+            # with exit code 1 as soon as its cluster is stopped, and what is to end would stay.
+            with uninterrupted():
+                ray.shutdown()
+
+
+def _join(address: str, own_address: str | None) -> None:
+    """Become a driver; raises TargetFailed if there is no cluster."""
+    ends = signal.getsignal(signal.SIGTERM)
+    # A call of a thread that Ctrl-C left behind would start a cluster of its own after our end.
+    auto_init_hook.enable_auto_connect = False
+    try:
+        ray.init(
+            address=address,
+            namespace="minicluster",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=own_address,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise TargetFailed(f"no Ray cluster at {address}: {error}") from None
+    finally:
+        # Ray replaces the handler; SIGTERM is to mean what it meant before.
+        signal.signal(signal.SIGTERM, ends)
 
 
 def instance_of(address: str) -> str:

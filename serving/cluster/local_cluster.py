@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minicluster.command import uninterrupted
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from serving.cluster.processes import cluster_processes, stop
-from serving.cluster.raylets import new_session, start_nodes
+from serving.cluster.raylets import session_path, start_nodes
 from serving.cluster.state import HOME, TOKEN, read_record, read_state, write_record
 from serving.cluster.token import refuse_missing_certificates
 from serving.protocol.app_spec import RayNode
@@ -64,15 +65,16 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
     if running is not None:
         raise InputError("cluster", running.address, "none yet", "`serving cluster down`")
     refuse_missing_certificates(os.environ)
+    cluster_id = secrets.token_hex(8)
     cluster = LocalCluster(
-        cluster_id=secrets.token_hex(8),
+        cluster_id=cluster_id,
         address="",
-        session=str(new_session()),
+        session=str(session_path(cluster_id)),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=tuple(nodes),
     )
-    write_record(CLUSTER, cluster)
     try:
+        write_record(CLUSTER, cluster)
         address = start_nodes(
             nodes,
             cluster_id=cluster.cluster_id,
@@ -81,8 +83,9 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
             report=report,
         )
     except BaseException:
-        report("stopping what was started")
-        _remove(cluster)
+        with uninterrupted():
+            report("stopping what was started")
+            _remove(cluster)
         raise
     cluster = replace(cluster, address=address)
     write_record(CLUSTER, cluster)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from minicluster.errors import TargetFailed
@@ -26,9 +25,9 @@ OBJECT_STORE_BYTES = 128 << 20
 """Size of the object store: requests and tokens are small. Ray's default is 30 % of the memory."""
 
 
-def new_session() -> Path:
-    """Make Ray's directory; its path must be short, because it holds Unix sockets."""
-    return Path(mkdtemp(prefix="minicluster-", dir="/tmp"))
+def session_path(cluster_id: str) -> Path:
+    """Return where Ray keeps its files; the path must be short, because it holds Unix sockets."""
+    return Path("/tmp") / f"minicluster-{cluster_id[:8]}"  # noqa: S108  (made by its owner alone)
 
 
 def start_nodes(
@@ -40,7 +39,9 @@ def start_nodes(
     report: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet per node, the first as the head; their token is written to *token*.
+    Start one raylet per node, the first as the head, with *session* as Ray's new directory.
+
+    Their token is written to *token*.
 
     Returns:
         The cluster's address.
@@ -52,6 +53,7 @@ def start_nodes(
     port, client_port = free_ports(2)
     address = f"{LOOPBACK}:{port}"
     report(f"starting Ray: {len(nodes)} node(s)")
+    session.mkdir(mode=0o700)
     write_token(token)
     env = environment(cluster_id, token)
     _ray_start(

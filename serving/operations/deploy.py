@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minicluster.command import uninterrupted
 from minicluster.errors import InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
@@ -21,7 +20,7 @@ from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
 from serving.cluster.processes import stop
-from serving.cluster.raylets import new_session, start_nodes
+from serving.cluster.raylets import session_path, start_nodes
 from serving.cluster.state import (
     DEPLOYMENT,
     HOME,
@@ -42,7 +41,7 @@ from serving.operations.status import is_gone
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -88,7 +87,7 @@ def deploy(
     report: Callable[[str], None],
 ) -> tuple[State, Readiness]:
     """
-    Start a compiled plan and wait until it is ready; a failure or Ctrl-C leaves nothing behind.
+    Start a compiled plan and wait until it is ready.
 
     Args:
         served: what to start.
@@ -102,22 +101,17 @@ def deploy(
         TargetFailed: Ray or an engine did not start, or a probe failed.
     """
     write_state(state)
-    try:
-        if not state.address:
-            address = start_nodes(
-                served.nodes,
-                cluster_id=state.cluster_id,
-                session=Path(state.session),
-                token=TOKEN,
-                report=report,
-            )
-            state = replace(state, address=address)
-            write_state(state)
-        readiness = _serve(served, site, state, vocab_size, report)
-    except BaseException:
-        report("stopping what was started")
-        take_down(state)
-        raise
+    if not state.address:
+        address = start_nodes(
+            served.nodes,
+            cluster_id=state.cluster_id,
+            session=Path(state.session),
+            token=TOKEN,
+            report=report,
+        )
+        state = replace(state, address=address)
+        write_state(state)
+    readiness = _serve(served, site, state, vocab_size, report)
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
@@ -136,7 +130,8 @@ def _new_state(site: Site, nixl_port: int) -> State:
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if site.address is None:
-        return replace(state, cluster_id=secrets.token_hex(8), session=str(new_session()))
+        cluster_id = secrets.token_hex(8)
+        return replace(state, cluster_id=cluster_id, session=str(session_path(cluster_id)))
     from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
 
     cluster = cluster_at(site.address)
@@ -218,7 +213,7 @@ def bring_up(
     before_start: Callable[[Deployment], None] | None = None,
 ) -> tuple[State, Readiness]:
     """
-    Check, compile and deploy; returns when ready.
+    Check, compile and deploy; returns when ready. A failure or Ctrl-C leaves nothing behind.
 
     A plan for the same nodes as a running deployment to measure (`serving up deployment.json`)
     updates it in place: engines with the same settings keep running.
@@ -249,10 +244,6 @@ def bring_up(
         state = _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     target = replace(site.target, one_host=one_host, nixl_port=state.nixl_port)
     served = compile_app(deployment, target, plan=plan)
-    # `serving verify` compares with these copies, beside the state file.
-    HOME.mkdir(parents=True, exist_ok=True)
-    write_atomically(PLAN, to_json(plan or deployment))
-    write_atomically(DEPLOYMENT, to_json(deployment))
     state = replace(
         state,
         base_url=site.base_url,
@@ -263,7 +254,17 @@ def bring_up(
         token_limit=target.token_limit,
         ready=False,
     )
-    return deploy(served, site, state, vocab_size=deployment.model.vocab_size, report=report)
+    try:
+        # `serving verify` compares with these copies, beside the state file.
+        HOME.mkdir(parents=True, exist_ok=True)
+        write_atomically(PLAN, to_json(plan or deployment))
+        write_atomically(DEPLOYMENT, to_json(deployment))
+        return deploy(served, site, state, vocab_size=deployment.model.vocab_size, report=report)
+    except BaseException:
+        with uninterrupted():
+            report("stopping what was started")
+            take_down(state)
+        raise
 
 
 def _check(deployment: Deployment, site: Site, machine: Target, plan: Plan | None) -> State | None:
@@ -342,7 +343,7 @@ def take_down(state: State) -> None:
     Raises:
         TargetFailed: a process does not end, even after SIGKILL.
     """
-    with _uninterrupted():
+    with uninterrupted():
         if state.cluster_id:
             stop(state.cluster_id)
         else:
@@ -366,12 +367,3 @@ def _remove_application(address: str) -> None:
             time.sleep(0.5)
         if not left:
             serve.shutdown()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 16 x 16: threads only cost
+from minicluster.command import loading
 
-from minicluster.shell import run
-from sizing.cli.app import app
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 16 x 16: threads only cost
 
 
 def main() -> NoReturn:
     """Run `sizing`."""
+    with loading("sizing"):
+        from minicluster.shell import run  # noqa: PLC0415  (a second to import)
+        from sizing.cli.app import app  # noqa: PLC0415
     run(app, "sizing")

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from loadtest.cli.app import main
+from loadtest.cli import main
 from minicluster.workload.samples import Sample, read_samples
 
 ServerStarter = Callable[..., str]
-COMMAND = [sys.executable, "-c", "from loadtest.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
 """For tests of the process itself: its signals and its end."""
 PATIENT = "ttft=30,tpot=5,percentile=p50"
 """An SLO that no answer misses; whether a run proves it depends on the machine."""

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import InputError
+from minicluster.shell import run
 
 CHILD = """
 import pathlib, signal, time
@@ -31,6 +33,19 @@ try:
     run_child([sys.executable, "child.py"])
 except KeyboardInterrupt:
     sys.exit(130)
+"""
+
+IMPORTED = """
+import os, signal, sys
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from {command}.cli import main
+sys.meta_path.insert(0, Pressed())
+sys.argv = ["{command}", "--help"]
+main()
 """
 
 
@@ -77,3 +92,30 @@ def test_a_told_child_cleans_up(tmp_path: Path, signals: tuple[signal.Signals, .
         time.sleep(0.2)
     assert parent.wait(timeout=30) == 130
     assert (tmp_path / "cleaned").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("sizing", "typer"), ("serving", "serving.cli.scale"), ("loadtest", "loadtest.cli.studies")],
+)
+def test_a_command_interrupted_while_it_is_imported_says_so_in_one_line(
+    command: str, module: str
+) -> None:
+    line = [sys.executable, "-c", IMPORTED.format(command=command, module=module)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{command}: interrupted\n")
+
+
+def test_a_command_that_is_interrupted_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["try"])
+    with pytest.raises(SystemExit) as ended:
+        run(app, "try")
+    assert (ended.value.code, capsys.readouterr().err) == (130, "try: interrupted\n")

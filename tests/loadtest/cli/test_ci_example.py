@@ -13,13 +13,17 @@ import yaml
 from typer.main import get_command
 
 import loadtest.cli.app
-import serving.cli
-import sizing.cli
+import serving.cli.app
+import sizing.cli.app
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "ci.yml"
-APPS = {"loadtest": loadtest.cli.app.app, "serving": serving.cli.app, "sizing": sizing.cli.app}
+APPS = {
+    "loadtest": loadtest.cli.app.app,
+    "serving": serving.cli.app.app,
+    "sizing": sizing.cli.app.app,
+}
 
 
 def commands() -> list[list[str]]:

@@ -70,6 +70,8 @@ def test_a_person_sees_the_plan_and_chats(config: EndpointConfig, tmp_path: Path
             ".map(td => td.textContent))"
         )
         assert (cells[0], cells[1], cells[3]) == ("TTFT", "100.0 ms", "500.0 ms")
+        pool = page.evaluate("document.querySelector('#pools tr').innerText").split("\t")
+        assert pool == ["prefill", "TP1 cpu", "d0", "1", "1"]
         page.type_into("say", "<img src=x onerror=document.title='gone'>")
         page.wait_for("document.querySelectorAll('#talk .assistant').length === 2")
         page.wait_for(IDLE)
@@ -118,8 +120,12 @@ def test_errors_are_shown(config: EndpointConfig, tmp_path: Path) -> None:
 def test_simulated_engines_are_not_taken_for_real_ones(
     config: EndpointConfig, tmp_path: Path
 ) -> None:
+    """Nothing on the page calls their latencies measured, and their seconds are explained."""
     simulated = SimulatedEngines(slowdown=12.0, text_tokens="bytes/4")
     with _page(replace(config, simulated=simulated), tmp_path, FakeServers()) as page:
         page.wait_for(READY)
-        says = page.evaluate("document.getElementById('model').textContent")
+        says = page.evaluate("document.body.innerText")
     assert "simulated engines, 12 times slower" in says
+    assert "each second of the plan takes 12 s" in says
+    assert "simulated p99" in says
+    assert "measured" not in says

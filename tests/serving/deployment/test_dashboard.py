@@ -19,7 +19,7 @@ MEASURED = {"ttft", "tpot", "itl", "e2e", "prefill_queue", "prefill", "handoff"}
 
 def test_every_query_asks_for_what_is_exposed(plan: Plan) -> None:
     """
-    Each panel's metrics exist under that name (`make test-dashboard` asks a real Prometheus).
+    Each panel's metrics exist under that name (test_simulated_cluster.py asks a real Prometheus).
 
     Each measured phase has a planned value beside it, with the labels that the query names.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +12,13 @@ from serving.cluster.ports import free_ports
 from tests.serving.client import answers, send
 from tests.serving.command import serving
 from tests.serving.deployed import Split, series
-from tests.serving.faults.load import body_of, refused
+from tests.serving.faults.load import Load, body_of, refused
+from tests.serving.prometheus import dashboard_queries, scraping
 
 pytestmark = pytest.mark.simulated
+
+QUERIES_LIMIT_S = 100.0
+"""Within which every query has data: a rate needs two scrapes, a second apart."""
 
 
 def test_up_says_where_it_serves(cluster: Split) -> None:
@@ -47,6 +53,27 @@ def test_metrics_count_what_clients_got(cluster: Split) -> None:
             if name.startswith("minicluster_replicas{") and f'"running",role="{role}"' in name:
                 running[role] += value
     assert running == cluster.replicas
+
+
+@pytest.mark.prometheus
+def test_every_query_of_the_dashboard_has_data_in_prometheus(
+    cluster: Split, tmp_path: Path
+) -> None:
+    """A real Prometheus, which finds the endpoint by the configuration that is shipped."""
+    queries = dashboard_queries()
+    cluster.wait_until_whole()
+    deadline_s = time.monotonic() + QUERIES_LIMIT_S
+
+    with (
+        Load(cluster.base_url, 2, tokens=100, max_tokens=8) as load,
+        scraping(cluster.base_url, tmp_path) as prometheus,
+    ):
+        while lacking := [query for query in queries if not prometheus.ask(query)]:
+            assert time.monotonic() < deadline_s, lacking
+            time.sleep(1.0)
+        running = prometheus.ask('minicluster_replicas{role="prefill", kind="running"}')
+    assert all(reply.done for reply in load.replies)
+    assert [*running.values()] == [cluster.replicas["prefill"]]
 
 
 def test_a_prompt_that_nothing_computes(cluster: Split) -> None:

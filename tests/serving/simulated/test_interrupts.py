@@ -1,0 +1,132 @@
+"""Ctrl-C at any moment of `serving up`: one line, exit code 130, nothing left, and up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minicluster.plan import to_json
+from serving.cluster.ports import free_ports
+from serving.cluster.processes import cluster_processes
+from tests.serving.client import answers
+from tests.serving.command import LIMIT_S, SERVING, serving
+from tests.serving.deployed import Shared, until, up
+from tests.serving.faults.processes import processes
+from tests.serving.plans import make_deployment, make_plan, make_pool, places
+
+pytestmark = pytest.mark.engine
+
+STATE = Path(".minicluster/serving")
+SIMULATED = ("--engine", "simulated", "--slowdown", "30")
+"""So slow that a round of probes takes longer than a look at what was said."""
+
+LISTENS = ("env", "--default-signal=INT")
+"""Starts a command that ends at Ctrl-C also where this run is a job in the background."""
+
+
+class Start:
+    """A `serving up` that is under way, in a process group of its own as in a terminal."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        [port] = free_ports(1)
+        line = [*LISTENS, *SERVING, "up", "plan.json", "--port", str(port), *SIMULATED]
+        with (place / "up.txt").open("w") as out:
+            self.process = subprocess.Popen(
+                line, cwd=place, stdout=out, stderr=out, process_group=0
+            )
+
+    @property
+    def said(self) -> str:
+        return (self._place / "up.txt").read_text()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What later commands know of it."""
+        found: dict[str, Any] = json.loads((self._place / STATE / "state.json").read_text())
+        return found
+
+    def runs(self, role: str) -> bool:
+        """Tell whether a process of this role is there."""
+        if not (self._place / STATE / "state.json").exists():
+            return False
+        return any(each.role == role for each in processes(self.state["cluster_id"]))
+
+
+def says(text: str) -> Callable[[Start], bool]:
+    return lambda start: text in start.said
+
+
+def runs(role: str) -> Callable[[Start], bool]:
+    return lambda start: start.runs(role)
+
+
+MOMENTS = {
+    "Ray starts": says("starting Ray"),
+    "its head runs": runs("gcs"),
+    "its raylet runs": runs("raylet"),
+    "Ray Serve is imported": says("loading Ray Serve"),
+    "its controller runs": runs("controller"),
+    "replicas start": says("starting engines"),
+    "a replica runs": runs("decode"),
+    "the endpoint runs": runs("ingress"),
+    "probes begin": says("probing"),
+    "probes end": says("2 of 3 rounds good"),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory in which nothing is deployed after the test, passed or not."""
+    yield tmp_path
+    assert serving(tmp_path, "down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("moment", "pressed"),
+    [
+        ("replicas start", (signal.SIGINT, signal.SIGINT)),
+        *(pytest.param(each, (signal.SIGINT,), marks=pytest.mark.campaign) for each in MOMENTS),
+        pytest.param("probes begin", (signal.SIGTERM, signal.SIGINT), marks=pytest.mark.campaign),
+    ],
+)
+def test_interrupted_start_leaves_nothing(
+    place: Path,
+    small_model: Path,
+    shared: Shared,
+    moment: str,
+    pressed: Sequence[signal.Signals],
+) -> None:
+    """However often Ctrl-C is pressed, or SIGTERM sent; and the same command works right after."""
+    shared.end()
+    prefill, decode = (
+        make_pool(role, gpu="h100-sxm", tp=2, placement=places((f"node-{role}", (0, 1))))
+        for role in ("prefill", "decode")
+    )
+    plan = make_plan(make_deployment(small_model, prefill=prefill, decode=decode))
+    (place / "plan.json").write_text(to_json(plan))
+
+    start = Start(place)
+    until(lambda: MOMENTS[moment](start) or start.process.poll() is not None, moment)
+    state = start.state
+    for each in pressed:
+        os.killpg(start.process.pid, each)
+        time.sleep(0.2)
+    code = start.process.wait(LIMIT_S)
+
+    assert code == 130, start.said
+    assert start.said.splitlines()[-2:] == ["stopping what was started", "serving: interrupted"]
+    assert "Traceback" not in start.said
+    assert cluster_processes(state["cluster_id"]) == set()
+    assert not Path(state["session"]).exists()
+    assert {file.name for file in (place / STATE).iterdir()} <= {"logs"}
+    with up(place, plan, *SIMULATED) as base_url:
+        assert answers(base_url)
