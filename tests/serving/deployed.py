@@ -97,19 +97,17 @@ class Split:
         return [each for each in processes(state["cluster_id"]) if each.role in roles]
 
     def wait_until_whole(self) -> None:
-        """Wait until all replicas run again, and decode has been answered by each of prefill's."""
+        """Wait until all replicas run again, and each of prefill works with each of decode."""
         whole = {f"{role.capitalize()}:demo": number for role, number in self.replicas.items()}
-        reached: set[str | None] = set()
+        pairs = self.replicas["prefill"] * self.replicas["decode"]
 
         def holds() -> bool:
             with suppress(RuntimeError):
                 num_found = len(self.find(*self.replicas))
                 running = self("running") == {**whole, "Ingress": 1}
                 if running and num_found == sum(self.replicas.values()):
-                    body = {"prompt": [2500], "max_tokens": 1}
-                    phases, *_ = self("answer", "completions", body, 9.0, {})
-                    reached.add(phases.get("prefill_replica"))
-            return len(reached - {None, ""}) == self.replicas["prefill"]
+                    return bool(self("pairs", self.replicas["prefill"]) == pairs)
+            return False
 
         until(holds, f"whole again: {whole}", REPAIR_LIMIT_S)
 

@@ -6,11 +6,15 @@ It answers a JSON array `[what, argument …]` a line, with JSON a line.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serving.protocol.endpoint_config import EndpointConfig
 
 PREFILL, DECODE = "Prefill:demo", "Decode:demo"
 
@@ -41,6 +45,17 @@ class Driver:
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
 
+    def pairs(self, prefills: int) -> int:
+        """Run a prompt over every pair of replicas; return how many pairs answered."""
+        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+
+        prompts = [[2500 + at] * 20 for at in range(prefills)]
+        given = [prompts, [_handle(PREFILL)]]
+        answers = broadcast(_handle(DECODE), "probe", given)
+        return len(
+            {(phases.prefill_replica, phases.decode_replica) for each in answers for phases in each}
+        )
+
     def inside(self) -> dict[str, list[dict[str, Any]]]:
         """Return what each simulated engine has inside, by role."""
         from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
@@ -58,12 +73,11 @@ class Driver:
     def answer(
         self, kind: str, body: dict[str, Any], deadline_s: float, routing: dict[str, Any]
     ) -> list[Any]:
-        """Call decode directly, with both deadlines and the routing of the test."""
+        """Ask the pools as the endpoint does, with both deadlines and the routing of the test."""
         from minicluster.plan import Routing, read_deployment  # noqa: PLC0415
         from serving.cluster.state import DEPLOYMENT  # noqa: PLC0415
         from serving.deployment.compile import domains  # noqa: PLC0415
         from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
-        from serving.protocol.messages import Refusal  # noqa: PLC0415
 
         deployment = read_deployment(DEPLOYMENT)
         config = replace(
@@ -72,11 +86,20 @@ class Driver:
             ),
             routing=Routing(**routing),
         )
-        handle = _handle(DECODE).options(stream=True)
-        begun, *later = handle.answer.remote(kind, {"model": "demo", **body}, config=config)
-        if isinstance(begun, Refusal):
-            return [asdict(begun)]
-        return [asdict(begun.phases), begun.first, *later]
+        return asyncio.run(_answer(config, kind, {"model": "demo", **body}))
+
+
+async def _answer(config: EndpointConfig, kind: str, body: dict[str, Any]) -> list[Any]:
+    from serving.protocol.messages import Refusal  # noqa: PLC0415
+    from serving.replicas.serve_backend import ServeBackend  # noqa: PLC0415
+
+    [domain] = config.pairing
+    backend = ServeBackend({domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config)
+    items: Any = [item async for item in backend.answer(domain, kind, body)]
+    begun, *later = items
+    if isinstance(begun, Refusal):
+        return [asdict(begun)]
+    return [asdict(begun.phases), begun.first, *later]
 
 
 def _handle(name: str) -> Any:  # noqa: ANN401
