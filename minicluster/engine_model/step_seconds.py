@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from minicluster.specs.step import StepTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from minicluster.specs.step import StepCoefficients
 
 
@@ -122,12 +123,13 @@ class TabulatedStep:
         table = self._table
         column = self._columns.get(batch) or self._column(batch)
         at, share = _place(table.tokens, tokens)
+        per_cached_s = table.per_cached_s
         return (
-            _between(column, at, share)
+            column[at] + share * (column[at + 1] - column[at])
             + (pairs / tokens - min(tokens, table.prompt_tokens) * 0.5)
-            * _between(table.per_cached_s, at, share)
+            * (per_cached_s[at] + share * (per_cached_s[at + 1] - per_cached_s[at]))
             + per_token_s * context
-        )
+        )  # fmt: skip
 
     def _column(self, batch: int) -> list[float]:
         """Return the seconds without context of one number of sequences, for each n."""

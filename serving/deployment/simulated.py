@@ -51,8 +51,6 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
     """Scale the fields of a dataclass that are seconds, or rates per second, by their names."""
     if not is_dataclass(timed) or isinstance(timed, type):
         return timed
-    if isinstance(timed, StepTable):
-        return timed.scaled(prompts=slowdown, rest=slowdown)
     changed: dict[str, Any] = {}
     for field in fields(timed):
         value = getattr(timed, field.name)
@@ -62,6 +60,8 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
             changed[field.name] = (
                 {name: each * factor for name, each in value.items()} if (factor != 1.0) else value
             )
+        elif isinstance(value, StepTable):
+            changed[field.name] = value.scaled(prompts=slowdown, rest=slowdown)
         elif isinstance(value, float) and factor != 1.0:
             changed[field.name] = value * factor
         else:

@@ -50,6 +50,7 @@ class StepModels:
         self._inputs = inputs
         self._prefill: dict[LayoutShape, StepCoefficients] = {}
         self._decode: dict[LayoutShape, StepCoefficients] = {}
+        self._batches: dict[LayoutShape, int] = {}
         self._tables: dict[tuple[LayoutShape, int], StepTable] = {}
 
     def of(self, layout: Layout) -> StepModel:
@@ -121,11 +122,17 @@ class StepModels:
 
     def _largest_batch(self, shape: LayoutShape) -> int:
         """Sequences of mean context that engine and memory allow in one batch."""
+        if shape not in self._batches:
+            found = max_decode_batch(self._inputs, shape, context=self._context(), deviation=0.0)
+            self._batches[shape] = max(1, found)
+        return self._batches[shape]
+
+    def _context(self) -> float:
+        """Mean tokens that a sequence in decode has cached (docs/model.md, eq. T5)."""
         load = self._inputs.scenario.workload
         prompts = length_quantiles(load.input_tokens, QUANTILES)
         answers = length_quantiles(load.output_tokens, QUANTILES)
-        middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-        return max(1, max_decode_batch(self._inputs, shape, context=middle, deviation=0.0))
+        return float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
 
     def _table(self, shape: LayoutShape, max_sequences: int) -> StepTable:
         """Tabulate the steps of batches of up to *max_sequences*, with prompts beside them."""
@@ -146,10 +153,7 @@ class StepModels:
     def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
         """Fit over every batch that engine and memory allow, at the contexts of the load."""
         if shape not in self._decode:
-            load = self._inputs.scenario.workload
-            prompts = length_quantiles(load.input_tokens, QUANTILES)
-            answers = length_quantiles(load.output_tokens, QUANTILES)
-            middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
+            middle = self._context()
             on = machine(self._inputs, shape.gpu)
             batch = self._largest_batch(shape)
             fitted = decode_coefficients(

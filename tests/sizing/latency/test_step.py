@@ -273,7 +273,7 @@ def test_the_table_is_the_step_model(model: str) -> None:
         step_table(one, TP8, max_sequences=256, contexts=(2000.0, 6000.0), prompt_tokens=each)
     )
     alike = step_table(one, TP8, max_sequences=8, contexts=(2000.0, 2000.0), prompt_tokens=each)
-    assert min(alike.per_context_token) > 0
+    assert min(alike.per_context_token_s) > 0
     for n, p, b, s in product((0, 37, 900, 5400), (0, 3000), (0, 5, 77, 200), (2000, 3500, 6000)):
         if n or b:
             load = StepLoad(
