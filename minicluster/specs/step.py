@@ -73,14 +73,14 @@ class StepTable(Spec):
     per_context_token_s: tuple[float, ...]
 
     def _check(self) -> None:
-        columns, rows = len(self.sequences), len(self.tokens)
-        if not (
-            len(self.plain_s) == len(self.attention_s) == len(self.per_context_token_s) == columns
-            and {rows, len(self.per_cached_s)} == {len(column) for column in self.plain_s} | {rows}
-            and min(rows, columns) > 1
-        ):
+        grid = len(self.sequences), len(self.tokens)
+        columns = {len(self.plain_s), len(self.attention_s), len(self.per_context_token_s)}
+        rows = {len(self.per_cached_s), *map(len, self.plain_s)}
+        if (columns, rows) != ({grid[0]}, {grid[1]}) or min(grid) <= 1:
             raise InputError(
-                "step table", f"{len(self.plain_s)} columns", f"{columns} of {rows} numbers each"
+                "step table",
+                f"{len(self.plain_s)} columns of {sorted(rows)} numbers",
+                f"{grid[0]} columns of {grid[1]} numbers, as its grid says, at least 2 of each",
             )
 
     def scaled(self, *, prompts: float, rest: float) -> StepTable:
@@ -88,7 +88,7 @@ class StepTable(Spec):
         return replace(
             self,
             plain_s=tuple(
-                tuple(rest * column[0] + prompts * (each - column[0]) for each in column)
+                tuple(prompts * each + (rest - prompts) * column[0] for each in column)
                 for column in self.plain_s
             ),
             per_cached_s=tuple(prompts * each for each in self.per_cached_s),
