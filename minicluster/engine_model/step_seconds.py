@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from minicluster.specs.step import StepTable
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from minicluster.specs.step import StepCoefficients
 
 
@@ -82,6 +80,30 @@ class FittedStep:
         return seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """
+    Steps of n prompt tokens and B sequences, on a grid (docs/model.md, eq. S9).
+
+    Attributes:
+        tokens: n of the grid, ascending from 0.
+        sequences: B of the grid, ascending from 0.
+        plain: seconds without context, M, a list over n for each B.
+        prompt_tokens: length of the prompts of which n are in M.
+        per_cached: seconds per token before each prompt token, a, beyond those in M, for each n.
+        attention: seconds of attention to short contexts, A, for each B.
+        per_context_token: seconds per token of the sequences' contexts, d, for each B.
+    """
+
+    tokens: Sequence[float]
+    sequences: Sequence[float]
+    plain: Sequence[Sequence[float]]
+    prompt_tokens: float
+    per_cached: Sequence[float]
+    attention: Sequence[float]
+    per_context_token: Sequence[float]
+
+
 class TabulatedStep:
     """
     The step of a table, linear between the points of its grid.
@@ -103,12 +125,8 @@ class TabulatedStep:
         """See `StepTime`."""
         line = self._lines.get(batch)
         if line is None:
-            table = self._table
-            at, share = _place(table.sequences, batch)
-            fixed_s = _between([column[0] for column in table.plain_s], at, share)
-            fixed_s += _between(table.attention_s, at, share)
-            line = (fixed_s, _between(table.per_context_token_s, at, share))
-            self._lines[batch] = line
+            self._interpolate(batch)
+            line = self._lines[batch]
         return line
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
@@ -120,40 +138,32 @@ class TabulatedStep:
             pairs += new * (cached + new * 0.5)
         if not tokens:
             return fixed_s + per_token_s * context
-        table = self._table
-        column = self._columns.get(batch) or self._column(batch)
+        table, column = self._table, self._columns[batch]
         at, share = _place(table.tokens, tokens)
-        per_cached_s = table.per_cached_s
+        per_cached = table.per_cached
         return (
             column[at] + share * (column[at + 1] - column[at])
             + (pairs / tokens - min(tokens, table.prompt_tokens) * 0.5)
-            * (per_cached_s[at] + share * (per_cached_s[at + 1] - per_cached_s[at]))
+            * (per_cached[at] + share * (per_cached[at + 1] - per_cached[at]))
             + per_token_s * context
         )  # fmt: skip
 
-    def _column(self, batch: int) -> list[float]:
-        """Return the seconds without context of one number of sequences, for each n."""
+    def _interpolate(self, batch: int) -> None:
+        """Make the column and the line of one number of sequences."""
         table = self._table
         at, share = _place(table.sequences, batch)
-        attention_s = _between(table.attention_s, at, share)
-        low, high = table.plain_s[at], table.plain_s[at + 1]
-        column = [a + share * (b - a) + attention_s for a, b in zip(low, high, strict=True)]
+
+        def between(values: Sequence[float]) -> float:
+            return values[at] + share * (values[at + 1] - values[at])
+
+        attention = between(table.attention)
+        low, high = table.plain[at], table.plain[at + 1]
+        column = [a + share * (b - a) + attention for a, b in zip(low, high, strict=True)]
         self._columns[batch] = column
-        return column
-
-
-def simulated_step(step: StepCoefficients | StepTable) -> StepTime:
-    """Return the steps that a plan says of a pool."""
-    return TabulatedStep(step) if isinstance(step, StepTable) else FittedStep(step)
+        self._lines[batch] = (column[0], between(table.per_context_token))
 
 
 def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
     """Interval of a grid that holds *value*, or the nearest one, and how far along it."""
     at = min(max(bisect_right(grid, value) - 1, 0), len(grid) - 2)
     return at, (value - grid[at]) / (grid[at + 1] - grid[at])
-
-
-def _between(values: Sequence[float], at: int, share: float) -> float:
-    """Interpolate in an interval of a grid."""
-    low = values[at]
-    return low + share * (values[at + 1] - low)

@@ -6,33 +6,17 @@ from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import NotNegative, Spec
-from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients, StepTable
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel(Spec):
-    """
-    Step times per pool and what lies between them.
-
-    Attributes:
-        prefill, decode: closed forms (`minicluster.plan.step_time`), for bounds and admission; of a
-            calibration also what is simulated.
-        prefill_table, decode_table: what is simulated; `None`: there is no such pool, or the
-            coefficients come from a calibration.
-    """
+    """Step times per pool and what lies between them; `minicluster.plan.step_time` evaluates it."""
 
     prefill: StepCoefficients
     decode: StepCoefficients
     path: PathCoefficients
     interference: Interference
-    prefill_table: StepTable | None = None
-    decode_table: StepTable | None = None
-
-    def simulated(self, role: str) -> StepTable | StepCoefficients:
-        """Return the steps of the engines of a role, as they are simulated."""
-        if role == "prefill":
-            return self.prefill_table or self.prefill
-        return self.decode_table or self.decode
 
     def slowed(self, *, prefill: float, decode: float, mixed: bool) -> StepModel:
         """
@@ -48,14 +32,7 @@ class StepModel(Spec):
                 per_prefill_token_s=self.decode.per_prefill_token_s * prefill,
                 per_pair_s=self.decode.per_pair_s * prefill,
             )
-        first, last = self.prefill_table, self.decode_table
-        return replace(
-            self,
-            prefill=self.prefill.scaled(prefill),
-            decode=slow,
-            prefill_table=first and first.scaled(prompts=prefill, rest=prefill),
-            decode_table=last and last.scaled(prompts=prefill if mixed else decode, rest=decode),
-        )
+        return replace(self, prefill=self.prefill.scaled(prefill), decode=slow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

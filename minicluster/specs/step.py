@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Spec
 
 
@@ -47,54 +46,6 @@ class StepCoefficients(Spec):
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
         return _scaled(self, "_s", factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTable(Spec):
-    """
-    Steps of n prompt tokens and B sequences, on a grid (docs/model.md, eq. S9).
-
-    Attributes:
-        tokens: n of the grid, ascending from 0.
-        sequences: B of the grid, ascending from 0.
-        plain_s: seconds without context, M, those of every n for each B.
-        prompt_tokens: length of the prompts of which n are in M.
-        per_cached_s: seconds per token before each prompt token, a, beyond those in M, for each n.
-        attention_s: seconds of attention to short contexts, A, for each B.
-        per_context_token_s: seconds per token of the sequences' contexts, d, for each B.
-    """
-
-    tokens: tuple[float, ...]
-    sequences: tuple[float, ...]
-    plain_s: tuple[tuple[float, ...], ...]
-    prompt_tokens: NotNegative
-    per_cached_s: tuple[float, ...]
-    attention_s: tuple[float, ...]
-    per_context_token_s: tuple[float, ...]
-
-    def _check(self) -> None:
-        grid = len(self.sequences), len(self.tokens)
-        columns = {len(self.plain_s), len(self.attention_s), len(self.per_context_token_s)}
-        rows = {len(self.per_cached_s), *map(len, self.plain_s)}
-        if (columns, rows) != ({grid[0]}, {grid[1]}) or min(grid) <= 1:
-            raise InputError(
-                "step table",
-                f"{len(self.plain_s)} columns of {sorted(rows)} numbers",
-                f"{grid[0]} columns of {grid[1]} numbers, as its grid says, at least 2 of each",
-            )
-
-    def scaled(self, *, prompts: float, rest: float) -> StepTable:
-        """Return the table with what prompts add to a step times a factor, and the rest."""
-        return replace(
-            self,
-            plain_s=tuple(
-                tuple(prompts * each + (rest - prompts) * column[0] for each in column)
-                for column in self.plain_s
-            ),
-            per_cached_s=tuple(prompts * each for each in self.per_cached_s),
-            attention_s=tuple(rest * each for each in self.attention_s),
-            per_context_token_s=tuple(rest * each for each in self.per_context_token_s),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

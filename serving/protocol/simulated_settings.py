@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.specs.step import PathCoefficients, StepCoefficients, StepTable
+from minicluster.specs.step import PathCoefficients, StepCoefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class SimulatedSettings:
     slowdown: float
     limits: EngineLimits
     lanes: int
-    step: StepTable | StepCoefficients
+    step: StepCoefficients
     path: PathCoefficients
     lease_s: float
     model: str

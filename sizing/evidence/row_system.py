@@ -139,7 +139,6 @@ def _pool(
         max_sequences=sequences,
         contexts=(mean * row.isl, mean * (row.isl + row.osl)),
         prompt_tokens=max(1.0, mean * row.isl - row.prefix_tokens),
-        full=row.load != "static",
     )
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,

@@ -14,7 +14,6 @@ from minicluster.workload.arrivals import length_quantiles
 from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, stage_s, step_s
-from sizing.latency.step_table import step_table
 from sizing.planner.layout import max_decode_batch
 from sizing.planner.tandem import QUANTILES
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from minicluster.specs.calibration import CalibrationKey
     from minicluster.specs.slicing import Slicing
-    from minicluster.specs.step import PathCoefficients, StepCoefficients, StepTable
+    from minicluster.specs.step import PathCoefficients, StepCoefficients
     from sizing.latency.load import StepLoad
     from sizing.planner.layout import Layout, LayoutShape
 
@@ -50,8 +49,6 @@ class StepModels:
         self._inputs = inputs
         self._prefill: dict[LayoutShape, StepCoefficients] = {}
         self._decode: dict[LayoutShape, StepCoefficients] = {}
-        self._batches: dict[LayoutShape, int] = {}
-        self._tables: dict[tuple[LayoutShape, int], StepTable] = {}
 
     def of(self, layout: Layout) -> StepModel:
         """Return the step model of *layout*, of one batch of each replica."""
@@ -72,12 +69,7 @@ class StepModels:
                 self._fitted_prefill(last), decode, self._mean_computed(longest)
             )
         return StepModel(
-            prefill=prefill,
-            decode=decode,
-            path=self._path(layout),
-            interference=Interference(),
-            prefill_table=None if layout.prefill is None else self._table(first, 1),
-            decode_table=self._table(last, self._largest_batch(last)),
+            prefill=prefill, decode=decode, path=self._path(layout), interference=Interference()
         )
 
     def _path(self, layout: Layout) -> PathCoefficients:
@@ -120,42 +112,15 @@ class StepModels:
             self._prefill[shape] = fitted.scaled(full_pipeline(on, typical, shape.slicing))
         return self._prefill[shape]
 
-    def _largest_batch(self, shape: LayoutShape) -> int:
-        """Sequences of mean context that engine and memory allow in one batch."""
-        if shape not in self._batches:
-            found = max_decode_batch(self._inputs, shape, context=self._context(), deviation=0.0)
-            self._batches[shape] = max(1, found)
-        return self._batches[shape]
-
-    def _context(self) -> float:
-        """Mean tokens that a sequence in decode has cached (docs/model.md, eq. T5)."""
-        load = self._inputs.scenario.workload
-        prompts = length_quantiles(load.input_tokens, QUANTILES)
-        answers = length_quantiles(load.output_tokens, QUANTILES)
-        return float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-
-    def _table(self, shape: LayoutShape, max_sequences: int) -> StepTable:
-        """Tabulate the steps of batches of up to *max_sequences*, with prompts beside them."""
-        key = shape, max_sequences
-        if key not in self._tables:
-            load = self._inputs.scenario.workload
-            prompt = float(length_quantiles(load.input_tokens, QUANTILES).mean())
-            answer = float(length_quantiles(load.output_tokens, QUANTILES).mean())
-            self._tables[key] = step_table(
-                machine(self._inputs, shape.gpu),
-                shape.slicing,
-                max_sequences=max_sequences,
-                contexts=(prompt, prompt + answer),
-                prompt_tokens=self._mean_computed(),
-            )
-        return self._tables[key]
-
     def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
         """Fit over every batch that engine and memory allow, at the contexts of the load."""
         if shape not in self._decode:
-            middle = self._context()
+            load = self._inputs.scenario.workload
+            prompts = length_quantiles(load.input_tokens, QUANTILES)
+            answers = length_quantiles(load.output_tokens, QUANTILES)
+            middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
             on = machine(self._inputs, shape.gpu)
-            batch = self._largest_batch(shape)
+            batch = max(1, max_decode_batch(self._inputs, shape, context=middle, deviation=0.0))
             fitted = decode_coefficients(
                 on,
                 slicing=shape.slicing,

@@ -228,12 +228,12 @@ def _confidence(found: Confidence | None) -> str:
 
 
 def fit_error(plan: Plan) -> str:
-    """Return how far fits are from the steps: a calibration's, or those of bounds and admission."""
+    """Return how far the fitted steps are from what they were fitted to."""
     steps = plan.calibration.error_fraction
     if steps is not None:
         return f"{steps:.1%} from the measured steps"
     fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
-    return f"closed forms {fitted:.1%} off"
+    return f"{fitted:.1%} from the term-by-term model"
 
 
 def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterator[str]:

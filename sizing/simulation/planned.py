@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.planned_limits import planned_limits
-from minicluster.engine_model.step_seconds import simulated_step
+from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -15,7 +15,6 @@ from sizing.simulation.system import Path, SimulatedPool, System
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from minicluster.engine_model.step_seconds import StepTime
     from minicluster.plan import Deployment, Plan, Pool, StepModel
     from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.outcome import Outcome
@@ -39,7 +38,7 @@ def deployed_system(
     path, policy = model.path, deployment.routing.policy
     last = roles.get("mixed") or deployment.pool("decode")
     first = roles.get("prefill")
-    prefill, decode = (simulated_step(model.simulated(role)) for role in ("prefill", "decode"))
+    prefill, decode = FittedStep(model.prefill), FittedStep(model.decode)
     if any(asdict(model.interference).values()):
         prefill = PrefillWithInterference(model.prefill, model.interference)
         decode = DecodeWithInterference(model.decode, model.interference)
@@ -94,7 +93,7 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
         )
 
 
-def _pool(deployment: Deployment, pool: Pool, step: StepTime) -> SimulatedPool:
+def _pool(deployment: Deployment, pool: Pool, step: FittedStep) -> SimulatedPool:
     """Return one pool, a queue for each of its batches; vLLM caches prefixes by default."""
     return SimulatedPool(
         replicas=pool.lanes, limits=planned_limits(deployment, pool), step=step, prefix_cache=True

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.engine_model.step_seconds import simulated_step
-from minicluster.errors import InputError
 from minicluster.plan import StepModel
 from minicluster.plan.step_time import decode_s, prefill_s
 from minicluster.specs.step import Interference
@@ -28,7 +26,6 @@ MODEL = StepModel(
     prefill=STEP, decode=STEP, path=plans.PATH, interference=Interference(decode_fraction=0.1)
 )
 FACTORS = st.floats(0.5, 3)
-TABULATED = replace(MODEL, prefill_table=plans.TABLE, decode_table=plans.TABLE)
 
 
 @given(FACTORS, FACTORS, st.integers(1, 4096))
@@ -42,38 +39,3 @@ def test_steps_take_so_many_times_as_long(prefill: float, decode: float, tokens:
         assert slow.decode.per_pair_s == pytest.approx(prompts * STEP.per_pair_s)
         assert (slow.path, slow.interference) == (MODEL.path, MODEL.interference)
     assert MODEL.slowed(prefill=1, decode=1, mixed=True) == MODEL
-
-
-@given(FACTORS, FACTORS, st.integers(1, 400), st.integers(0, 8), st.integers(0, 4096))
-def test_simulated_steps_take_so_many_times_as_long(
-    prefill: float, decode: float, tokens: int, batch: int, context: int
-) -> None:
-    """Of a table the same: where prompts are mixed in, their part of a step grows as prefill."""
-    plain = simulated_step(plans.TABLE)
-    rest = plain.step_s((), batch, context)
-    chunks = [(tokens, 30)]
-    whole = plain.step_s(chunks, batch, context)
-    apart, mixed = (
-        TABULATED.slowed(prefill=prefill, decode=decode, mixed=m) for m in (False, True)
-    )
-    for model, role, seconds in (
-        (apart, "prefill", prefill * whole),
-        (apart, "decode", decode * whole),
-        (mixed, "mixed", decode * rest + prefill * (whole - rest)),
-    ):
-        slow = simulated_step(model.simulated(role))
-        assert slow.step_s(chunks, batch, context) == pytest.approx(seconds)
-
-
-def test_a_calibration_is_simulated_by_its_coefficients() -> None:
-    """Without a table, a step takes what the closed form says; with one, what the table says."""
-    for role in ("prefill", "decode"):
-        assert MODEL.simulated(role) is STEP
-        assert TABULATED.simulated(role) is plans.TABLE
-
-
-def test_a_table_has_a_number_for_every_point() -> None:
-    """Columns and rows are those of the grid."""
-    for wrong in ({"sequences": (0.0, 4.0, 8.0)}, {"tokens": (0.0, 9.0)}, {"per_cached_s": (0.0,)}):
-        with pytest.raises(InputError, match="step table"):
-            replace(plans.TABLE, **wrong)
