@@ -201,7 +201,7 @@ class SloSimulator:
         _, batch = bounds.steady_decode(slow.tandem, split=slow.layout.prefill is not None)
         limit, replicas = slow.tandem.decode.max_batch_size, slow.tandem.decode.replicas
         decoding = steady_decoding(arrivals, int(min(batch, limit) * replicas), seed=seed)
-        return simulate(system, arrivals, seed=seed, decoding=decoding)
+        return simulate(system, arrivals, seed=seed, decoding=decoding, samples=1)
 
     def length(self, slow: Candidate) -> int:
         """

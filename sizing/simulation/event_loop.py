@@ -152,12 +152,13 @@ class EventLoop:
             replica.start_stretch(0.0)
             self._queue_end(replica, epoch)
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
+    def run(self, progress: Callable[[int], None] | None = None, *, samples: int = SAMPLES) -> None:
         """
         Run until every request is finished.
 
         Args:
             progress: called at each sample with the number of requests that have arrived.
+            samples: most samples of queues and caches; every one visits every replica.
 
         Raises:
             NegativeAnswer: the run takes more events than `EVENTS_PER_REQUEST` allows.
@@ -168,7 +169,7 @@ class EventLoop:
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
         take = (self._arrive, self._pull, self._pulled)
         replicas = len(self.decode) + len(self.prefill)
-        every = max(1, self.num_arrivals // max(1, min(SAMPLES, SAMPLED_REPLICAS // replicas)))
+        every = max(1, self.num_arrivals // max(1, min(samples, SAMPLED_REPLICAS // replicas)))
         for _ in range(self._events_left):
             if heap and heap[0][0] < coming_s:
                 time_s, kind, _, what, epoch = heappop(heap)

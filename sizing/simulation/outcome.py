@@ -19,7 +19,7 @@ from minicluster.stats.batch_means import (
 )
 from minicluster.stats.quantiles import LEVELS
 from minicluster.stats.warmup import mser5
-from sizing.simulation.event_loop import EventLoop
+from sizing.simulation.event_loop import SAMPLES, EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +137,7 @@ def simulate(
     seed: int,
     decoding: Decoding | None = None,
     progress: Callable[[int], None] | None = None,
+    samples: int = SAMPLES,
 ) -> Outcome:
     """
     Simulate *arrivals* on *system* (docs/model.md, eq. Q5).
@@ -147,6 +148,7 @@ def simulate(
         seed: seed of the routing; equal arguments give equal outcomes.
         decoding: sequences that decode at the begin; `None`: the system is empty.
         progress: called at each sample with the number of requests that have arrived.
+        samples: most samples of queues and caches, of which `Outcome.occupancy` is made.
 
     Raises:
         InputError: no requests, one without tokens, or one that fits no replica.
@@ -157,7 +159,7 @@ def simulate(
     collecting = gc.isenabled()
     gc.disable()  # a run makes millions of tuples and no cycle: the collector takes 14 % of it
     try:
-        run.run(progress)
+        run.run(progress, samples=samples)
     finally:
         if collecting:
             gc.enable()

@@ -11,10 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from serving.protocol.endpoint_config import EndpointConfig
+from typing import Any
 
 PREFILL, DECODE = "Prefill:demo", "Decode:demo"
 
@@ -78,6 +75,8 @@ class Driver:
         from serving.cluster.state import DEPLOYMENT  # noqa: PLC0415
         from serving.deployment.compile import domains  # noqa: PLC0415
         from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
+        from serving.protocol.messages import Refusal  # noqa: PLC0415
+        from serving.replicas.serve_backend import ServeBackend  # noqa: PLC0415
 
         deployment = read_deployment(DEPLOYMENT)
         config = replace(
@@ -86,20 +85,17 @@ class Driver:
             ),
             routing=Routing(**routing),
         )
-        return asyncio.run(_answer(config, kind, {"model": "demo", **body}))
+        [domain] = config.pairing
+        backend = ServeBackend({domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config)
 
+        async def answered() -> list[Any]:
+            body_of_model = {"model": "demo", **body}
+            return [item async for item in backend.answer(domain, kind, body_of_model)]
 
-async def _answer(config: EndpointConfig, kind: str, body: dict[str, Any]) -> list[Any]:
-    from serving.protocol.messages import Refusal  # noqa: PLC0415
-    from serving.replicas.serve_backend import ServeBackend  # noqa: PLC0415
-
-    [domain] = config.pairing
-    backend = ServeBackend({domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config)
-    items: Any = [item async for item in backend.answer(domain, kind, body)]
-    begun, *later = items
-    if isinstance(begun, Refusal):
-        return [asdict(begun)]
-    return [asdict(begun.phases), begun.first, *later]
+        begun, *later = asyncio.run(answered())
+        if isinstance(begun, Refusal):
+            return [asdict(begun)]
+        return [asdict(begun.phases), begun.first, *later]
 
 
 def _handle(name: str) -> Any:  # noqa: ANN401
