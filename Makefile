@@ -49,7 +49,7 @@ demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS
 demo-70b: $(READY) ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
-test: $(READY) ## everything but campaigns, real Ray and vLLM included: 14 minutes on 2 cores
+test: $(READY) ## everything but campaigns, real Ray and vLLM included: 10 minutes on 2 cores
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
 	@code=0; \
