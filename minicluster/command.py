@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from minicluster.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import FrameType
+
+    Handler = Callable[[int, FrameType | None], NoReturn] | signal.Handlers
 
 ENDINGS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -23,30 +26,28 @@ ENDINGS = tuple(
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Handle signals by *handler* for a while."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def terminable() -> AbstractContextManager[None]:
     """Treat SIGTERM, and SIGHUP of a lost terminal, like Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handled(ENDINGS, interrupt)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> AbstractContextManager[None]:
     """Let nothing but SIGKILL end what stops and removes: a second Ctrl-C asks for no more."""
-    numbers = (signal.SIGINT, *ENDINGS)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handled((signal.SIGINT, *ENDINGS), signal.SIG_IGN)
 
 
 @contextmanager
@@ -65,11 +66,8 @@ def loading(name: str) -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # a background job ignores SIGINT
         return
-    signal.signal(signal.SIGINT, end)
-    try:
+    with _handled((signal.SIGINT,), end):
         yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_command(name: str) -> str:
