@@ -71,7 +71,7 @@ class PathCoefficients(Spec):
 
 
 DELAYS_PER_REQUEST = 2
-"""Times that a request delays the decode batch: it is received, is handed over, and joins."""
+"""Times that a request delays the decode batch: as it is handed over, and as it joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
