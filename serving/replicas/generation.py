@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.cluster.serve_compat import broadcast
+from serving.cluster.serve_compat import LIVE_POLL_S, broadcast, live_replicas
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
     EngineFailed,
@@ -168,6 +168,10 @@ class AnswerRole(EngineServer):
         started = time.perf_counter()
         places: list[RemotePrefill | LocalPrefill] = []
         for handle in prefill:
+            # Ray makes the handle's router where it is first asked for, and that has to be here:
+            # the thread of the broadcast has no event loop.
+            while live_replicas(handle) is None:  # noqa: ASYNC110  (there is no event to wait for)
+                await asyncio.sleep(LIVE_POLL_S)
             answers = await asyncio.to_thread(
                 broadcast, handle, "prefill", lambda _replica: ["completions", next(waiting)]
             )
