@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LEAST_TOKENS, POWER_OF_TWO = "least-tokens", "power-of-two"
 ROUND_ROBIN = "round-robin"
 
+ANSWER_POLICY = POWER_OF_TWO
+"""How the endpoint chooses among the replicas that answer; prompts go by the plan's policy."""
+
 
 class Rng(Protocol):
     """The part of a random generator that policies use; `random.Random` and numpy's have it."""

@@ -140,7 +140,6 @@ class InflightRequests:
     def __init__(self, config: EndpointConfig) -> None:
         """Start with no requests and the planned replicas."""
         first, last = config.prefilling, config.answering
-        self.domains = tuple(last.replicas)
         self._size = last
         predicted = config.prediction
         used = {} if predicted is None else predicted.utilisation_fraction
@@ -151,6 +150,7 @@ class InflightRequests:
             for domain, replicas in pool.replicas.items()
         }
         self._decode = {domain: self._pools[last.role, domain] for domain in last.replicas}
+        self._live = dict.fromkeys(last.replicas, True)
         self._prefill = {
             domain: self._pools[first.role, config.prefill_domain(domain)]
             for domain in self._decode
@@ -173,14 +173,24 @@ class InflightRequests:
             found[domain] += pool.work_s
         return found
 
-    def per_replica(self) -> list[float]:
-        """Return the sequences per answering replica, in the order of `domains`."""
-        return [pool.sequences / pool.replicas for pool in self._decode.values()]
+    def candidates(self, but: str = "") -> dict[str, float]:
+        """
+        Return the domains that a request may go to, with their sequences per answering replica.
+
+        A domain without a live replica is none of them while there is another, and neither is
+        *but*: an idle one that is dead would attract every request.
+        """
+        live = [domain for domain, alive in self._live.items() if alive and domain != but]
+        chosen = live or [domain for domain, alive in self._live.items() if alive] or self._live
+        pools = {domain: self._decode[domain] for domain in chosen}
+        return {domain: pool.sequences / pool.replicas for domain, pool in pools.items()}
 
     def set_replicas(self, live: Mapping[tuple[str, str], int]) -> None:
         """Take the live replicas by (role, domain), at least one; other pools keep their number."""
         for key in self._pools.keys() & live.keys():
             self._pools[key].replicas = max(1, live[key])
+        for domain in self._live:
+            self._live[domain] = live.get((self._size.role, domain), 1) > 0
 
     @property
     def waiting(self) -> int:
@@ -200,17 +210,30 @@ class InflightRequests:
         forecast: AdmissionForecast | None = None,
     ) -> InflightRequest:
         """Count a request that was admitted into *domain*."""
-        decode = self._decode[domain]
-        prefill = decode if cost.local else self._prefill[domain]
+        prefill = self._pool_of_prompt(cost, domain)
         request = InflightRequest(
             cost=cost, domain=domain, prefill=prefill, work_s=work_s, forecast=forecast
         )
-        prefill.work_s += work_s
+        self._count(request)
+        return request
+
+    def move(self, request: InflightRequest, domain: str) -> None:
+        """Count a request that has no token yet in another domain."""
+        self.end(request)
+        request.domain, request.waiting = domain, True
+        request.prefill = self._pool_of_prompt(request.cost, domain)
+        self._count(request)
+
+    def _pool_of_prompt(self, cost: RequestCost, domain: str) -> PoolInFlight:
+        return self._decode[domain] if cost.local else self._prefill[domain]
+
+    def _count(self, request: InflightRequest) -> None:
+        prefill, decode = request.prefill, self._decode[request.domain]
+        prefill.work_s += request.work_s
         prefill.waiting += 1
-        decode.sequences += cost.sequences
+        decode.sequences += request.cost.sequences
         decode.context_tokens += request.context_tokens
         decode.per_token_s += request.per_token_s
-        return request
 
     def first_token(self, request: InflightRequest) -> None:
         """Remove a request from the prefill backlog; later calls change nothing."""
@@ -286,8 +309,7 @@ class AdmissionController:
 
     def _placed(self, cost: RequestCost) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo
-        domain = inflight.domains[self._choose(inflight.per_replica(), self._rng, self._turn)]
-        self._turn += 1
+        domain = self._chosen_domain()
         if slo is None or step is None:
             return inflight.start(cost, domain, 1.0)
         load = inflight.load(domain)
@@ -296,10 +318,24 @@ class AdmissionController:
             return found
         return inflight.start(cost, domain, work_s(step, cost, load), found)
 
-    def first_token(self, request: InflightRequest, ttft_s: float) -> None:
-        """Record a first token, *ttft_s* after the request arrived."""
+    def _chosen_domain(self, but: str = "") -> str:
+        loads = self.inflight.candidates(but)
+        chosen = self._choose(list(loads.values()), self._rng, self._turn)
+        self._turn += 1
+        return list(loads)[chosen]
+
+    def move(self, request: InflightRequest) -> None:
+        """Move a request whose domain could not answer it to another one that is live, if any."""
+        self.inflight.move(request, self._chosen_domain(but=request.domain))
+
+    def first_token(self, request: InflightRequest, ttft_s: float | None) -> None:
+        """
+        Record a first token, *ttft_s* after the request arrived.
+
+        `None`: it came by another path than was forecast, which says nothing of the forecast.
+        """
         self.inflight.first_token(request)
-        if request.forecast is not None:
+        if request.forecast is not None and ttft_s is not None:
             self._ttft.add(ttft_s - request.forecast.ttft_s)
 
     def end(

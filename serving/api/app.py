@@ -12,10 +12,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
+from serving.api.access_log import RecordAnswers, record_of
 from serving.api.auth import ORIGINS, AccessControl, read_keys
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
 from serving.api.status_routes import StatusRoutes
+from serving.api.tracing import request_tracer
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
@@ -40,10 +42,11 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     Args:
         config: the plan.
         backend: the pools.
-        environment: names API keys, allowed origins, the longest answer and the admission switch
-            (`serving.api.auth`, `serving.request.length`, `serving.admission.controller`). By
-            default no key is needed, no other site is allowed, the model's context is the limit,
-            and requests that would miss the SLO are shed.
+        environment: names API keys, allowed origins, the longest answer, the admission switch and
+            the exporter of traces (`serving.api.auth`, `serving.request.length`,
+            `serving.admission.controller`, `serving.api.tracing`). By default no key is needed, no
+            other site is allowed, the model's context is the limit, requests that would miss the
+            SLO are shed, and nothing is traced.
 
     Raises:
         InputError: a key, limit or switch that cannot be used.
@@ -57,6 +60,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         sheds=read_admission(environment),
     )
     status = StatusRoutes(completions)
+    tracer = request_tracer(environment)
     engine = {} if config.simulated is None else {ENGINE: str(config.simulated)}
     _route = partial(_made_route, engine)
     routes = [
@@ -72,6 +76,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         _route("GET", "/openapi.json", status.schema),
         _route("GET", "/", status.page),
     ]
+    recorded = Middleware(RecordAnswers, metrics=completions.metrics, tracer=tracer)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -80,26 +85,30 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     )
     return Starlette(
         routes=routes,
-        middleware=[cors] if origins else [],
+        middleware=[recorded, cors] if origins else [recorded],
         exception_handlers={HTTPException: _on_http},
     )
 
 
 def _made_route(headers: Mapping[str, str], method: str, path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(handler, headers), methods=[method])
+    return Route(path, _with_id(path, handler, headers), methods=[method])
 
 
 def _with_id(
-    handler: Handler, headers: Mapping[str, str]
+    path: str, handler: Handler, headers: Mapping[str, str]
 ) -> Callable[[Request], Awaitable[Response]]:
     """Give each request an id and *headers*, and turn each exception into an answer."""
 
     async def handle(request: Request) -> Response:
-        request_id = request_id_of(request)
+        record = record_of(request)
+        record.route = path
+        record.request_id = request_id = request_id_of(request)
         try:
             response = await handler(request, request_id)
         except Exception as error:  # noqa: BLE001  (logged; the client sees no internals)
-            response = error_response(refusal_of(error, request_id), {})
+            refusal = refusal_of(error, request_id)
+            record.error = refusal.name
+            response = error_response(refusal, {})
         response.headers[REQUEST_ID] = request_id
         response.headers.update(headers)
         return response
@@ -109,6 +118,9 @@ def _with_id(
 
 async def _on_http(request: Request, error: Exception) -> Response:
     """Answer errors of the framework: unknown path, wrong method."""
-    request_id = request_id_of(request)
+    record = record_of(request)
+    record.request_id = request_id_of(request)
+    refusal = refusal_of(error, record.request_id)
+    record.error = refusal.name
     headers = getattr(error, "headers", None) or {}
-    return error_response(refusal_of(error, request_id), {**headers, REQUEST_ID: request_id})
+    return error_response(refusal, {**headers, REQUEST_ID: record.request_id})

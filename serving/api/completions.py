@@ -7,7 +7,6 @@ work per token is only to forward and to time it.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from serving.admission.controller import AdmissionController
 from serving.admission.policy import Shed
+from serving.api.access_log import record_of
 from serving.api.auth import read_body
 from serving.api.errors import with_param
 from serving.api.metrics import Metrics
@@ -22,9 +22,12 @@ from serving.api.readiness import ReadyCheck
 from serving.api.tracker import AnswerStream, RequestTracker, with_usage
 from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
+from serving.request.prefill import DECODE_FAILED, may_retry
 from serving.request.validation import check, parse_body
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.requests import Request
 
     from serving.api.auth import AccessControl
@@ -79,11 +82,9 @@ class CompletionRoutes:
             sent = with_usage(body)
             tracker.usage.keep = sent is body
             tracker.expect_first_token()
-            items = aiter(self.backend.answer(tracker.domain, kind, sent))
-            chunk = await anext(items)
+            chunk, items = await self._begun(kind, sent, tracker)
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
-            assert isinstance(chunk, FirstChunk)  # noqa: S101  (for the type checker)
             first, headers = chunk.first, chunk.phases.headers
             first_s = tracker.first_token(chunk.phases)
             self.readiness.answered(tracker.domain, chunk.phases, first_s)
@@ -92,6 +93,32 @@ class CompletionRoutes:
             tracker.usage.read(first.get("usage"))
             tracker.end("ok")
             return JSONResponse(first, headers=headers)
+
+    async def _begun(
+        self, kind: str, body: dict[str, Any], tracker: RequestTracker
+    ) -> tuple[FirstChunk | Refusal, AsyncIterator[Any]]:
+        """
+        Return the first chunk of an answer, and what follows it.
+
+        Where the replica is gone before its first token, the client has received nothing, and the
+        request is answered by another one, in another domain if one is live. Its prompt is computed
+        anew, because a KV cache can be fetched only once.
+        """
+        tried: list[Any] = []
+        lost = ""
+        while True:
+            items = aiter(self.backend.answer(tracker.domain, kind, body, tried))
+            try:
+                chunk = await anext(items)
+            except RequestRefused as refused:
+                chunk = refused.refusal
+            if isinstance(chunk, FirstChunk):
+                return chunk.retried_for(lost) if lost else chunk, items
+            assert isinstance(chunk, Refusal)  # noqa: S101  (for the type checker)
+            if lost or not may_retry(chunk, tracker.seconds, self.config):
+                return chunk, items
+            lost = DECODE_FAILED
+            tracker.move()
 
     async def time_prefill(self, request: Request, _request_id: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
@@ -105,22 +132,26 @@ class CompletionRoutes:
 
     async def _admitted(self, kind: str, request: Request) -> tuple[RequestTracker, dict[str, Any]]:
         """Check a request and admit it; raise the refusal of either."""
-        started_s = time.perf_counter()
+        record = record_of(request)
         client = self.access.client(request)
+        record.key = client.name
         longest = self.config.max_model_len
         raw = parse_body(await read_body(request))
         checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
         body = apply_token_limit(kind, checked, self.token_limit, longest)
+        # Engines name the request by it, in their logs and answers.
+        body = {**body, "request_id": record.request_id}
         self.readiness.running.refresh()
         found = self.admission.admit(self.admission.cost(kind, body), client)
         if isinstance(found, Shed):
+            record.outcome = "shed"
             self.metrics.shed(found.reason)
             raise RequestRefused(found.refusal)
         tracker = RequestTracker(
             found,
             self.admission,
             self.metrics,
+            record,
             streamed=body.get("stream") is True,
-            started_s=started_s,
         )
         return tracker, body

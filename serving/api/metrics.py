@@ -74,6 +74,12 @@ class Metrics:
             for name, text in HISTOGRAMS.items()
         }
         self._requests = self._counter("requests", "Requests by path and outcome.", "path outcome")
+        self._responses = self._counter(
+            "http_responses", "Answers of any route, refusals included.", "route status"
+        )
+        self._fallbacks = self._counter(
+            "fallbacks", "Requests that were not answered the planned way, by reason.", "reason"
+        )
         self._shed = self._counter("shed", "Requests not admitted, by reason.", "reason")
         self._tokens = self._counter("tokens", "Tokens of complete answers.", "kind")
         self._outstanding = self._gauge(
@@ -107,9 +113,15 @@ class Metrics:
     def first_token(self, ttft_s: float, phases: RequestPhases) -> None:
         """Observe a TTFT, and its phases as far as the prefill pool took part."""
         self._seconds["ttft"].observe(ttft_s)
+        if not phases.as_planned:
+            self._fallbacks.labels(phases.reason).inc()
         if phases.prefill_replica:
             for name in MEASURED:
                 self._seconds[name].observe(phases.phases_s[name])
+
+    def answered(self, route: str, status: int) -> None:
+        """Count an answer, of whatever route."""
+        self._responses.labels(route, str(status)).inc()
 
     def ended(self, path: str, outcome: str, answer: MeasuredAnswer | None) -> None:
         """Count a request that ended, and observe its answer if that is complete."""

@@ -9,6 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.request.prefill import DECODE_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -131,11 +132,11 @@ class ReadyCheck:
         if self._proves_ready(phases):
             self._record(domain, first_s, "")
 
-    async def lacking(self) -> list[str]:
-        """Return the reasons why requests would fail now; none: the endpoint is ready."""
+    async def check(self) -> tuple[bool, list[str]]:
+        """Return whether requests get through in any domain, and what is lacking in the others."""
         running = await self.running.get()
         if not running:
-            return ["Ray Serve does not say what runs"]
+            return False, ["Ray Serve does not say what runs"]
         roles = sorted({pool.role for pool in self._config.pools})
         missing = [
             f"no {role} replica is up"
@@ -143,13 +144,14 @@ class ReadyCheck:
             if not any(number for (of, _), number in running.items() if of == role)
         ]
         if missing:
-            return missing
+            return False, missing
         async with self._probing:
             now_s = time.perf_counter()
             # A client that has just been answered proves as much, for its domain.
             due = [at for at, (when_s, _) in self._known.items() if now_s - when_s > REFRESH_S]
             await asyncio.gather(*(self._probe(domain) for domain in due))
-        return [error for _, error in self._known.values() if error]
+        errors = [error for _, error in self._known.values()]
+        return not all(errors), [error for error in errors if error]
 
     async def _probe(self, domain: str) -> None:
         error = await self._probe_error(domain)
@@ -185,7 +187,8 @@ class ReadyCheck:
 
     def _proves_ready(self, phases: RequestPhases) -> bool:
         """Return whether an answer took the path of prompts beyond the local threshold."""
-        return not self._splits or phases.path in THROUGH_PREFILL
+        proves = phases.path in THROUGH_PREFILL and phases.reason != DECODE_FAILED
+        return proves or not self._splits
 
     def _record(self, domain: str, when_s: float, error: str) -> None:
         self._known[domain] = max(self._known[domain], (when_s, error))

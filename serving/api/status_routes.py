@@ -82,12 +82,17 @@ class StatusRoutes:
         """Answer OK: this process is alive; `/ready` reports whether requests get through."""
         return PlainTextResponse("OK")
 
-    async def ready(self, _request: Request, _request_id: str) -> Response:
-        """Report whether requests get through; 503 and the reasons if not."""
-        lacking = await self._completions.readiness.lacking()
-        return JSONResponse(
-            {"ready": not lacking, "lacking": lacking}, status_code=503 if lacking else 200
-        )
+    async def ready(self, request: Request, _request_id: str) -> Response:
+        """
+        Report whether requests get through; 503 and the reasons if not.
+
+        One domain that answers is enough, so that a load balancer does not turn a partial outage
+        into a total one; with `?all=1` every domain has to.
+        """
+        ready, lacking = await self._completions.readiness.check()
+        if request.query_params.get("all") == "1":
+            ready = not lacking
+        return JSONResponse({"ready": ready, "lacking": lacking}, status_code=200 if ready else 503)
 
     async def metrics(self, request: Request, _request_id: str) -> Response:
         """Return the metrics in Prometheus's text format."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from serving.admission.controller import AdmissionController, InflightRequest
+    from serving.api.access_log import AnswerRecord
     from serving.api.metrics import Metrics
     from serving.protocol.messages import RequestPhases
 
@@ -93,19 +94,21 @@ class RequestTracker:
         request: InflightRequest,
         admission: AdmissionController,
         metrics: Metrics,
+        record: AnswerRecord,
         *,
         streamed: bool,
-        started_s: float,
     ) -> None:
-        """Start; *started_s* by `time.perf_counter`."""
+        """Start; *record* gets what becomes known of the request."""
         self.usage = UsageReader()
         self._request = request
         self._admission = admission
         self._metrics = metrics
         self._streamed = streamed
-        self._started_s = started_s
+        self.record = record
+        self._started_s = record.started_s
+        record.admitted_s = time.perf_counter()
         self._first_s: float | None = None
-        self._last_s = started_s
+        self._last_s = record.started_s
         self._gaps_s: list[float] = []
         self._ended = False
         self._path = "none"
@@ -130,6 +133,15 @@ class RequestTracker:
         """The domain that answers."""
         return self._request.domain
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the request arrived."""
+        return time.perf_counter() - self._started_s
+
+    def move(self) -> None:
+        """Count the request in another domain, if one is live; no token has come."""
+        self._admission.move(self._request)
+
     def expect_first_token(self) -> None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""
         forecast = self._request.forecast
@@ -144,9 +156,10 @@ class RequestTracker:
         reported_s = self._started_s + phases.prefill_s + phases.decode_s
         self._first_s = now if self._streamed else min(reported_s, now)
         self._last_s = now
+        self.record.phases, self.record.first_s = phases, self._first_s
         ttft_s = self._first_s - self._started_s
         self._metrics.first_token(ttft_s, phases)
-        self._admission.first_token(self._request, ttft_s)
+        self._admission.first_token(self._request, ttft_s if phases.as_planned else None)
         return self._first_s
 
     def token(self) -> None:
@@ -160,7 +173,9 @@ class RequestTracker:
         if self._ended:
             return
         self._ended = True
-        usage, answer = self.usage, None
+        usage, answer, record = self.usage, None, self.record
+        record.outcome, record.last_s = outcome, self._last_s
+        record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
         tpot_s = self._tpot_s()
         self._admission.end(self._request, tpot_s, usage.prompt_tokens)
         if outcome == "ok" and self._first_s is not None:
@@ -229,4 +244,6 @@ class AnswerStream(StreamingResponse):
             self._outcome = "ok"
         except Exception as error:  # noqa: BLE001  (sent to the client, and logged)
             self._outcome = "broken"
-            yield f"data: {json.dumps(refusal_of(error, request_id).body)}\n\n"
+            refusal = refusal_of(error, request_id)
+            tracker.record.error = refusal.name
+            yield f"data: {json.dumps(refusal.body)}\n\n"

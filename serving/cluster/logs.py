@@ -12,6 +12,7 @@ from serving.cluster.state import LOGS, read_state
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ACCESS_LOG = "access.log"
 REPLICA = ":actor_name:ServeReplica:"
 
 ERROR = re.compile(r"\b((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (?!Traceback)(.+)")
@@ -27,7 +28,7 @@ ECHOES = (
 
 def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
     """
-    Yield the file and the last *lines* lines of each replica's output.
+    Yield the file and the last *lines* lines of each replica's output, and of the access log.
 
     Raises:
         NegativeAnswer: there is no log, of a running or a past deployment.
@@ -42,6 +43,10 @@ def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
         if name is not None:
             title = f"{name.removeprefix(REPLICA)} {Path(file).suffix[1:]}: {file}"
             yield title, "\n".join(text[-lines:])
+    access = directory / "serve" / ACCESS_LOG
+    if access.is_file():
+        text = access.read_text(encoding="utf-8", errors="replace").splitlines()
+        yield f"requests: {access}", "\n".join(text[-lines:])
 
 
 def root_cause(logs: Path, message: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from logging.handlers import MemoryHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -17,6 +18,7 @@ from ray._private import state
 from ray.llm._internal.serve.utils import broadcast as broadcasting
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_LOGGER_NAME
+from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 
 if TYPE_CHECKING:
@@ -107,6 +109,11 @@ async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa:
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+def serve_logs() -> Path:
+    """Return the folder of Ray Serve's logs, in a replica."""
+    return Path(get_serve_logs_dir())
 
 
 def keep_log_open() -> None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
+from minicluster.routing import ANSWER_POLICY
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
@@ -237,15 +238,12 @@ def _deployment_config(
     deployment: Deployment, pool: Pool, replicas: int, nodes: list[str]
 ) -> dict[str, Any]:
     """
-    Return number and place of the replicas; prompts are routed by the plan's policy.
+    Return number and place of the replicas, and how requests are routed, as it was simulated.
 
     The label of the role selects the place; that of the node only separates domains, so that
     `serving scale` can give a pool another node of its domain.
     """
-    routed = {
-        "request_router_class": "serving.replicas.router.PlannedRouter",
-        "request_router_kwargs": {"policy": deployment.routing.policy},
-    }
+    policy = deployment.routing.policy if pool.role == "prefill" else ANSWER_POLICY
     return {
         "num_replicas": replicas,
         # A failed start is reported at once instead of being retried.
@@ -254,7 +252,10 @@ def _deployment_config(
         "placement_group_bundle_label_selector": [
             {ROLE_LABEL: pool.role, NODE_LABEL: f"in({','.join(nodes)})"}
         ],
-        **({"request_router_config": routed} if pool.role == "prefill" else {}),
+        "request_router_config": {
+            "request_router_class": "serving.replicas.router.PlannedRouter",
+            "request_router_kwargs": {"policy": policy},
+        },
     }
 
 

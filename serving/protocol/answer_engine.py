@@ -55,6 +55,13 @@ class AnswerEngine(Protocol):
     def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
         """Return whether a request that is answered in one piece has its first token."""
 
+    def pull_failed(self, request: Any) -> bool:  # noqa: ANN401
+        """
+        Return whether a request with a first token had its prompt computed here after all.
+
+        Its KV cache was lost on its way.
+        """
+
     async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
         """
         Compute the KV cache of a request's prompt, and one token that is dropped.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from minicluster.phases import (
@@ -41,13 +41,22 @@ class Refusal:
     retry_after_s: float | None = None
 
     @property
+    def name(self) -> str:
+        """The code, or where there is none the type, as OpenAI has them."""
+        return self.code or self.type
+
+    @property
+    def type(self) -> str:
+        """The type of the error, as OpenAI has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
+        return ERROR_TYPES.get(self.status, kind)
+
+    @property
     def body(self) -> dict[str, Any]:
         """The response body: OpenAI's error object."""
         # The engine may repeat parts of a request that cannot be encoded; an answer has to be.
         message = self.message.encode("utf-8", "replace").decode()
-        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
-        kind = ERROR_TYPES.get(self.status, kind)
-        error = {"message": message, "type": kind, "param": self.param, "code": self.code}
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
     @property
@@ -90,9 +99,9 @@ class RequestPhases:
             prefill and failed attempts; 0 where decode computes the prompt, as planned.
         decode_s: from there to the first token: the hand-off; where decode computes the prompt,
             its queue and its prefill.
-        path: `remote`, `retried` (remote, on the second replica), `local` (decode computes the
-            prompt, as planned) or `fallback-local` (decode computes it because no prefill
-            replica answered).
+        path: `remote`, `retried` (on a second replica, of prefill or of decode), `local` (decode
+            computes the prompt, as planned) or `fallback-local` (decode computes it because no
+            prefill replica answered, or its KV cache was lost on its way).
         reason: why the path is not plainly remote; one of few words, fit for a metric's label.
         prefill_replica: name of the replica that computed the prompt; empty: decode did.
         decode_replica: name of the replica that answers.
@@ -121,6 +130,11 @@ class RequestPhases:
         }
 
     @property
+    def as_planned(self) -> bool:
+        """Whether nothing failed on the way, so that the times are those of the forecast's path."""
+        return self.path in {"remote", "local"}
+
+    @property
     def path_and_reason(self) -> str:
         """Path and reason in one line: `retried; reason=prefill-failed`."""
         return f"{self.path}; reason={self.reason}" if self.reason else self.path
@@ -142,6 +156,10 @@ class FirstChunk:
 
     phases: RequestPhases
     first: list[str] | dict[str, Any]
+
+    def retried_for(self, reason: str) -> FirstChunk:
+        """Return the chunk of an answer whose first attempt failed for *reason*."""
+        return replace(self, phases=replace(self.phases, path="retried", reason=reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +247,12 @@ class Backend(Protocol):
     """
 
     def answer(
-        self, domain: str, kind: str, body: dict[str, Any]
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
         Answer a request of *kind* (`chat` or `completions`) in a domain.
 
+        *tried* has the replicas that failed to answer it, and gets the one that is called now.
         Yields a refusal alone; or one `FirstChunk`, then server-sent events of a stream as they
         come. Closing the iterator ends the work.
 

@@ -36,6 +36,9 @@ INGRESS_REQUESTS = 100_000
 ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
 
+TRACING = "OTEL_"
+"""Start of those of OpenTelemetry."""
+
 
 def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
     """
@@ -51,7 +54,11 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
     config = to_plain(served.endpoint)
     prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
     servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
-    variables = {name: os.environ[name] for name in ENDPOINT_VARIABLES if name in os.environ}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
+    }
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
@@ -109,8 +116,7 @@ def _simulated(pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, A
     """Bind simulated engines, whose replicas need no place of their own."""
     options = dict(pool.llm_config[OPTIONS])
     del options["placement_group_bundle_label_selector"]
-    if "request_router_config" in options:
-        options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
+    options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
     options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
     server = SimulatedPrefillServer if prefill is None else SimulatedAnswerServer
     made = serve.deployment(server, name=pool.name, user_config=config, **options)

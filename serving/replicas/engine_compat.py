@@ -54,9 +54,39 @@ async def prompt_tokens(engine: Any, kind: str, request: Any) -> int | None:  # 
 def first_token_seen(engine: Any, kind: str, request_id: str) -> bool:  # noqa: ANN401
     """Return whether a request that is answered in one piece has its first token."""
     processor = engine._engine_client.output_processor  # noqa: SLF001
-    names = processor.external_req_ids.get(REQUEST_IDS[kind].format(request_id), ())
+    names = processor.external_req_ids.get(request_name(kind, request_id), ())
     states = [processor.request_states.get(name) for name in names]
     return any(state is not None and not state.is_prefilling for state in states)
+
+
+def request_name(kind: str, request_id: str) -> str:
+    """Return the name that vLLM gives a request of an answer in one piece or a stream."""
+    return REQUEST_IDS[kind].format(request_id)
+
+
+def note_computed_tokens(engine: Any, computed: dict[str, int]) -> None:  # noqa: ANN401
+    """
+    Have the engine note how many tokens of a prompt it computes itself.
+
+    Args:
+        engine: a started vLLM engine.
+        computed: tokens by `request_name`, written when the first token comes, and only for
+            requests that are in it.
+    """
+    processor = engine._engine_client.output_processor  # noqa: SLF001
+    update = processor._update_stats_from_output  # noqa: SLF001
+
+    def noting(state: Any, output: Any, *args: Any) -> None:  # noqa: ANN401
+        if output.prefill_stats is not None and state.external_req_id in computed:
+            computed[state.external_req_id] = output.prefill_stats.num_computed_tokens
+        update(state, output, *args)
+
+    processor._update_stats_from_output = noting  # noqa: SLF001
+
+
+def block_size(engine: Any) -> int:  # noqa: ANN401
+    """Return the tokens of a block of an engine's KV cache."""
+    return int(engine._engine_client.vllm_config.cache_config.block_size)  # noqa: SLF001
 
 
 def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401

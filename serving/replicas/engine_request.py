@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -12,6 +11,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.exceptions import VLLMClientError
 
 from serving.protocol.messages import Refusal
+from serving.request.validation import engine_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,8 +40,7 @@ REMOTE_DECODE = {
 def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
     """Return vLLM's request of *kind* (`chat` or `completions`), or the refusal of the body."""
     try:
-        # An id of ours: the client's could be that of another request in progress.
-        request = SCHEMAS[kind].model_validate({**body, "request_id": uuid.uuid4().hex})
+        request = SCHEMAS[kind].model_validate({**body, "request_id": engine_request_id(body)})
         _read_content(getattr(request, "messages", ()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -23,7 +23,7 @@ from serving.protocol.messages import (
 )
 from serving.replicas.pending_answer import PendingAnswer
 from serving.replicas.roles import EngineServer
-from serving.request.prefill import late
+from serving.request.prefill import PULL_FAILED, late
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -41,10 +41,14 @@ class _EngineCall:
     limit_s: float
     prefill: RemotePrefill | LocalPrefill
 
-    def phases(self, decode_s: float) -> RequestPhases:
-        """Return the phases of the time to first token."""
+    def phases(self, decode_s: float, *, lost: bool = False) -> RequestPhases:
+        """Return the phases of the time to first token; *lost*: its KV cache was, on its way."""
         here = serve.get_replica_context().replica_id.unique_id
         prefill = self.prefill
+        if lost and isinstance(prefill, RemotePrefill):
+            prefill = LocalPrefill(
+                path="fallback-local", reason=PULL_FAILED, seconds=prefill.seconds
+            )
         if isinstance(prefill, LocalPrefill):
             return RequestPhases(
                 prefill_s=prefill.seconds,
@@ -74,7 +78,12 @@ class AnswerRole(EngineServer):
         self._config = from_plain(config)
 
     async def answer(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self,
+        kind: str,
+        body: dict[str, Any],
+        prefill: RemotePrefill | LocalPrefill,
+        *,
+        tried: object = None,  # noqa: ARG002
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
         Answer a request.
@@ -83,6 +92,7 @@ class AnswerRole(EngineServer):
             kind: `chat` or `completions`.
             body: a request that `serving.request.validation.check` accepted.
             prefill: where its prompt was computed, or that this server computes it.
+            tried: replicas that failed to answer it; read by the router, which excludes them.
 
         Yields:
             A refusal; or the phases with the first token, or with the whole answer; then
@@ -111,7 +121,8 @@ class AnswerRole(EngineServer):
             if isinstance(first, Refusal):
                 yield first
                 return
-            yield FirstChunk(phases=call.phases(came - started), first=first)
+            lost = self.answers.pull_failed(call.request)
+            yield FirstChunk(phases=call.phases(came - started, lost=lost), first=first)
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from serving.api.access_log import write_access_log
 from serving.api.app import api_app
 from serving.api.http_server import HttpServer
-from serving.cluster.serve_compat import keep_log_open
+from serving.cluster.logs import ACCESS_LOG
+from serving.cluster.serve_compat import keep_log_open, serve_logs
 from serving.protocol.endpoint_config import from_plain
 from serving.replicas.serve_backend import ServeBackend
 
@@ -44,6 +46,7 @@ class Ingress:
         With an *address* it listens there itself; without one Ray Serve's proxy forwards requests.
         """
         keep_log_open()
+        write_access_log(serve_logs() / ACCESS_LOG)
         self._config = from_plain(config)
         self._backend = ServeBackend(servers, prefill, self._config)
         self._address = address

@@ -82,7 +82,7 @@ class _Attempts:
                 return None
             answer = call.result()
         except Exception:  # any error: another replica may succeed
-            logger.exception("prefill failed")
+            logger.exception("prefill of request %s failed", self._body.get("request_id"))
             self.failures.append(DIED)
             return None
         finally:

@@ -1,4 +1,4 @@
-"""The prefill router: the plan's policy, by the function that the simulator uses."""
+"""The router of every pool: a policy of the plan, by the function that the simulator uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
     """
     Ray Serve's router with the policy of the plan.
 
-    It runs in the endpoint, which alone sends prompts, so that it knows every outstanding request
+    It runs in the endpoint, which alone sends requests, so that it knows every outstanding request
     and prompt token. Topology comes first by construction: a domain is a deployment of its own, and
     the endpoint calls the domain that answers before the others (`EndpointConfig.pairing`).
 

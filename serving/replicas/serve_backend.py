@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -16,7 +15,13 @@ from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas,
 from serving.protocol.messages import LocalPrefill, Refusal, RequestRefused
 from serving.replicas.remote_prefill import PrefillHandles, prefill_remotely
 from serving.request.length import answer_tokens, prompts_of
-from serving.request.prefill import RETRY_AFTER_S, TIMEOUT, late, may_be_short, must_be_local
+from serving.request.prefill import (
+    NO_ANSWERING_REPLICA,
+    TIMEOUT,
+    late,
+    may_be_short,
+    must_be_local,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -38,6 +43,9 @@ NO_REPLICA_ERRORS = (
 SLACK_S = 2.0
 """Time beyond both deadlines until a decode replica that does not answer is given up."""
 
+EVENT_LIMIT_S = 30.0
+"""Least limit between two events of a stream: it is for engines that stand still."""
+
 PACE_FACTOR = 10.0
 """
 Limit of the time per token of an answer, as a multiple of the SLO's. Generous: beam search prefills
@@ -57,13 +65,6 @@ PUBLIC_FACTS = (
 )
 """The engine settings that `GET /plan` shows: no paths, no hosts."""
 
-UNAVAILABLE = Refusal(
-    status=503,
-    message="No replica can take the request; try again later.",
-    code="no_replica",
-    retry_after_s=RETRY_AFTER_S,
-)
-
 PARAMS = {
     "beam-search": "use_beam_search",
     "prompt-list": "prompt",
@@ -75,6 +76,15 @@ PARAMS = {
 def first_token_limit_s(config: EndpointConfig) -> float:
     """Return how long the first token of a stream may take: both deadlines, and some slack."""
     return config.prefill_deadline_s + config.kv_wait_deadline_s + SLACK_S
+
+
+def event_limit_s(config: EndpointConfig) -> float:
+    """
+    Return how long the next event of a stream may take after the first.
+
+    A sequence that is preempted waits and is computed anew, as a request that arrives then.
+    """
+    return max(EVENT_LIMIT_S, first_token_limit_s(config))
 
 
 def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, Any]) -> float:
@@ -122,10 +132,10 @@ class ServeBackend:
         }
 
     async def answer(
-        self, domain: str, kind: str, body: dict[str, Any]
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """
-        Have the prompt prefilled, and answer as `AnswerRole.answer` does.
+        Have the prompt prefilled, and answer as `AnswerRole.answer` does; see `Backend.answer`.
 
         Closing the iterator ends the call that is under way.
         """
@@ -134,17 +144,15 @@ class ServeBackend:
         if isinstance(prefill, Refusal):
             yield prefill
             return
-        whole_s = limit_s = whole_answer_limit_s(self._config, kind, body)
-        too_late = late("answer-timeout", whole_s)
-        if body.get("stream") is True and not body.get("use_beam_search"):
-            limit_s, too_late = first_token_limit_s(self._config), UNAVAILABLE
-        response = handle.answer.remote(kind, body, prefill)
-        ended, started_s = False, time.monotonic() - prefill.seconds
+        limit_s, too_late = first_token_limit_s(self._config), NO_ANSWERING_REPLICA
+        if body.get("stream") is not True or body.get("use_beam_search"):
+            limit_s = whole_answer_limit_s(self._config, kind, body)
+            too_late = late("answer-timeout", limit_s)
+        response = handle.answer.remote(kind, body, prefill, tried=[] if tried is None else tried)
+        ended = False
         try:
-            first = await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
-            waited_s = time.monotonic() - started_s
-            yield first
-            async for item in _rest(response, waited_s, whole_s):
+            yield await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
+            async for item in _rest(response, event_limit_s(self._config)):
                 yield item
             ended = True
         finally:
@@ -227,27 +235,20 @@ def _not_through_prefill(local: LocalPrefill) -> Refusal:
 def _available(handle: Any) -> Any:  # noqa: ANN401
     """Return *handle*, or refuse the request: without a replica Ray Serve would wait for one."""
     if live_replicas(handle) == 0:
-        raise RequestRefused(UNAVAILABLE)
+        raise RequestRefused(NO_ANSWERING_REPLICA)
     return handle
 
 
-async def _rest(items: AsyncIterator[Any], waited_s: float, limit_s: float) -> AsyncIterator[Any]:
-    """
-    Yield the items after the first; refuse the request where an engine stands still midway.
-
-    The limit is for the waits for all items together, *waited_s* for the first one included: a
-    client that reads slowly is not late.
-    """
+async def _rest(items: AsyncIterator[Any], limit_s: float) -> AsyncIterator[Any]:
+    """Yield the items after the first; refuse the request where one takes too long."""
     while True:
-        started_s = time.monotonic()
         try:
-            async with asyncio.timeout(limit_s - waited_s):
+            async with asyncio.timeout(limit_s):
                 item = await anext(items)
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise RequestRefused(late("answer-timeout", limit_s)) from error
-        waited_s += time.monotonic() - started_s
+            raise RequestRefused(late("token-timeout", limit_s)) from error
         yield item
 
 
@@ -257,5 +258,5 @@ async def _in_time(handle: Any, item: Awaitable[Any], limit_s: float, too_late: 
         async with asyncio.timeout(limit_s):
             return await while_live(handle, item)
     except NO_REPLICA_ERRORS as error:
-        refusal = too_late if isinstance(error, TimeoutError) else UNAVAILABLE
+        refusal = too_late if isinstance(error, TimeoutError) else NO_ANSWERING_REPLICA
         raise RequestRefused(refusal) from error

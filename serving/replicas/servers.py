@@ -26,8 +26,9 @@ class PlannedServer(EngineServer):
         keep_log_open()
         _prepare_cpu_engine()
         os.environ[REPLICA] = str(os.getpid())
-        self.answers = VllmAnswers(self)
+        self.answers = answers = VllmAnswers(self)
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
+        answers.started()
         self.watch()
 
     async def _start_engine(self) -> None:

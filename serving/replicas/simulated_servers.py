@@ -146,12 +146,17 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
     async def answer(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self,
+        kind: str,
+        body: dict[str, Any],
+        prefill: RemotePrefill | LocalPrefill,
+        *,
+        tried: object = None,
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         """Answer as `AnswerRole.answer` does."""
         if isinstance(prefill, LocalPrefill):
             await self.routed()
-        async for item in super().answer(kind, body, prefill):
+        async for item in super().answer(kind, body, prefill, tried=tried):
             yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:

@@ -9,27 +9,23 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.answer_engine import ComputedPrompt
-from serving.protocol.messages import EngineFailed, Refusal
+from serving.protocol.messages import EngineFailed
 from serving.replicas.engine_compat import (
+    block_size,
     engine_facts,
     engine_is_dead,
     first_token_seen,
+    note_computed_tokens,
     prompt_tokens,
+    request_name,
 )
 from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_in
-from serving.request.prefill import RETRY_AFTER_S
+from serving.request.prefill import ENGINE_DIED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Prefilled
-
-ENGINE_DIED = Refusal(
-    status=503,
-    message="The engine died; try again later.",
-    code="engine-died",
-    retry_after_s=RETRY_AFTER_S,
-)
+    from serving.protocol.messages import Prefilled, Refusal
 
 
 class VllmAnswers:
@@ -38,6 +34,13 @@ class VllmAnswers:
     def __init__(self, server: Any) -> None:  # noqa: ANN401
         """Take an `LLMServer`, whose engine may start later."""
         self._server = server
+        self._computed_tokens: dict[str, int] = {}
+        self._block_tokens = 0
+
+    def started(self) -> None:
+        """Take the engine once it has started."""
+        note_computed_tokens(self._server.engine, self._computed_tokens)
+        self._block_tokens = block_size(self._server.engine)
 
     def read(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
         """See `AnswerEngine`."""
@@ -56,6 +59,8 @@ class VllmAnswers:
         request: Any,  # noqa: ANN401
     ) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:
         """See `AnswerEngine`; raises what vLLM raises."""
+        name = request_name(_kind(request), request.request_id)
+        self._computed_tokens[name] = 0
         async with aclosing(self._stream(request)) as items:
             try:
                 async for item in items:
@@ -66,10 +71,18 @@ class VllmAnswers:
                     yield [item] if isinstance(item, str) else item.model_dump()
             except EngineDeadError:
                 yield ENGINE_DIED
+            finally:
+                del self._computed_tokens[name]
 
     def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
         """See `AnswerEngine`."""
         return first_token_seen(self._server.engine, _kind(request), request.request_id)
+
+    def pull_failed(self, request: Any) -> bool:  # noqa: ANN401
+        """See `AnswerEngine`."""
+        name = request_name(_kind(request), request.request_id)
+        # Decode computes the end of every prompt that it fetches, which may be a whole block.
+        return self._computed_tokens.get(name, 0) > self._block_tokens
 
     async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
         """See `AnswerEngine`; raises no exception of vLLM's."""

@@ -45,6 +45,8 @@ def keep_planned_cores() -> None:
     takes the time of the awaited process on shared ones.
     """
     end_with_replica()
+    if "EngineCore" in current_process().name:
+        count_recomputed_prompts()
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
     # vLLM would set it before it imports NIXL; this plugin imports NIXL earlier.
@@ -62,6 +64,28 @@ def keep_planned_cores() -> None:
         nixl.nixlBind = _SleepingProgress(nixl.nixlBind)
     if current_process().name.startswith("VllmWorker"):
         lower_worker_priority()
+
+
+def count_recomputed_prompts() -> None:
+    """
+    Correct the scheduler's statistics of a prompt whose KV cache was lost on its way.
+
+    vLLM 0.29 counts it as fetched, whatever becomes of the transfer, and reports its failure only
+    in a counter of the engine. `serving.replicas.engine_compat` reads the statistics.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415  (loaded inside vLLM only)
+
+    update = Scheduler._update_requests_with_invalid_blocks  # noqa: SLF001
+
+    def corrected(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        found = update(self, *args, **kwargs)
+        for name in found[0]:
+            request = self.requests[name]
+            if request.prefill_stats is not None:
+                request.prefill_stats.set(request.num_prompt_tokens, request.num_computed_tokens, 0)
+        return found
+
+    Scheduler._update_requests_with_invalid_blocks = corrected  # noqa: SLF001
 
 
 def lower_worker_priority() -> None:

@@ -22,10 +22,30 @@ RETRY_AFTER_S = 5.0
 NO_REPLICA, DIED, TIMEOUT = "no-prefill-replica", "prefill-failed", "prefill-timeout"
 """Why prefill did not answer; values of headers and metrics."""
 
+DECODE_FAILED = "decode-failed"
+"""Why a request was answered by a second replica: the first was gone before its first token."""
+
+PULL_FAILED = "kv-pull-failed"
+"""Why decode computed a prompt that prefill had computed: its KV cache was lost on its way."""
+
+NO_ANSWERING_REPLICA = Refusal(
+    status=503,
+    message="No replica can take the request; try again later.",
+    code="no_replica",
+    retry_after_s=RETRY_AFTER_S,
+)
+ENGINE_DIED = Refusal(
+    status=503,
+    message="The engine died; try again later.",
+    code="engine-died",
+    retry_after_s=RETRY_AFTER_S,
+)
+
 LATE = {
     TIMEOUT: "No prefill replica answered within {:g} s.",
     "kv-wait-timeout": "The first token did not come within {:g} s of prefill.",
     "answer-timeout": "The answer did not come within {:g} s.",
+    "token-timeout": "No event came within {:g} s of the one before.",
 }
 """The message for a client whose request exceeded a time limit, by the code of the refusal."""
 
@@ -119,6 +139,21 @@ def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> Loc
         DIED: "Prefill failed; try again later.",
     }[reason]
     return Refusal(status=503, message=message, code=reason, retry_after_s=RETRY_AFTER_S)
+
+
+def may_retry(refusal: Refusal, spent_s: float, config: EndpointConfig) -> bool:
+    """
+    Return whether another replica may answer a request that one has refused.
+
+    Only where the replica is gone, and while there is time for another attempt: 504 and refusals
+    of the request itself would be the same elsewhere.
+
+    Args:
+        refusal: before the first token.
+        spent_s: seconds since the request arrived.
+        config: deadlines.
+    """
+    return refusal in (NO_ANSWERING_REPLICA, ENGINE_DIED) and spent_s < config.prefill_deadline_s
 
 
 def late(code: str, limit_s: float) -> Refusal:

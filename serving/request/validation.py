@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import uuid
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic_core import from_json
 
 from serving.protocol.messages import refuse
 from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
@@ -163,6 +167,15 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
             f"least {tokens} in the prompt and asks for {wanted} more."
         )
         refuse(400, message, param="prompt", code="context_length_exceeded")
+
+
+def engine_request_id(body: Mapping[str, Any]) -> str:
+    """
+    Return the id of a request for one engine: the endpoint's, made unique.
+
+    Clients may use an id twice, and each attempt of a request is one of its own for its engine.
+    """
+    return f"{body.get('request_id', 'req')}-{uuid.uuid4().hex[:16]}"
 
 
 def _is_count(value: object) -> bool:

@@ -6,21 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from serving.protocol.answer_engine import ComputedPrompt
-from serving.protocol.messages import EngineFailed, Refusal
+from serving.protocol.messages import EngineFailed
+from serving.request.prefill import ENGINE_DIED
 from serving.simulated.answer import AnswerWriter
 from serving.simulated.engine import EngineDied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Prefilled
+    from serving.protocol.messages import Prefilled, Refusal
     from serving.simulated.engine import Sequence, SimulatedEngine
     from serving.simulated.kv_transfer import KvSink, KvSource
     from serving.simulated.request import AnswerRules, SimulatedRequest
-
-ENGINE_DIED = Refusal(
-    status=503, message="The engine died; try again later.", code="engine-died", retry_after_s=5.0
-)
 
 
 class SimulatedAnswers:
@@ -110,6 +107,11 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         sequence = self._seen.get(request.request_id)
         return sequence is not None and sequence.num_tokens > 0
+
+    def pull_failed(self, request: SimulatedRequest) -> bool:
+        """See `AnswerEngine`."""
+        sequence = self._seen.get(request.request_id)
+        return sequence is not None and sequence.kv_lost
 
     async def compute(self, request: SimulatedRequest, *, keep: bool) -> ComputedPrompt | Refusal:
         """See `AnswerEngine`."""

@@ -71,6 +71,7 @@ class Sequence:
         scheduled_s: when its prompt's first step began, or its KV cache had been pulled.
         done: no token follows.
         failed: the engine died before the last one.
+        kv_lost: its prompt was computed elsewhere in vain.
     """
 
     lane: _Lane
@@ -80,6 +81,7 @@ class Sequence:
     num_tokens: int = 0
     done: bool = False
     failed: bool = False
+    kv_lost: bool = False
     scheduled_s: float = inf
     first_token_s: float | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -286,6 +288,7 @@ class SimulatedEngine:
     def kv_lost(self, sequence: Sequence) -> None:
         """Note that a request's KV cache will not come; the engine computes the prompt itself."""
         now_s = sequence.lane.catch_up()
+        sequence.kv_lost = True
         if sequence.index in sequence.lane.sequences:
             sequence.lane.replica.recompute(sequence.index, now_s)
         sequence.lane.changed()

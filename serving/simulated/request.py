@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from serving.protocol.messages import Refusal
 from serving.request.length import TEMPLATE_FIELDS, answer_tokens, prompt_size, prompts_in
+from serving.request.validation import engine_request_id
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that count as one token where the model has no tokenizer."""
@@ -105,7 +105,7 @@ class AnswerRules:
         options = body.get("stream_options") or {}
         return SimulatedRequest(
             kind=kind,
-            request_id=uuid.uuid4().hex,
+            request_id=engine_request_id(body),
             model=self.model,
             prompt_tokens=len(tokens),
             blocks=block_ids(tokens, self.block_size),

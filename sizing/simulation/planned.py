@@ -9,6 +9,7 @@ from minicluster.engine_model.interference import DecodeWithInterference, Prefil
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.engine_model.step_seconds import FittedStep
 from minicluster.errors import InputError
+from minicluster.routing import ANSWER_POLICY
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 
@@ -51,9 +52,7 @@ def deployed_system(
             transfer_per_token_s=path.transfer_per_token_s,
             handshake_s=handshake_s,
         ),
-        # Requests meet the decode pool by Ray Serve's own router; the plan's policy chooses
-        # among the prefill replicas.
-        decode_policy="power-of-two",
+        decode_policy=ANSWER_POLICY,
         prefill_policy=policy,
         local_threshold_tokens=deployment.routing.local_threshold_tokens,
     )

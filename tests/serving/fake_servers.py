@@ -44,10 +44,12 @@ class FakeServers:
     template_tokens: int = 0
 
     async def answer(
-        self, domain: str, kind: str, body: dict[str, Any]
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         assert domain in {of for _, of in self.up}
         self.seen.append(body)
+        if tried is not None:
+            tried.append(domain)
         self.open += 1
         try:
             if self.refusal is not None and self.refuses in {None, domain}:

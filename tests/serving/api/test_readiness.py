@@ -32,7 +32,9 @@ def _check(config: EndpointConfig, servers: FakeServers) -> ReadyCheck:
 
 
 def _lacking(config: EndpointConfig, servers: FakeServers) -> list[str]:
-    return run(_check(config, servers).lacking())
+    ready, lacking = run(_check(config, servers).check())
+    assert ready == (not lacking)
+    return lacking
 
 
 def _phases(path: str) -> RequestPhases:
@@ -74,7 +76,7 @@ def test_an_answered_client_proves_as_much(
     async def look() -> list[str]:
         check = _check(config, servers)
         check.answered("d0", _phases(path), time.perf_counter() - ago_s)
-        return await check.lacking()
+        return (await check.check())[1]
 
     assert run(look()) == []
     assert len(servers.seen) == probes
@@ -88,11 +90,11 @@ def test_older_news_do_not_count(config: EndpointConfig) -> None:
         check = _check(config, servers)
         began_s = time.perf_counter()
         await asyncio.sleep(0.1)
-        found = [await check.lacking()]
+        found = [(await check.check())[1]]
         await asyncio.sleep(0.1)
         for first_s in (began_s, time.perf_counter()):
             check.answered("d0", _phases("remote"), first_s)
-            found.append(await check.lacking())
+            found.append((await check.check())[1])
         return found
 
     assert run(look()) == [[REFUSED], [REFUSED], []]
@@ -105,15 +107,17 @@ def test_every_domain_is_probed(config: EndpointConfig) -> None:
     servers = FakeServers(up=up, refusal=FAILS, refuses="d1")
     two = replace(config, pairing={"d0": ("d0", "d1"), "d1": ("d1", "d0")})
 
-    async def look() -> list[str]:
+    async def look() -> tuple[bool, list[str]]:
         check = _check(two, servers)
         check.answered("d0", _phases("remote"), time.perf_counter())
-        return await check.lacking()
+        return await check.check()
 
-    assert run(look()) == [f"d1: {REFUSED}"]
+    assert run(look()) == (True, [f"d1: {REFUSED}"])
     assert len(servers.seen) == 1
-    assert _lacking(two, servers) == [f"d1: {REFUSED}"]
+    assert run(_check(two, servers).check()) == (True, [f"d1: {REFUSED}"])
     assert len(servers.seen) == 3
+    servers.refuses = None
+    assert run(_check(two, servers).check()) == (False, [f"{at}: {REFUSED}" for at in ("d0", "d1")])
 
 
 def test_a_probe_does_not_block_status(config: EndpointConfig) -> None:
@@ -123,7 +127,7 @@ def test_a_probe_does_not_block_status(config: EndpointConfig) -> None:
     async def look() -> None:
         admission = AdmissionController(config)
         check = ReadyCheck(config, servers, admission, Metrics(config))
-        ready = asyncio.create_task(check.lacking())
+        ready = asyncio.create_task(check.check())
         while not servers.open:  # noqa: ASYNC110  (the fake has no event for it)
             await asyncio.sleep(0)
         assert await check.running.get() == servers.up
@@ -156,7 +160,7 @@ def test_without_the_controller(config: EndpointConfig, monkeypatch: pytest.Monk
 
     async def look(servers: Silent) -> list[list[str]]:
         check = _check(config, servers)
-        return [await check.lacking() for _ in range(2)]
+        return [(await check.check())[1] for _ in range(2)]
 
     assert run(look(Silent(looks=1))) == [[], []]
 

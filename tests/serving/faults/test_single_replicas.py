@@ -33,9 +33,12 @@ def transfers(split: Split) -> Iterator[None]:
 
 
 def test_a_transfer_that_fails_is_computed_again(split: Split, reference: Reference) -> None:
-    """Failure 5b: decode computes the prompt itself, and the answer is the same."""
+    """Failure 5b: decode computes the prompt itself, the answer is the same, and it says so."""
     split("spoil", "lose")
     assert reference.differences(split.base_url, "lost", lengths={33, 200, 768}) == {}
+    for stream in (True, False):
+        reply = send(f"{split.base_url}/v1/completions", body_of(410 + stream, stream=stream))
+        assert (reply.done, reply.path) == (True, "fallback-local; reason=kv-pull-failed")
 
 
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.campaign)])

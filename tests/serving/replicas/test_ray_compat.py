@@ -21,6 +21,7 @@ from serving.cluster import serve_compat
 from serving.replicas.engine_request import REMOTE_DECODE
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
@@ -28,6 +29,8 @@ for owner, names in {
     OpenAIServingChat: ("_extract_prompt_len", "render_chat_request"),
     OpenAIServingCompletion: ("_extract_prompt_len", "render_completion_request"),
     AsyncLLM: ("errored", "reset_prefix_cache"),
+    OutputProcessor: ("_update_stats_from_output",),
+    Scheduler: ("_update_requests_with_invalid_blocks",),
     LLMServer: ("_start_engine",),
     LLMConfig: ("get_or_create_callback",),
     DeploymentHandle: ("is_initialized", "_init"),
@@ -38,7 +41,7 @@ for owner, names in {
 for made, names in {
     VLLMEngine: ("_engine_client", "_oai_serving_chat", "_oai_serving_completion"),
     OutputProcessor.__init__: ("external_req_ids",),
-    RequestState.__init__: ("is_prefilling",),
+    RequestState.__init__: ("external_req_id", "is_prefilling"),
     SingletonThreadRouter.__init__: ("_asyncio_router",),
 }.items():
     for name in names:

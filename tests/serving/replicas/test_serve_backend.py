@@ -33,6 +33,7 @@ with warnings.catch_warnings():
     from serving.replicas.remote_prefill import PrefillHandles
     from serving.replicas.serve_backend import (
         ServeBackend,
+        event_limit_s,
         first_token_limit_s,
         whole_answer_limit_s,
     )
@@ -52,16 +53,23 @@ TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
 class Response:
     """A call under way, as Ray Serve returns it: some items, then an exception, if any."""
 
-    def __init__(self, *items: Any, error: Exception | None = None, pause_s: float = 0.0) -> None:  # noqa: ANN401
-        self._items = self._run(items, error, pause_s)
+    def __init__(
+        self,
+        *items: Any,  # noqa: ANN401
+        error: Exception | None = None,
+        pause_s: float = 0.0,
+        stands_s: float = 0.0,
+    ) -> None:
+        self._items = self._run(items, error, pause_s, stands_s)
         self.cancelled = False
 
     async def _run(
-        self, items: tuple[Any, ...], error: Exception | None, pause_s: float
+        self, items: tuple[Any, ...], error: Exception | None, pause_s: float, stands_s: float
     ) -> AsyncIterator[Any]:
         for item in items:
             await asyncio.sleep(pause_s)
             yield item
+        await asyncio.sleep(stands_s)
         if error is not None:
             raise error
 
@@ -203,13 +211,20 @@ def test_what_is_no_refusal_stays_what_it_is(response: Response) -> None:
 
 @pytest.mark.usefixtures("live")
 def test_a_stream_whose_engine_stands_still_midway_ends() -> None:
-    """Its items together may take as long as an answer in one piece: 9 s for five tokens."""
-    response, taken = Response(1, 2, 3, pause_s=3.5), list[Any]()
+    """Each event may take half a minute, however many came before and however long the answer."""
+    response, taken = Response(1, 2, pause_s=3.0, error=None, stands_s=HOUR_S), list[Any]()
     with pytest.raises(RequestRefused) as refused:
-        _ask(response, into=taken, max_tokens=5)
-    assert (taken, refused.value.refusal.code) == ([1, 2], "answer-timeout")
+        _ask(response, into=taken, max_tokens=1000)
+    assert (taken, refused.value.refusal.code) == ([1, 2], "token-timeout")
     assert response.cancelled
-    assert _ask(Response(1, 2, 3, pause_s=3.5), max_tokens=7) == [1, 2, 3]
+    assert _ask(Response(*range(99), pause_s=3.9), max_tokens=1) == [*range(99)]
+
+
+@pytest.mark.parametrize(("deadline_s", "limit_s"), [(1.0, 30.0), (40.0, 82.0)])
+def test_an_event_may_take_as_long_as_a_first_one(deadline_s: float, limit_s: float) -> None:
+    """A sequence that was preempted waits and is computed anew; and at least half a minute."""
+    config = replace(CONFIG, prefill_deadline_s=deadline_s, kv_wait_deadline_s=deadline_s)
+    assert event_limit_s(config) == limit_s
 
 
 @pytest.mark.usefixtures("live")

@@ -51,15 +51,18 @@ class AnswerLimits:
     Attributes:
         first_s: until the first token of a stream.
         token_s: beyond it, for each token asked for, until the end of any answer.
+        event_s: until the next event of a stream.
         vocab_size: of the model.
     """
 
     first_s: float
     token_s: float
+    event_s: float
     vocab_size: int
 
     def end_s(self, body: dict[str, Any]) -> float:
-        return self.first_s + float(body["max_tokens"]) * self.token_s
+        event_s = max(self.first_s, self.event_s) if body["stream"] else 0.0
+        return self.first_s + event_s + float(body["max_tokens"]) * self.token_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,150 @@
+"""OpenTelemetry traces of requests, by the standard SDK and its own environment variables."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from starlette.types import Scope
+
+    from serving.api.access_log import AnswerRecord
+
+EXPORTER = "OTEL_TRACES_EXPORTER"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP, GRPC = "http/protobuf", "grpc"
+SERVICE = "minicluster"
+
+
+def request_tracer(environment: Mapping[str, str]) -> RequestTracer | None:
+    """
+    Return what exports traces; `None` unless *environment* names an exporter or its endpoint.
+
+    The SDK reads the rest itself: endpoint, headers, sampler, service name, attributes.
+
+    Raises:
+        InputError: an exporter or a protocol that there is not.
+    """
+    named = environment.get(EXPORTER, "otlp" if any(map(environment.get, ENDPOINTS)) else "none")
+    if named == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if named not in {"otlp", "console"}:
+        raise InputError(EXPORTER, named, "otlp, console or none")
+    protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), HTTP)
+    if protocol not in {HTTP, GRPC}:
+        raise InputError(PROTOCOLS[1], protocol, f"{HTTP} or {GRPC}")
+    return RequestTracer(_exporter("console" if named == "console" else protocol))
+
+
+def _exporter(kind: str) -> SpanExporter:
+    """Return the exporter; imported here, because few endpoints have one."""
+    if kind == GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415
+
+        return trace_exporter.OTLPSpanExporter()
+    if kind == HTTP:
+        from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415
+            trace_exporter as http_exporter,
+        )
+
+        return http_exporter.OTLPSpanExporter()
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
+
+    return ConsoleSpanExporter()
+
+
+class RequestTracer:
+    """
+    Writes the spans of a request when it has ended, from its record.
+
+    The request is a span of kind server below the client's `traceparent`; below it are `admission`,
+    the phases of the time to first token by their names in `Server-Timing`, and `decode`. The
+    phases are the engines' own times and end at the first token; routing is before them.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        """Export from a thread of its own."""
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (as in `_exporter`)
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+        # The SDK's own variables come after it, and win.
+        resource = Resource({"service.name": SERVICE}).merge(Resource.create())
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer(SERVICE)
+
+    def export(self, record: AnswerRecord, scope: Scope) -> None:
+        """Write the spans of a request that ends now."""
+        from opentelemetry import trace  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+
+        headers = {
+            name.decode("latin-1"): each.decode("latin-1") for name, each in scope["headers"]
+        }
+        now_ns, now_s = time.time_ns(), time.perf_counter()
+
+        def at(seconds: float) -> int:
+            return now_ns - round((now_s - seconds) * 1e9)
+
+        span = self._tracer.start_span(
+            f"{scope['method']} {record.route}",
+            context=TraceContextTextMapPropagator().extract(headers),
+            kind=trace.SpanKind.SERVER,
+            start_time=at(record.started_s),
+            attributes=_attributes(record, scope),
+        )
+        if record.status >= 500 or record.outcome == "broken":  # noqa: PLR2004
+            span.set_status(trace.StatusCode.ERROR, record.error or record.outcome)
+        below = trace.set_span_in_context(span)
+        for name, start_s, end_s in _parts(record):
+            part = self._tracer.start_span(name, context=below, start_time=at(start_s))
+            part.end(at(end_s))
+        span.end(now_ns)
+
+    def close(self) -> None:
+        """Export what is left."""
+        self._provider.shutdown()
+
+
+def _attributes(record: AnswerRecord, scope: Scope) -> dict[str, str | int]:
+    """Return the attributes of a request, by OpenTelemetry's names where it has them."""
+    phases = record.phases
+    found = {
+        "http.request.method": scope["method"],
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "error.type": record.error,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "minicluster.request_id": record.request_id,
+        "minicluster.key": record.key,
+        "minicluster.outcome": record.outcome,
+        "minicluster.path": phases.path_and_reason if phases else "",
+        "minicluster.prefill_replica": phases.prefill_replica if phases else "",
+        "minicluster.decode_replica": phases.decode_replica if phases else "",
+    }
+    return {name: each for name, each in found.items() if each not in {"", None}}
+
+
+def _parts(record: AnswerRecord) -> Iterator[tuple[str, float, float]]:
+    """Yield name, start and end of each part of a request that took time."""
+    if record.admitted_s is not None:
+        yield "admission", record.started_s, record.admitted_s
+    if record.first_s is None or record.phases is None:
+        return
+    phases_s = {name: each for name, each in record.phases.phases_s.items() if each > 0}
+    start_s = record.first_s - sum(phases_s.values())
+    for name, seconds in phases_s.items():
+        yield name, start_s, start_s + seconds
+        start_s += seconds
+    if record.last_s is not None and record.last_s > record.first_s:
+        yield "decode", record.first_s, record.last_s
