@@ -12,9 +12,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
-from serving.api.auth import ORIGINS, AccessControl, read_keys
+from serving.api.auth import ORIGINS, AccessControl
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
+from serving.api.keys import read_keys
 from serving.api.status_routes import StatusRoutes
 from serving.request.length import read_token_limit
 
@@ -41,7 +42,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         config: the plan.
         backend: the pools.
         environment: names API keys, allowed origins, the longest answer and the admission switch
-            (`serving.api.auth`, `serving.request.length`, `serving.admission.controller`). By
+            (`serving.api.keys`, `serving.request.length`, `serving.admission.controller`). By
             default no key is needed, no other site is allowed, the model's context is the limit,
             and requests that would miss the SLO are shed.
 

@@ -15,7 +15,7 @@ from minicluster.command import uninterrupted
 from minicluster.errors import InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
-from serving.api.auth import KEYS, KEYS_FILE
+from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.errors import InputError
-from serving.api.auth import KEYS, KEYS_FILE, authorization, holder_of, read_keys, refuse_open
+from serving.api.keys import KEYS, KEYS_FILE, authorization, holder_of, read_keys, refuse_open
 
 if TYPE_CHECKING:
     from pathlib import Path
