@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from serving.admission.controller import ANONYMOUS, KeyHolder
+from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.api.keys import Keys, holder_of
 from serving.protocol.messages import refuse
 

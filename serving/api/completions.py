@@ -112,7 +112,7 @@ class CompletionRoutes:
         checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
         body = apply_token_limit(kind, checked, self.token_limit, longest)
         self.readiness.running.refresh()
-        found = self.admission.admit(self.admission.cost(kind, body), client)
+        found = self.admission.admit(self.admission.cost(kind, body, client), client)
         if isinstance(found, Shed):
             self.metrics.shed(found.reason)
             raise RequestRefused(found.refusal)

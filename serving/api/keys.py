@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
-from serving.admission.controller import KeyHolder
+from serving.admission.tenants import KeyHolder
 from serving.request.length import read_count
 
 if TYPE_CHECKING:
@@ -138,4 +138,4 @@ def _key(line: str, place: str) -> tuple[bytes, KeyHolder]:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
     digest = hashlib.sha256(secret.encode()).digest()
     ongoing = None if limit is None else read_count(place, limit, "requests")
-    return digest, KeyHolder(name=name or f"key-{digest.hex()[:6]}", max_ongoing=ongoing)
+    return digest, KeyHolder(name=name or f"key-{digest.hex()[:6]}", max_concurrency=ongoing)

@@ -22,7 +22,7 @@ def test_keys_of_file_and_environment(tmp_path: Path) -> None:
     keys = read_keys({KEYS_FILE: str(file), KEYS: "bob:third-secret-0123456789"})
     bob, alice, unnamed = keys.values()
     assert (bob.name, alice.name, unnamed.name[:4]) == ("bob", "alice", "key-")
-    assert [key.max_ongoing for key in keys.values()] == [None, 4, None]
+    assert [key.max_concurrency for key in keys.values()] == [None, 4, None]
     assert FIRST not in repr(keys)
     assert read_keys({}) == {}
 
