@@ -15,7 +15,7 @@ from serving.admission.controller import read_admission
 from serving.api.auth import ORIGINS, AccessControl
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
-from serving.api.keys import read_keys
+from serving.api.keys import KeyStore
 from serving.api.status_routes import StatusRoutes
 from serving.request.length import read_token_limit
 
@@ -53,7 +53,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     completions = CompletionRoutes(
         config,
         backend,
-        AccessControl(read_keys(environment), origins),
+        AccessControl(KeyStore(environment), origins),
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
     )

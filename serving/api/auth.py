@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from serving.admission.tenants import ANONYMOUS, KeyHolder
-from serving.api.keys import Keys, holder_of
+from serving.api.keys import KeyStore, holder_of
 from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MAX_BODY_BYTES = 8 << 20
 class AccessControl:
     """The checks before a request is parsed; without keys no request needs one."""
 
-    keys: Keys
+    keys: KeyStore
     origins: tuple[str, ...]
 
     def client(self, request: Request) -> KeyHolder:
@@ -47,13 +47,21 @@ class AccessControl:
                     f"origins that {ORIGINS} names."
                 )
                 refuse(403, message, code="origin_not_allowed")
-        if not self.keys:
+        keys = self.keys.current()
+        if not keys:
             return ANONYMOUS
-        found = holder_of(self.keys, request.headers.get("authorization"))
+        found = holder_of(keys, request.headers.get("authorization"))
         if found is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")
         return found
+
+
+def require(right: str, client: KeyHolder) -> None:
+    """Refuse a client whose key lacks a right; raises RequestRefused: 403."""
+    if right not in client.rights:
+        message = f"This key may not use this path: it lacks the right {right!r}."
+        refuse(403, message, code="insufficient_permissions")
 
 
 async def read_body(request: Request) -> bytes:

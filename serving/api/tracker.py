@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from serving.admission.controller import AdmissionController, InflightRequest
+    from serving.admission.tenants import KeyHolder
     from serving.api.metrics import Metrics
     from serving.protocol.messages import RequestPhases
 
@@ -129,6 +130,11 @@ class RequestTracker:
     def domain(self) -> str:
         """The domain that answers."""
         return self._request.domain
+
+    @property
+    def client(self) -> KeyHolder:
+        """Who sent it."""
+        return self._request.client
 
     def expect_first_token(self) -> None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""
