@@ -88,6 +88,9 @@ class AnswerRules:
         for name, expected in UNSUPPORTED.items():
             if body.get(name) not in (None, False, 0, [], 1 if name == "n" else None):
                 return _refusal(name, f"{name}: expected {expected}.")
+        salt = body.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and salt):
+            return _refusal("cache_salt", "cache_salt: expected a string that is not empty.")
         prompts = prompts_in(kind, body)
         if len(prompts) > 1:
             return _refusal("prompt", "prompt: expected one: a simulated engine gives one answer.")
@@ -109,7 +112,7 @@ class AnswerRules:
             request_id=uuid.uuid4().hex,
             model=self.model,
             prompt_tokens=len(tokens),
-            blocks=block_ids(tokens, self.block_size, body.get("cache_salt") or ""),
+            blocks=block_ids(tokens, self.block_size, salt or ""),
             seed=prompt_seed(tokens),
             vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),
