@@ -68,7 +68,8 @@ class ResidualWindow:
     The residuals (measured minus forecast) of the last requests, in parts by tenant.
 
     A quantile is the median of the parts' quantiles, weighted by their requests: tenants with less
-    than half of the requests cannot move it beyond what the others see.
+    than half of the requests cannot move it beyond what the others see. For a tenant's own requests
+    it is at least that of its part, if this has a tenth of the window.
     """
 
     def __init__(self) -> None:
@@ -83,19 +84,28 @@ class ResidualWindow:
         self._residuals.append((tenant % PARTS, residual_s))
         insort(self._ranked[tenant % PARTS], residual_s)
 
-    def quantile_s(self, fraction: float, prior_s: float = 0.0) -> float:
-        """Return a quantile, at least 0; *prior_s* while there are too few residuals."""
+    def quantile_s(self, fraction: float, prior_s: float = 0.0, tenant: int | None = None) -> float:
+        """
+        Return a quantile, at least 0.
+
+        Args:
+            fraction: of the residuals that are below.
+            prior_s: returned while there are too few residuals.
+            tenant: for whose requests it is; `None`: for those of all.
+        """
         if len(self._residuals) < MIN_SAMPLES:
             return prior_s
-        found = sorted(
-            (part[int(fraction * len(part))], len(part)) for part in self._ranked if part
-        )
-        counted = 0
-        for quantile_s, requests in found:
+        parts = [(part[int(fraction * len(part))], len(part)) for part in self._ranked if part]
+        counted, found_s = 0, 0.0
+        for quantile_s, requests in sorted(parts):
             counted += requests
             if 2 * counted >= len(self._residuals):
-                return max(0.0, quantile_s)
-        raise AssertionError("the parts have all residuals")
+                found_s = max(found_s, quantile_s)
+                break
+        own = () if tenant is None else self._ranked[tenant % PARTS]
+        if len(own) * 10 >= WINDOW:
+            found_s = max(found_s, own[int(fraction * len(own))])
+        return found_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -269,16 +279,21 @@ class AdmissionController:
 
     @property
     def margin(self) -> Margin:
-        """The margin that is added to forecasts now."""
+        """The margin that is added to forecasts of all tenants now."""
+        return self._margin(None)
+
+    def _margin(self, tenant: int | None) -> Margin:
         step, slo = self._config.step_model, self._config.slo
         if slo is None or step is None:
             return Margin()
         pace_s = slo.per_token_s or 0.0
         return Margin(
-            ttft_s=self._ttft.quantile_s(slo.level, step.prefill.error_fraction * slo.ttft_s),
-            tpot_s=self._tpot.quantile_s(slo.level, step.decode.error_fraction * pace_s),
-            median_ttft_s=self._ttft.quantile_s(0.5),
-            median_tpot_s=self._tpot.quantile_s(0.5),
+            ttft_s=self._ttft.quantile_s(
+                slo.level, step.prefill.error_fraction * slo.ttft_s, tenant
+            ),
+            tpot_s=self._tpot.quantile_s(slo.level, step.decode.error_fraction * pace_s, tenant),
+            median_ttft_s=self._ttft.quantile_s(0.5, 0.0, tenant),
+            median_tpot_s=self._tpot.quantile_s(0.5, 0.0, tenant),
         )
 
     def cost(
@@ -343,7 +358,7 @@ class AdmissionController:
         kept = KeptRoom(
             fraction=self._shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
         )
-        found = decide(step, slo, cost, load, self.margin, kept, idle=idle)
+        found = decide(step, slo, cost, load, self._margin(tenant.number), kept, idle=idle)
         admitted = not isinstance(found, Shed)
         if not isinstance(found, Shed) or found.retry_after_s is not None:
             used_s = cluster_s(cost, load, own_s, idle.tpot_s)

@@ -53,8 +53,11 @@ Shortest time between two discounts of what a tenant's texts have taught: a text
 its estimated length is never counted, and one that is let in by mistake delays everybody.
 """
 
-ROUNDING = 1e-6
-"""Relative difference below which a tenant counts as not refused."""
+CONTENDED = 0.05
+"""
+Refused fraction of the demand from which there are shares: below it everybody loses little, and
+room that is left free would have more refused than it saves.
+"""
 
 LEAST_ADMITTED = 0.01
 """Lower bound of an admitted fraction that others are compared with."""
@@ -213,7 +216,7 @@ class FairShares:
 
     A tenant that asks for less than its share is light: it meets the whole room that the SLO
     allows. The others leave it as much as it needs, and none of them exceeds its share while the
-    cluster is busy. While nothing is refused, or one tenant is alone, nobody leaves anything.
+    cluster is busy. While little is refused, or one tenant is alone, nobody leaves anything.
     """
 
     def __init__(self) -> None:
@@ -260,13 +263,14 @@ class FairShares:
 
 
 def _level_s(tenants: list[Tenant]) -> float:
-    """Return the share of weight 1 with which min(share, demand) add up to what was admitted."""
+    """Return the share of weight 1: with it the smaller of share and demand add up to the use."""
     left_s = sum(tenant.admitted_s for tenant in tenants)
+    if left_s >= (1 - CONTENDED) * sum(tenant.offered_s for tenant in tenants):
+        return math.inf
     weight = sum(tenant.weight for tenant in tenants)
     for tenant in sorted(tenants, key=lambda each: each.offered_s / each.weight):
-        # Sums are rounded: what all were given is not a refusal.
-        if tenant.offered_s * weight > left_s * tenant.weight * (1 + ROUNDING):
-            return max(0.0, left_s) / weight
+        if tenant.offered_s * weight > left_s * tenant.weight:
+            break
         left_s -= tenant.offered_s
         weight -= tenant.weight
-    return math.inf
+    return max(0.0, left_s) / weight
