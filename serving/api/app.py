@@ -13,9 +13,10 @@ from starlette.routing import Route
 
 from serving.admission.controller import read_admission
 from serving.api.access_log import RecordAnswers, record_of
-from serving.api.auth import ORIGINS, AccessControl, read_keys
+from serving.api.auth import ORIGINS, AccessControl
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
+from serving.api.keys import KeyStore
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
 from serving.request.length import read_token_limit
@@ -43,7 +44,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         config: the plan.
         backend: the pools.
         environment: names API keys, allowed origins, the longest answer, the admission switch and
-            the exporter of traces (`serving.api.auth`, `serving.request.length`,
+            the exporter of traces (`serving.api.keys`, `serving.request.length`,
             `serving.admission.controller`, `serving.api.tracing`). By default no key is needed, no
             other site is allowed, the model's context is the limit, requests that would miss the
             SLO are shed, and nothing is traced.
@@ -55,7 +56,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     completions = CompletionRoutes(
         config,
         backend,
-        AccessControl(read_keys(environment), origins),
+        AccessControl(KeyStore(environment), origins),
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
     )

@@ -7,6 +7,7 @@ work per token is only to forward and to time it.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from serving.admission.controller import AdmissionController
 from serving.admission.policy import Shed
+from serving.admission.tenants import INTERNAL, TIMING
 from serving.api.access_log import record_of
-from serving.api.auth import read_body
+from serving.api.auth import read_body, require
 from serving.api.errors import with_param
+from serving.api.keys import salted
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
 from serving.api.tracker import AnswerStream, RequestTracker, with_usage
-from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.protocol.messages import PATH_HEADER, FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.prefill import DECODE_FAILED, may_retry
 from serving.request.validation import check, parse_body
@@ -61,6 +64,7 @@ class CompletionRoutes:
         self.backend = backend
         self.access = access
         self.token_limit = token_limit
+        self._cache_secret = secrets.token_bytes(32)
         self.admission = AdmissionController(config, sheds=sheds)
         self.metrics = Metrics(config)
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
@@ -86,6 +90,8 @@ class CompletionRoutes:
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
             first, headers = chunk.first, chunk.phases.headers
+            if TIMING not in tracker.client.rights:
+                headers = {PATH_HEADER: headers[PATH_HEADER]}
             first_s = tracker.first_token(chunk.phases)
             self.readiness.answered(tracker.domain, chunk.phases, first_s)
             if isinstance(first, list):
@@ -122,6 +128,7 @@ class CompletionRoutes:
 
     async def time_prefill(self, request: Request, _request_id: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
+        require(INTERNAL, self.access.client(request))
         tracker, body = await self._admitted("completions", request)
         with tracker:
             timing = await self.backend.time_prefill(body)
@@ -138,11 +145,12 @@ class CompletionRoutes:
         longest = self.config.max_model_len
         raw = parse_body(await read_body(request))
         checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
-        body = apply_token_limit(kind, checked, self.token_limit, longest)
-        # Engines name the request by it, in their logs and answers.
-        body = {**body, "request_id": record.request_id}
+        limited = apply_token_limit(kind, checked, self.token_limit, longest)
+        # Engines name the request by its id, in their logs and answers.
+        named = {**limited, "request_id": record.request_id}
+        body = salted(named, client, self._cache_secret)
         self.readiness.running.refresh()
-        found = self.admission.admit(self.admission.cost(kind, body), client)
+        found = self.admission.admit(self.admission.cost(kind, body, client), client)
         if isinstance(found, Shed):
             record.outcome = "shed"
             self.metrics.shed(found.reason)

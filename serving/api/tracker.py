@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from serving.admission.controller import AdmissionController, InflightRequest
+    from serving.admission.tenants import KeyHolder
     from serving.api.access_log import AnswerRecord
     from serving.api.metrics import Metrics
     from serving.protocol.messages import RequestPhases
@@ -141,6 +142,11 @@ class RequestTracker:
     def move(self) -> None:
         """Count the request in another domain, if one is live; no token has come."""
         self._admission.move(self._request)
+
+    @property
+    def client(self) -> KeyHolder:
+        """Who sent it."""
+        return self._request.client
 
     def expect_first_token(self) -> None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""

@@ -13,7 +13,7 @@ from minicluster.command import terminable
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
-from serving.api.auth import refuse_open
+from serving.api.keys import refuse_open
 from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
 from serving.cluster.state import read_state

@@ -20,7 +20,7 @@ from minicluster.machine import this_machine
 from minicluster.plan import read_deployment
 from minicluster.shell import talk
 from minicluster.specs.calibration import Measurement, write_measurements
-from serving.api.auth import authorization
+from serving.api.keys import authorization
 from serving.cli.progress import progress
 from serving.cluster.processes import cluster_processes
 from serving.cluster.state import DEPLOYMENT

@@ -26,6 +26,9 @@ DEPLOYMENT = HOME / "deployment.json"
 TOKEN = HOME / "token"
 """Token of the Ray cluster, if `serving up` started it; only its owner may read the file."""
 
+API_KEYS = HOME / "api-keys"
+"""The API keys of `MINICLUSTER_API_KEYS`; only their owner may read the file."""
+
 LOGS = HOME / "logs"
 """Logs of the last deployment, after it has been stopped."""
 
@@ -112,5 +115,5 @@ def remove_state(state: State) -> None:
             with suppress(OSError):
                 shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
-    for file in (TOKEN, PLAN, DEPLOYMENT, STATE):
+    for file in (TOKEN, API_KEYS, PLAN, DEPLOYMENT, STATE):
         file.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
-from serving.api.auth import KEYS, KEYS_FILE
+from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.engine_args import DeployTarget
@@ -196,7 +196,7 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     Args:
         args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, its path on every host;
             `access`, `open` for an endpoint that asks for no key.
-        environment: names keys and the longest answer (`serving.api.auth`,
+        environment: names keys and the longest answer (`serving.api.keys`,
             `serving.request.length`).
 
     Raises:

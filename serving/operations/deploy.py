@@ -15,13 +15,14 @@ from minicluster.command import uninterrupted
 from minicluster.errors import InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
-from serving.api.auth import KEYS, KEYS_FILE
+from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
 from serving.cluster.processes import stop
 from serving.cluster.raylets import session_path, start_nodes
 from serving.cluster.state import (
+    API_KEYS,
     DEPLOYMENT,
     HOME,
     PLAN,
@@ -31,7 +32,7 @@ from serving.cluster.state import (
     remove_state,
     write_state,
 )
-from serving.cluster.token import refuse_missing_certificates
+from serving.cluster.token import refuse_missing_certificates, write_private
 from serving.deployment.compile import compile_app, ray_nodes
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
@@ -41,7 +42,7 @@ from serving.operations.status import is_gone
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -100,6 +101,7 @@ def deploy(
     Raises:
         TargetFailed: Ray or an engine did not start, or a probe failed.
     """
+    move_keys(os.environ)
     write_state(state)
     if not state.address:
         address = start_nodes(
@@ -115,6 +117,13 @@ def deploy(
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
+
+
+def move_keys(environ: MutableMapping[str, str]) -> None:
+    """Move API keys from the environment, which every process inherits, into a file."""
+    if KEYS in environ and KEYS_FILE not in environ:
+        write_private(API_KEYS, environ.pop(KEYS).replace(",", "\n"))
+        environ[KEYS_FILE] = str(API_KEYS.absolute())
 
 
 def _new_state(site: Site, nixl_port: int) -> State:

@@ -17,7 +17,7 @@ from ray import serve
 
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
-from serving.api.auth import authorization
+from serving.api.keys import authorization
 from serving.cluster.serve_compat import broadcast
 from serving.protocol.app_spec import APP
 from serving.protocol.messages import STALL_S, Readiness, RequestPhases

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minicluster.errors import TargetFailed
 from minicluster.phases import PREFILL_QUEUE
-from serving.api.auth import authorization
+from serving.api.keys import authorization
 from serving.operations.scaling_policy import WindowMetrics
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from serving.admission.controller import ADMISSION, FORMER_NAME
-from serving.api.auth import KEYS_FILE, ORIGINS
+from serving.api.auth import ORIGINS
+from serving.api.keys import KEYS_FILE
 from serving.cluster.serve_compat import with_version
 from serving.deployment.compile import IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args

@@ -149,7 +149,7 @@ QUEUED = [
 @pytest.mark.parametrize(
     ("asked", "load", "reason", "retry_after_s"),
     [
-        # What is late beyond a limit of 1 s, in whole seconds up to a minute.
+        # What is late beyond a limit of 1 s, up to a minute; the client gets whole seconds.
         *((ASKED, load, "ttft", seconds) for load, seconds in QUEUED),
         (ASKED, replace(BUSY, prefill=PoolInFlight(2, work_s=1000.0)), "ttft", 60),
         # An answer of a thousand tokens at (4 + 0.4 + 1.49) x 1.25 = 7.36 ms each.
@@ -162,8 +162,8 @@ def test_a_shed_request_gets_when_to_retry(
     """When the queue is short enough, or when an answer like it has ended."""
     found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin())
     assert isinstance(found, Shed)
-    assert (found.reason, found.retry_after_s) == (reason, retry_after_s)
-    assert f"in {retry_after_s} s" in found.message
+    assert (found.reason, found.refusal.retry_after_s) == (reason, retry_after_s)
+    assert f"in {retry_after_s} s" in found.refusal.message
 
 
 @pytest.mark.parametrize(
@@ -280,6 +280,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(decision: dict[str, Any]) 
 
 
 LONG = [{"role": "user", "content": "x" * 4000}]
+"""With its role 4,004 bytes."""
 
 
 def _asked(
@@ -317,7 +318,7 @@ def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
     """Neither its size nor its way depend on a prompt that the engine does not read."""
     for prompt in ("x", ["a", "b"], [[1], [2]]):
         asked = _asked("chat", {"messages": LONG, "prompt": prompt}, config)
-        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
+        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1001, 1, False)
 
 
 @pytest.mark.parametrize(("tokens", "local"), [(300, True), (301, False)])
@@ -337,6 +338,8 @@ def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
 
 
 HI = {"role": "user", "content": "hi"}
+TEMPLATE = ("tools", "documents", "chat_template_kwargs")
+WRITTEN = ("role", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "any_other")
 
 
 @pytest.mark.parametrize(
@@ -347,15 +350,17 @@ HI = {"role": "user", "content": "hi"}
         ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
         ("completions", {"prompt": [1, 2]}, 0),
         ("completions", {"prompt": ["a", "b"]}, 0),
-        ("chat", {"messages": [HI], "prompt": "x"}, 2),
-        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
-        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2),
-        ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
-        ("chat", {"messages": [{"tool_calls": [{"function": {"arguments": "{}"}}]}]}, 2),
+        ("chat", {"messages": [HI], "prompt": "x"}, 2 + 4),
+        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2 + 4 + 9),
+        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2 + 4),
+        *(("chat", {"messages": [HI], name: [{"a": "b"}]}, 2 + 4 + 12) for name in TEMPLATE),
+        *(("chat", {"messages": [{name: "x" * 40}]}, 40) for name in WRITTEN),
+        ("chat", {"messages": [{"tool_calls": [{"function": {"name": "xy"}}]}]}, 2),
+        ("chat", {"messages": [{"content": [{"image_url": {"url": "data:x"}}]}]}, 0),
     ],
 )
 def test_bytes_that_a_count_of_tokens_is_of(
     config: EndpointConfig, kind: str, body: dict[str, object], size_bytes: int
 ) -> None:
-    """All text that the template gets, of the endpoint's own fields, and of one prompt alone."""
+    """All text that the template may write, wherever it stands, and of one prompt alone."""
     assert _asked(kind, body, config).text_bytes == size_bytes

@@ -14,7 +14,7 @@ import yaml
 from loadtest.client.endpoint import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, Plan, plan_from, to_json
-from serving.api.auth import KEYS_FILE
+from serving.api.keys import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.deployment.manifest import (
     Manifest,

@@ -10,6 +10,7 @@ import pytest
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan, to_json
+from serving.api.keys import KEYS, KEYS_FILE, authorization, read_keys
 from serving.cluster.ports import free_ports
 from serving.cluster.state import HOME, State, write_state
 from serving.deployment.compile import compile_app
@@ -113,3 +114,21 @@ def test_anything_else_that_runs_is_not_replaced(
     write_state(replace(running, planned=change == "planned", ready=change != "not ready"))
     with pytest.raises(InputError, match="serving down"):
         _lay_over(replace(plan, **others.get(change, {})), monkeypatch)
+
+
+def test_keys_do_not_stay_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process of Ray and vLLM inherits it; a file that only its owner reads takes them."""
+    monkeypatch.chdir(tmp_path)
+    given = {KEYS: "alice:first-secret-0123456789:2,second-secret-0123456789", "HOME": "/"}
+    keys, shown, environment = read_keys(given), authorization(given), dict(given)
+    operations.move_keys(environment)
+    assert environment.keys() == {KEYS_FILE, "HOME"}
+    assert Path(environment[KEYS_FILE]).is_absolute()
+    assert Path(environment[KEYS_FILE]).stat().st_mode & 0o777 == 0o600
+    assert (read_keys(environment), authorization(environment)) == (keys, shown)
+    for other in ({"HOME": "/"}, {**given, KEYS_FILE: "keys.toml"}):  # two formats are not mixed
+        environment = dict(other)
+        operations.move_keys(environment)
+        assert environment == other

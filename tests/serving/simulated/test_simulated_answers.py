@@ -76,7 +76,7 @@ def test_a_tokenizer_counts_text() -> None:
     rules = replace(RULES, tokenizer=Words())
     assert read(rules=rules, prompt="one two three").prompt_tokens == 3
     messages = [{"role": "user", "content": "one two"}, {"role": "user", "content": "three"}]
-    assert read("chat", rules, messages=messages).prompt_tokens == 3
+    assert read("chat", rules, messages=messages).prompt_tokens == 2 + 3
 
 
 def test_equal_beginnings_share_the_ids_of_their_blocks() -> None:
@@ -89,6 +89,18 @@ def test_equal_beginnings_share_the_ids_of_their_blocks() -> None:
     changed = read(prompt=[*range(16), 99, *range(17, 64)]).blocks
     assert changed[0] == long[0]
     assert not set(changed[1:]) & set(long)
+
+
+def test_another_salt_shares_no_block() -> None:
+    """Equal prompts of two tenants are different contents; of one they are the same."""
+    plain, *salted = (
+        read(prompt=list(range(64)), **salt).blocks
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"})
+    )
+    assert salted[0] == salted[2]
+    assert len({*plain, *salted[0], *salted[1]}) == 3 * len(plain)
+    for bad in ("", 5):
+        assert isinstance(RULES.read("completions", {"prompt": "a", "cache_salt": bad}), Refusal)
 
 
 @pytest.mark.parametrize(
