@@ -267,6 +267,10 @@ class AdmissionController:
         """Return the cost of a request of *kind*; of text as the answers so far suggest."""
         return request_cost(kind, body, self._config, self._token_counts[kind].estimate)
 
+    def ongoing(self, client: KeyHolder) -> int:
+        """Return the number of requests of *client* that are in flight."""
+        return self._ongoing[client.name]
+
     def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
         """
         Admit a request into a domain, or shed it: for its client's limit, or for the SLO.

@@ -12,10 +12,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
-from serving.api.auth import ORIGINS, AccessControl, read_keys
+from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in, read_keys
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
 from serving.api.status_routes import StatusRoutes
+from serving.protocol.messages import PATH_HEADER
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
@@ -33,32 +34,42 @@ ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines: how slow they are, and how they count text."""
 
 
-def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, str]) -> Starlette:
+EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Retry", ENGINE)
+"""Headers of answers that pages of other origins may read."""
+
+
+def api_app(
+    config: EndpointConfig, backend: Backend, environment: Mapping[str, str], *, host: str = ""
+) -> Starlette:
     """
     Build the application.
 
     Args:
         config: the plan.
         backend: the pools.
-        environment: names API keys, allowed origins, the longest answer and the admission switch
-            (`serving.api.auth`, `serving.request.length`, `serving.admission.controller`). By
-            default no key is needed, no other site is allowed, the model's context is the limit,
-            and requests that would miss the SLO are shed.
+        environment: names API keys, allowed origins and host names, the longest answer and the
+            admission switch (`serving.api.auth`, `serving.request.length`,
+            `serving.admission.controller`). By default no key is needed, no other site is
+            allowed, the model's context is the limit, and requests that would miss the SLO are
+            shed.
+        host: where the application listens; a name by which it may be called.
 
     Raises:
         InputError: a key, limit or switch that cannot be used.
     """
-    origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
+    origins = names_in(environment, ORIGINS)
+    hosts = tuple(map(str.lower, (*names_in(environment, HOSTS), host)))
+    access = AccessControl(read_keys(environment), origins, hosts)
     completions = CompletionRoutes(
         config,
         backend,
-        AccessControl(read_keys(environment), origins),
+        access,
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
     )
     status = StatusRoutes(completions)
     engine = {} if config.simulated is None else {ENGINE: str(config.simulated)}
-    _route = partial(_made_route, engine)
+    _route = partial(_made_route, access, engine)
     routes = [
         _route("POST", "/v1/completions", partial(completions.answer, "completions")),
         _route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
@@ -77,6 +88,7 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", REQUEST_ID],
+        expose_headers=EXPOSED,
     )
     return Starlette(
         routes=routes,
@@ -85,8 +97,14 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
     )
 
 
-def _made_route(headers: Mapping[str, str], method: str, path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(handler, headers), methods=[method])
+def _made_route(
+    access: AccessControl, headers: Mapping[str, str], method: str, path: str, handler: Handler
+) -> Route:
+    async def checked(request: Request, request_id: str) -> Response:
+        access.check_host(request)
+        return await handler(request, request_id)
+
+    return Route(path, _with_id(checked, headers), methods=[method])
 
 
 def _with_id(

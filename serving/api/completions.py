@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.responses import JSONResponse, Response
 
-from serving.admission.controller import AdmissionController
+from serving.admission.controller import TOO_MANY_ONGOING, AdmissionController
 from serving.admission.policy import Shed
-from serving.api.auth import read_body
+from serving.api.body import BodyReader
 from serving.api.errors import with_param
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.api.tracker import AnswerStream, RequestTracker, with_usage
+from serving.api.tracker import AnswerStream, ReadAhead, RequestTracker, with_usage
 from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.validation import check, parse_body
@@ -60,6 +61,8 @@ class CompletionRoutes:
         self.token_limit = token_limit
         self.admission = AdmissionController(config, sheds=sheds)
         self.metrics = Metrics(config)
+        self.bodies = BodyReader(config.max_model_len)
+        self.ahead = ReadAhead()
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
 
     async def answer(self, kind: str, request: Request, request_id: str) -> Response:
@@ -88,7 +91,9 @@ class CompletionRoutes:
             first_s = tracker.first_token(chunk.phases)
             self.readiness.answered(tracker.domain, chunk.phases, first_s)
             if isinstance(first, list):
-                return AnswerStream(first, items, tracker, request_id, headers)
+                return AnswerStream(
+                    first, items, tracker, request_id, headers=headers, ahead=self.ahead
+                )
             tracker.usage.read(first.get("usage"))
             tracker.end("ok")
             return JSONResponse(first, headers=headers)
@@ -107,15 +112,15 @@ class CompletionRoutes:
         """Check a request and admit it; raise the refusal of either."""
         started_s = time.perf_counter()
         client = self.access.client(request)
-        longest = self.config.max_model_len
-        raw = parse_body(await read_body(request))
-        checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
-        body = apply_token_limit(kind, checked, self.token_limit, longest)
-        self.readiness.running.refresh()
-        found = self.admission.admit(self.admission.cost(kind, body), client)
+        ongoing = self.admission.ongoing(client) + self.bodies.reading[client.name]
+        if client.max_ongoing is not None and ongoing >= client.max_ongoing:
+            self._shed(TOO_MANY_ONGOING)
+        with self.bodies.counted(client):
+            body = await self.bodies.read(request, client, partial(self._checked, kind))
+            self.readiness.running.refresh()
+            found = self.admission.admit(self.admission.cost(kind, body), client)
         if isinstance(found, Shed):
-            self.metrics.shed(found.reason)
-            raise RequestRefused(found.refusal)
+            self._shed(found)
         tracker = RequestTracker(
             found,
             self.admission,
@@ -124,3 +129,14 @@ class CompletionRoutes:
             started_s=started_s,
         )
         return tracker, body
+
+    def _shed(self, shed: Shed) -> NoReturn:
+        self.metrics.shed(shed.reason)
+        raise RequestRefused(shed.refusal)
+
+    def _checked(self, kind: str, raw: bytes) -> dict[str, Any]:
+        """Return the body to pass on, or raise its refusal; needs nothing of the event loop."""
+        longest = self.config.max_model_len
+        body = parse_body(raw, longest)
+        checked = check(kind, body, model_id=self.config.model_id, max_model_len=longest)
+        return apply_token_limit(kind, checked, self.token_limit, longest)

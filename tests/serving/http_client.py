@@ -36,7 +36,7 @@ def used(
     async def talk() -> Any:  # noqa: ANN401
         app = api_app(config, servers, environment or {})
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await use(client)
 
     return run(talk())

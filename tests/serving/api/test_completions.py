@@ -197,7 +197,7 @@ def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None
     ("origin", "status"),
     [
         (None, 200),
-        ("http://endpoint", 200),
+        ("http://localhost", 200),
         ("https://ours.example", 200),
         ("https://evil.example", 403),
         ("null", 403),
@@ -217,9 +217,11 @@ def test_pages_of_other_sites_are_kept_out(
 
 
 def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
-    """One byte beyond 8 MiB is a 413, and the last of its parts is not asked for."""
-    most = json.dumps(ONE).encode().ljust(8 * 1024 * 1024)
+    """A byte beyond 16 per token and 64 KiB is a 413, and its last part is not asked for."""
+    most = json.dumps(ONE).encode().ljust(config.max_model_len * 16 + 65_536)
     assert one(config, COMPLETIONS, most).status_code == 200
+    answer = one(config, COMPLETIONS, most + b" ")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_long")
 
     async def parts() -> AsyncIterator[bytes]:
         yield most
