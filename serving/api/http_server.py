@@ -11,6 +11,7 @@ import asyncio
 import logging
 import resource
 import socket
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from serving.api.tls import TlsFiles, server_context
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
+    from collections.abc import Coroutine, Generator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -119,7 +121,7 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=limits.keep_alive_s,
             timeout_notify=CERTIFICATE_INTERVAL_S,
-            callback_notify=self._reload_certificate,
+            callback_notify=self.reload_certificate,
         )
         self._server = uvicorn.Server(config)
 
@@ -131,7 +133,7 @@ class HttpServer:
         """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
 
-    async def _reload_certificate(self) -> None:
+    async def reload_certificate(self) -> None:
         """Let new connections have the certificate in the files, if these have changed."""
         context = self._shared.context
         if self._tls is None or context is None:
@@ -186,7 +188,8 @@ class LimitedConnection(H11Protocol):
         self._timer: TimerHandle | None = None
         self._timed: tuple[object, object] | None = None
         self._send_timer: TimerHandle | None = None
-        self._handshake: asyncio.Task[None] | None = None
+        self._handshake: asyncio.Future[Any] | None = None
+        self._early = b""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Count the connection; begin TLS, or its first request."""
@@ -194,34 +197,36 @@ class LimitedConnection(H11Protocol):
         self.connections.add(self)
         self.transport = transport
         if len(self.connections) > self._shared.max_connections:
-            next(iter(self._shared.waiting)).transport.abort()
+            oldest = next(iter(self._shared.waiting))
+            del self._shared.waiting[oldest]
+            oldest.transport.abort()
         # Bytes that the kernel does not take are a client that does not read.
         transport.set_write_buffer_limits(high=1, low=0)
         if self._shared.context is None:
             self._begin(transport)
-        else:
-            transport.pause_reading()
-            self._handshake = self.loop.create_task(self._secure(transport))
-
-    async def _secure(self, transport: Transport) -> None:
-        if transport.is_closing():
-            return
-        try:
-            secured = await self.loop.start_tls(
-                transport,
-                self,
-                self._shared.context,
-                server_side=True,
-                ssl_handshake_timeout=self._limits.handshake_s,
+        elif not transport.is_closing():
+            handshake = _Begun(
+                self.loop.start_tls(
+                    transport,
+                    self,
+                    self._shared.context,
+                    server_side=True,
+                    ssl_handshake_timeout=self._limits.handshake_s,
+                )
             )
-        except OSError:
-            secured = None
-        if secured is None:
-            transport.abort()
+            self._handshake = asyncio.ensure_future(handshake)
+            self._handshake.add_done_callback(partial(self._after_handshake, transport))
+
+    def _after_handshake(self, plain: Transport, handshake: asyncio.Future[Any]) -> None:
+        # A connection that was closed meanwhile counts as a handshake without an error.
+        if handshake.cancelled() or handshake.exception() is not None or plain.is_closing():
+            plain.abort()
             self.connection_lost(None)
-        else:
-            secured.set_write_buffer_limits(high=1, low=0)
-            self._begin(secured)
+            return
+        self._begin(handshake.result())
+        self.transport.set_write_buffer_limits(high=1, low=0)
+        if self._early:
+            self.data_received(self._early)
 
     def _begin(self, transport: Transport) -> None:
         super().connection_made(transport)
@@ -237,17 +242,18 @@ class LimitedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the next bytes of a request, which has to arrive in time."""
+        if self.flow is None:
+            self._early += data  # a request that came with the end of the handshake
+            return
         super().data_received(data)
         if not self.transport.is_closing():
-            self._watch()
-            if self.conn.their_state is h11.IDLE:
-                self._expect((h11.IDLE, self.cycle), self._limits.header_s)
+            self._watch(begun=True)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
         if not self.transport.is_closing():
-            self._watch()
+            self._watch(begun=bool(self.conn.trailing_data[0]))
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
         """Refuse what is no HTTP request."""
@@ -267,11 +273,13 @@ class LimitedConnection(H11Protocol):
         super().resume_writing()
         self._cancel_send_timer()
 
-    def _watch(self) -> None:
-        """Note whether the connection has a request, and give its body a limit."""
+    def _watch(self, *, begun: bool) -> None:
+        """Note whether the connection has a request, and limit it; *begun*: or a part of one."""
         state = self.conn.their_state
         if state is h11.IDLE:
             self._shared.waiting[self] = None
+            if begun:
+                self._expect((state, self.cycle), self._limits.header_s)
             return
         self._shared.waiting.pop(self, None)
         # An early answer ends no body: what is left of it has to come, to be read past.
@@ -309,6 +317,22 @@ class LimitedConnection(H11Protocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+class _Begun(Awaitable[Any]):
+    """
+    A coroutine that has taken its first step.
+
+    uvloop reads from a new connection before a task's first step, and TLS needs its first bytes.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._awaited = coroutine.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._awaited
+        return (yield from self._coroutine.__await__())
 
 
 class HttpBoundary:
