@@ -39,7 +39,7 @@ MEMORY_BYTES = 32 << 20
 """Memory for longer bodies that are being read."""
 
 MAX_WAITING = 64
-"""Requests that wait for that memory; each holds about 300 kB of its body already."""
+"""Most requests of a client that wait for that memory; each holds up to 300 kB of its body."""
 
 
 class BodyReader:
@@ -60,7 +60,7 @@ class BodyReader:
         self._places_of: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(places // 2)
         )
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
         self.reading: Counter[str] = Counter()
         self._checking = asyncio.Lock()
 
@@ -110,14 +110,15 @@ class BodyReader:
     @asynccontextmanager
     async def _place(self, client: KeyHolder) -> AsyncIterator[None]:
         """Wait for memory for a long body."""
-        if self._waiting >= MAX_WAITING:
+        name = client.name
+        if self._waiting[name] >= MAX_WAITING:
             message = "Too many long requests arrive at once; try again."
             refuse(503, message, code="too_many_bodies", retry_after_s=1)
         async with AsyncExitStack() as held:
-            self._waiting += 1
+            self._waiting[name] += 1
             try:
-                await held.enter_async_context(self._places_of[client.name])
+                await held.enter_async_context(self._places_of[name])
                 await held.enter_async_context(self._places)
             finally:
-                self._waiting -= 1
+                self._waiting[name] -= 1
             yield
