@@ -135,7 +135,7 @@ class Watch:
 
 def connection(port: int) -> socket.socket:
     """Return a connection to the endpoint."""
-    return socket.create_connection((HOST, port), timeout=10)
+    return socket.create_connection((HOST, port), timeout=75)
 
 
 def sent(port: int, *parts: bytes) -> str:

@@ -8,19 +8,23 @@ two cores, and half a minute without an answer if it dies (docs/adr/0113).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
 import socket
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.api.tls import TlsFiles, server_context
+from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
@@ -65,22 +69,17 @@ class HttpLimits:
     keep_alive_s: int = 90
 
 
-def _answer(status: str, message: str) -> bytes:
+def _answer(status: int, message: str) -> bytes:
     """Return a whole answer with an OpenAI error, after which the connection is closed."""
-    body = (
-        f'{{"error":{{"message":"{message}","type":"invalid_request_error",'
-        '"param":null,"code":null}}'
-    )
+    body = json.dumps(Refusal(status=status, message=message).body)
     return (
-        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"Connection: close\r\n\r\n{body}"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
 
 
-TOO_LATE = _answer("408 Request Timeout", "The request did not arrive in time.")
-MALFORMED = _answer(
-    "400 Bad Request", "The request is not valid HTTP, or its headers are too long."
-)
+TOO_LATE = _answer(408, "The request did not arrive in time.")
+MALFORMED = _answer(400, "The request is not valid HTTP, or its headers are too long.")
 
 
 class HttpServer:
@@ -348,9 +347,9 @@ class HttpBoundary:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, unless it has very many headers."""
         if len(scope["headers"]) > MAX_HEADERS:
-            headers = [(b"content-length", b"0"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": 431, "headers": headers})
-            await send({"type": "http.response.body", "body": b""})
+            refusal = Refusal(status=431, message=f"At most {MAX_HEADERS} headers are read.")
+            answer = JSONResponse(refusal.body, refusal.status, {"Connection": "close"})
+            await answer(scope, receive, send)
             return
         answered = False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import resource
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
@@ -218,7 +220,10 @@ def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None
 
     async def asked() -> None:
         async with listening(QUICK) as (server, client), Connection(server.port) as one:
-            assert (await one.says(sent)).partition(b" ")[2][:3] == status
+            answer = await one.says(sent)
+            assert answer.partition(b" ")[2][:3] == status
+            if status in {b"400", b"408", b"431"}:
+                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
             assert (await client.post("/echo")).status_code == 200
 
     within_limit(asked())
@@ -238,11 +243,21 @@ def test_a_body_that_drips_is_late_all_the_same() -> None:
     within_limit(asked())
 
 
-def test_connections_beyond_the_limit_close_the_longest_idle_ones() -> None:
-    """Those that ask are answered, and an answer under way goes on."""
+@pytest.mark.parametrize(("connections", "files"), [(10, 10_000), (1000, 20)])
+def test_connections_beyond_the_limit_close_the_longest_idle_ones(
+    monkeypatch: pytest.MonkeyPatch, connections: int, files: int
+) -> None:
+    """
+    Those that ask are answered, and an answer under way goes on.
+
+    The process keeps half of its files for itself, and raises their number first.
+    """
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, files))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
 
     async def asked() -> None:
-        limits = HttpLimits(connections=10)
+        limits = HttpLimits(connections=connections)
         async with listening(limits) as (server, client), AsyncExitStack() as stack:
             asking = asyncio.create_task(client.post("/hang"))
             await server.begun.wait()
@@ -254,6 +269,7 @@ def test_connections_beyond_the_limit_close_the_longest_idle_ones() -> None:
             asking.cancel()
 
     within_limit(asked())
+    assert raised == [(files, files)]
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["HTTP", "HTTPS"])
