@@ -326,6 +326,19 @@ class AdmissionController:
         estimate = self._tenant(client).token_counts[kind].estimate
         return request_cost(kind, body, self._config, estimate)
 
+    def full(self, client: KeyHolder, arriving: int = 0) -> Shed | None:
+        """
+        Return the refusal of a key that has as many requests in flight as it may, if it has.
+
+        *arriving* requests are not admitted yet, and count: their bodies are being read.
+        """
+        if client.max_concurrency is None:
+            return None
+        if self._tenant(client).ongoing + arriving < client.max_concurrency:
+            return None
+        why = "This key has as many requests in flight as it may."
+        return self._later(Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S))
+
     def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
         """
         Admit a request into a domain, or shed it: for a limit of its key, or for the SLO.
@@ -334,9 +347,9 @@ class AdmissionController:
         """
         now_s, tenant = self._clock(), self._tenant(client)
         tenant.weight, tenant.seen_s = client.weight, now_s
-        if client.max_concurrency is not None and tenant.ongoing >= client.max_concurrency:
-            why = "This key has as many requests in flight as it may."
-            return self._later(Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S))
+        full = self.full(client)
+        if full is not None:
+            return full
         wait_s = tenant.limit_wait_s(client, cost.all_tokens, now_s)
         if wait_s > 0:
             why = "This key has used up its requests per second or its tokens per minute."

@@ -14,6 +14,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
 from serving.api.keys import refuse_open
+from serving.api.tls import tls_files
 from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
 from serving.cluster.state import read_state
@@ -99,6 +100,16 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         str,
         typer.Option(help="vllm, or simulated: the plan's engines by the clock, on any machine."),
     ] = "vllm",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            help="Certificate chain (PEM): the endpoint speaks HTTPS; read again when it changes.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Its private key (PEM), without a password.")
+    ] = None,
     slowdown: Annotated[
         float | None,
         typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
@@ -118,6 +129,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             refuse(plan_findings(planned, kind))
     if not open_access:
         refuse_open(host, os.environ)
+    tls = tls_files(tls_cert, tls_key)
     site = Site(
         target=DeployTarget(
             kind=kind,
@@ -129,6 +141,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         port=port or _free_port(host),
         address=address,
         wait_s=wait_s,
+        tls=tls,
     )
     with progress() as report, terminable():
         state, ready = bring_up(
@@ -149,7 +162,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
     )
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
-    typer.echo(f"try:   curl -N {state.base_url}/v1/completions -d '{json.dumps(body)}'")
+    trust = "" if tls is None else f"--cacert {tls.cert} "
+    typer.echo(f"try:   curl -N {trust}{state.base_url}/v1/completions -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
 

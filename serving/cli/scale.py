@@ -74,7 +74,7 @@ def _measured_advice(state: State, window_s: float) -> Advice:
     plan, now = read_plan(PLAN), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")
-    before = scrape(state.base_url)
+    before = scrape(state.base_url, state.tls_cert)
     time.sleep(window_s)
-    seen = window_metrics(before, scrape(state.base_url), plan.slo)
+    seen = window_metrics(before, scrape(state.base_url, state.tls_cert), plan.slo)
     return advise(seen, {pool.role: pool for pool in now.pools}, plan.slo)

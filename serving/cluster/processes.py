@@ -28,6 +28,9 @@ KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 RAYLET = "MINICLUSTER_RAYLET"
 """Environment variable that every process of one raylet inherits; it stops one raylet alone."""
 
+LOG_BYTES = 64 << 20
+"""Length at which Ray begins a new log file of a process; two older ones are kept."""
+
 STOP_LIMIT_S = 30.0
 """Longest time for processes to end."""
 
@@ -35,6 +38,9 @@ STOP_LIMIT_S = 30.0
 def environment(cluster_id: str, token: Path) -> dict[str, str]:
     """Return the environment of the processes of a cluster, with its token."""
     variables = {
+        # Without them a process that logs without end would fill the disk.
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": "2",
         **os.environ,
         MARK: cluster_id,
         # setproctitle would overwrite the environment that the mark is read from.

@@ -43,6 +43,7 @@ class State:
             which `serving up` did not start.
         address: of the Ray cluster.
         base_url: of the endpoint.
+        tls_cert: file of its certificate, which our own commands trust; empty: plain HTTP.
         plan_hash: SHA-256 of the plan, 16 hex digits.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
@@ -63,6 +64,7 @@ class State:
     session: str
     started: str
     instance: str = ""
+    tls_cert: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()
     deadlines_s: tuple[float | None, float | None] = (None, None)

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
+from serving.api.auth import HOSTS
 from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.deployment.compile import compile_app, ray_nodes
@@ -37,6 +38,9 @@ KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 
 PORT = 8000
 """Port of the endpoint."""
+
+SERVICE = f"{APP}-serve-svc"
+"""Name of the service that KubeRay makes for the endpoint."""
 
 PLAN_DIRECTORY = "/etc/minicluster"
 """Directory of the plan in pods and containers."""
@@ -88,7 +92,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
         "model": manifest.model_source,
         **({"access": OPEN} if manifest.open_access else {}),
     }
-    keys = {"runtime_env": {"env_vars": {KEYS_FILE: KEYS_PATH}}}
+    access = {HOSTS: SERVICE} if manifest.open_access else {KEYS_FILE: KEYS_PATH}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "0.0.0.0", "port": PORT},  # noqa: S104  (a cluster's)
@@ -98,7 +102,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
-                **({} if manifest.open_access else keys),
+                "runtime_env": {"env_vars": access},
                 "external_scaler_enabled": True,
                 "deployments": [
                     {"name": pool.name}
@@ -138,7 +142,11 @@ def compose(manifest: Manifest) -> str:
     It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
     """
     text, documents = _rendered(
-        "compose.yaml.j2", manifest, keys_file=KEYS_FILE, object_store_bytes=OBJECT_STORE_BYTES
+        "compose.yaml.j2",
+        manifest,
+        keys_file=KEYS_FILE,
+        hosts=HOSTS,
+        object_store_bytes=OBJECT_STORE_BYTES,
     )
     comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(comments) + as_yaml(*documents)

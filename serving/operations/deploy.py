@@ -16,6 +16,7 @@ from minicluster.errors import InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
 from serving.api.keys import KEYS, KEYS_FILE
+from serving.api.tls import TlsFiles
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
@@ -65,6 +66,7 @@ class Site:
         target: without the ports and the number of hosts, which the deployment finds out.
         address: of an existing Ray cluster; `None`: one is started on this machine.
         wait_s: longest wait for that cluster's nodes.
+        tls: certificate and key of the endpoint; `None`: plain HTTP.
     """
 
     target: DeployTarget
@@ -72,11 +74,13 @@ class Site:
     port: int
     address: str | None = None
     wait_s: float = 0.0
+    tls: TlsFiles | None = None
 
     @property
     def base_url(self) -> str:
         """The endpoint's URL."""
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
 
 
 def deploy(
@@ -171,7 +175,7 @@ def _serve(
         serve.run_many(
             [
                 serve.RunTarget(
-                    build_app(served, (site.host, site.port)),
+                    build_app(served, (site.host, site.port), site.tls),
                     name=APP,
                     logging_config=quiet,
                     external_scaler_enabled=True,  # `serving scale`
@@ -182,7 +186,11 @@ def _serve(
         )
         _wait_until_running(served, state.logs, report)
         return wait_until_ready(
-            served, base_url=site.base_url, vocab_size=vocab_size, report=report
+            served,
+            base_url=site.base_url,
+            tls_cert=state.tls_cert,
+            vocab_size=vocab_size,
+            report=report,
         )
 
 
@@ -256,6 +264,7 @@ def bring_up(
     state = replace(
         state,
         base_url=site.base_url,
+        tls_cert="" if site.tls is None else site.tls.cert,
         plan_hash=served.endpoint.plan_hash,
         planned=plan is not None,
         slowdown=target.slowdown,

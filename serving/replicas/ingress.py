@@ -16,7 +16,7 @@ from ray import serve
 
 from serving.api.access_log import write_access_log
 from serving.api.app import api_app
-from serving.api.http_server import HttpServer
+from serving.api.http_server import HttpLimits, HttpServer
 from serving.cluster.logs import ACCESS_LOG
 from serving.cluster.serve_compat import keep_log_open, serve_logs
 from serving.protocol.endpoint_config import from_plain
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.applications import Starlette
+
+    from serving.api.tls import TlsFiles
+
+IDLE_CONNECTIONS = 1024
+"""Connections beyond two for each sequence that the plan's replicas decode at once."""
 
 
 @serve.ingress()
@@ -39,22 +44,28 @@ class Ingress:
         servers: Mapping[str, Any],
         prefill: Mapping[str, Any],
         address: tuple[str, int] | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         """
         Take the plan and the handles of all pools: see `serving.protocol.endpoint_config`.
 
-        With an *address* it listens there itself; without one Ray Serve's proxy forwards requests.
+        With an *address* it listens there itself, with *tls* by HTTPS; without one Ray Serve's
+        proxy forwards requests.
         """
         keep_log_open()
         write_access_log(serve_logs() / ACCESS_LOG)
         self._config = from_plain(config)
         self._backend = ServeBackend(servers, prefill, self._config)
         self._address = address
+        self._tls = tls
         self._serving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray calls this once, in the replica."""
-        app = api_app(self._config, self._backend, os.environ)
-        if self._address is not None:
-            self._serving = asyncio.create_task(HttpServer(app, *self._address).serve())
+        host, port = self._address or ("", None)
+        app = api_app(self._config, self._backend, os.environ, host=host)
+        if port is not None:
+            limits = HttpLimits(connections=IDLE_CONNECTIONS + 2 * self._config.answering.sequences)
+            server = HttpServer(app, host, port, limits=limits, tls=self._tls)
+            self._serving = asyncio.create_task(server.serve())
         return app

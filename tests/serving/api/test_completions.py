@@ -8,17 +8,19 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from minicluster.specs.slo import SloSpec
+from serving.api.app import api_app
+from serving.api.tracker import ReadAhead
 from serving.protocol.messages import Refusal
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
+from tests.serving.virtual_time import run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import httpx
+    from collections.abc import AsyncIterator, MutableMapping
 
     from serving.protocol.endpoint_config import EndpointConfig
 
@@ -197,9 +199,11 @@ def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None
     ("origin", "status"),
     [
         (None, 200),
-        ("http://endpoint", 200),
+        ("http://localhost", 200),
         ("https://ours.example", 200),
         ("https://evil.example", 403),
+        ("http://[x", 403),
+        ("", 403),
         ("null", 403),
     ],
 )
@@ -216,10 +220,106 @@ def test_pages_of_other_sites_are_kept_out(
     assert allowed == (origin if origin == "https://ours.example" else None)
 
 
+def test_every_origin_may_be_allowed(config: EndpointConfig) -> None:
+    """A page may then read what it needs to try again, and to report a failure."""
+    environment = {"MINICLUSTER_CORS_ORIGINS": "*"}
+    headers = {"Origin": "https://any.example"}
+    answer = one(config, COMPLETIONS, ONE, headers=headers, environment=environment)
+    assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
+    exposed = answer.headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Request-Id", "X-Minicluster-Path", "Server-Timing", "Retry-After"} <= {*exposed}
+
+
+@pytest.mark.parametrize("path", ["/", "/plan", "/metrics", "/v1/models", "/ready", COMPLETIONS])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in ("localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000")),
+        *((name, 200) for name in ("10.1.2.3", "head:8000", "OURS.example", "gpu-7.example:80")),
+        *((name, 403) for name in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.")),
+        *((name, 403) for name in ("2130706433", "[x", "localhost@evil.example")),
+    ],
+)
+def test_an_endpoint_without_keys_is_called_by_names_that_are_its_own(
+    config: EndpointConfig, path: str, host: str, status: int
+) -> None:
+    """A page whose name means this machine for its visitor (DNS rebinding) is a stranger's."""
+    body = ONE if path == COMPLETIONS else None
+    environment = {"MINICLUSTER_HOSTS": "head, ours.EXAMPLE"}
+    headers = {"Host": host, "Origin": f"http://{host}"}
+
+    async def use(client: httpx.AsyncClient) -> httpx.Response:
+        method = "GET" if body is None else "POST"
+        return await client.request(method, path, json=body, headers=headers)
+
+    answer = used(config, FakeServers(), use, environment, host="GPU-7.example")
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+    assert used(config, FakeServers(), use, {"MINICLUSTER_HOSTS": "*"}).status_code == 200
+    assert used(config, FakeServers(), use, LOCKED).status_code in {200, 401}
+
+
+async def _part_by_part(raw: bytes, pause_s: float) -> AsyncIterator[bytes]:
+    yield raw[:1]
+    await asyncio.sleep(pause_s)
+    yield raw[1:]
+
+
+def test_a_key_has_its_place_before_its_body_is_read(config: EndpointConfig) -> None:
+    """A body of the third request of a key with two is not read, however slow the first two are."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    raw = json.dumps(ONE).encode()
+
+    async def use(client: httpx.AsyncClient) -> list[int]:
+        slow = [
+            asyncio.create_task(
+                client.post(COMPLETIONS, content=_part_by_part(raw, 5.0), headers=headers)
+            )
+            for _ in range(2)
+        ]
+        await asyncio.sleep(1.0)
+
+        async def unread() -> AsyncIterator[bytes]:
+            raise AssertionError
+            yield b""
+
+        third = await client.post(COMPLETIONS, content=unread(), headers=headers)
+        assert third.json()["error"]["code"] == "rate_limit_exceeded"
+        return [third.status_code, *[each.status_code for each in await asyncio.gather(*slow)]]
+
+    assert used(config, FakeServers(), use, LOCKED) == [429, 200, 200]
+
+
+def test_slow_bodies_of_one_key_keep_no_other_key_out(config: EndpointConfig) -> None:
+    """They wait for each other beyond half of the memory for bodies; too many are refused."""
+    large = replace(config, max_model_len=1_000_000)
+    raw = json.dumps(ONE).encode().ljust(100_000)
+    environment = {"MINICLUSTER_API_KEYS": f"alice:{KEY},bob:{KEY[::-1]}"}
+
+    async def use(client: httpx.AsyncClient) -> None:
+        async def ask(key: str, pause_s: float) -> int:
+            body, headers = _part_by_part(raw, pause_s), {"Authorization": f"Bearer {key}"}
+            return (await client.post(COMPLETIONS, content=body, headers=headers)).status_code
+
+        slow = [asyncio.create_task(ask(KEY, 50.0)) for _ in range(70)]
+        await asyncio.sleep(1.0)
+        assert [each.result() for each in slow if each.done()] == [503] * 5
+        assert await asyncio.wait_for(ask(KEY[::-1], 0.0), 1.0) == 200
+        for each in slow:
+            each.cancel()
+        await asyncio.wait(slow)
+        assert await ask(KEY, 0.0) == 200
+
+    used(large, FakeServers(), use, environment)
+
+
 def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
-    """One byte beyond 8 MiB is a 413, and the last of its parts is not asked for."""
-    most = json.dumps(ONE).encode().ljust(8 * 1024 * 1024)
+    """A byte beyond 16 per token and 64 KiB is a 413, and its last part is not asked for."""
+    most = json.dumps(ONE).encode().ljust(config.max_model_len * 16 + 65_536)
     assert one(config, COMPLETIONS, most).status_code == 200
+    answer = one(config, COMPLETIONS, most + b" ")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_long")
 
     async def parts() -> AsyncIterator[bytes]:
         yield most
@@ -332,6 +432,50 @@ def test_an_answer_in_one_piece_leaves_the_prefill_queue_when_its_token_is_due(
     metrics = used(config, FakeServers(itl_s=0.02), use)
     assert 'minicluster_outstanding_requests{stage="prefill"} 0.0' in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(("room_bytes", "outstanding"), [(1 << 20, 0.0), (1000, 1.0)])
+def test_a_client_that_does_not_read_holds_nothing_of_the_engine(
+    config: EndpointConfig, monkeypatch: pytest.MonkeyPatch, room_bytes: int, outstanding: float
+) -> None:
+    """Its request ends with the engine's last token, not with its own, while there is memory."""
+    servers = FakeServers(itl_s=0.01)
+    monkeypatch.setattr("serving.api.completions.ReadAhead", lambda: ReadAhead(room_bytes))
+
+    async def talk() -> tuple[str, list[bytes], str]:
+        app = api_app(config, servers, {})
+        reads, got = asyncio.Event(), []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            await reads.wait()
+            got.append(message.get("body", b""))
+
+        raw = json.dumps({**ONE, "max_tokens": 100, "stream": True}).encode()
+        messages = iter([{"type": "http.request", "body": raw}])
+
+        async def receive() -> MutableMapping[str, Any]:
+            for message in messages:
+                return message
+            return await asyncio.Future()
+
+        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "query_string": b"",
+                 "headers": [(b"content-length", b"%d" % len(raw))]}  # fmt: skip
+        asking = asyncio.create_task(app(scope, receive, send))
+        await asyncio.sleep(2.0)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://localhost"
+        ) as client:
+            before = (await client.get("/metrics")).text
+            reads.set()
+            await asking
+            return before, got, (await client.get("/metrics")).text
+
+    before, got, after = run(talk())
+    assert f'minicluster_outstanding_requests{{stage="all"}} {outstanding}' in before
+    assert b"".join(got).count(b'"text"') == 100
+    assert b"".join(got).endswith(b"data: [DONE]\n\n")
+    assert 'minicluster_requests_total{outcome="ok",path="remote"} 1.0' in after
+    assert servers.open == 0
 
 
 @pytest.mark.parametrize(("wait_s", "path"), [(0.5, "none"), (1.5, "remote")])

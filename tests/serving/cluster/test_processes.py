@@ -56,6 +56,13 @@ def test_orphans_are_found_and_stopped(cluster_id: str, tmp_path: Path) -> None:
     assert said.read_text() == "ready\nasked\n"
 
 
+def test_logs_of_a_cluster_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that logs without end does not fill the disk; the operator's own length counts."""
+    assert int(environment("x", TOKEN)["RAY_ROTATION_MAX_BYTES"]) == 64 << 20
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "1000")
+    assert environment("x", TOKEN)["RAY_ROTATION_MAX_BYTES"] == "1000"
+
+
 def test_none_is_killed_while_others_still_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL comes only when no process has ended for the whole grace period."""
     ends_s, now_s, sent = {1: 0.7, 2: 1.4, 3: 2.1}, [0.0], []
