@@ -26,6 +26,7 @@ from serving.admission.policy import (
     work_s,
 )
 from serving.admission.tenants import ANONYMOUS, FairShares, KeyHolder, Tenant
+from serving.protocol.messages import RETRY_SPREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +47,6 @@ MIN_SAMPLES = 20
 
 PARTS = 5
 """Parts of the window: a key is in one, and the margin is the median of theirs."""
-
-JITTER = 0.25
-"""Largest part by which `Retry-After` is off, so that clients do not come back all at once."""
 
 BUSY_RETRY_S = 1.0
 """Retry-After of a key with as many requests in flight as it may have: when one ends is unknown."""
@@ -285,7 +283,7 @@ class AdmissionController:
 
         Args:
             config: the plan.
-            seed: for the choice among domains, and for when to retry.
+            seed: for the choice among domains.
             sheds: whether the SLO is kept.
             clock: seconds, for rates and shares.
         """
@@ -337,7 +335,7 @@ class AdmissionController:
         if self._tenant(client).ongoing + arriving < client.max_concurrency:
             return None
         why = "This key has as many requests in flight as it may."
-        return self._later(Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S))
+        return Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S)
 
     def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
         """
@@ -353,15 +351,14 @@ class AdmissionController:
         wait_s = tenant.limit_wait_s(client, cost.all_tokens, now_s)
         if wait_s > 0:
             why = "This key has used up its requests per second or its tokens per minute."
-            # Not before there is room.
-            shed = Shed(reason="key", message=why, retry_after_s=wait_s / (1 - JITTER))
-            return self._later(shed)
+            # However Retry-After is spread, there is room then.
+            return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
         self._shares.refresh(self._tenants, now_s)
         found = self._placed(cost, tenant)
         if isinstance(found, Shed):
             if found.retry_after_s is None and cost.text_bytes:
                 tenant.discount(cost.kind, now_s)
-            return self._later(found)
+            return found
         found.client = client
         tenant.ongoing += 1
         tenant.charge(cost.all_tokens)
@@ -372,13 +369,6 @@ class AdmissionController:
         if found is None:
             found = self._tenants[client.name] = Tenant(number=len(self._tenants))
         return found
-
-    def _later(self, shed: Shed) -> Shed:
-        """Spread the times at which clients come back."""
-        if shed.retry_after_s is None:
-            return shed
-        factor = self._rng.uniform(1 - JITTER, 1 + JITTER)
-        return replace(shed, retry_after_s=factor * shed.retry_after_s)
 
     def _placed(self, cost: RequestCost, tenant: Tenant) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo

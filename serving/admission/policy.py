@@ -169,7 +169,7 @@ class KeptRoom:
     The room that a request leaves to others (`serving.admission.tenants`).
 
     Attributes:
-        fraction: of (SLO limit - latency on an idle cluster): for tenants below their share.
+        fraction: of the largest margin less the margin: for tenants below their share.
         ttft_s: for longer prompts of its own tenant.
     """
 
@@ -351,10 +351,12 @@ def decide(  # noqa: PLR0913
 
 
 def _margin_s(percentile_s: float, median_s: float, kept: KeptRoom, room_s: float) -> float:
-    """Return margin and kept room, by fractions of *room_s*: limit less latency when idle."""
+    """Return margin and kept room, bounded by *room_s*: limit less latency when idle."""
     median_s = min(median_s, percentile_s)
     tail_s = min(percentile_s - median_s, LARGEST_TAIL * room_s)
-    return min(median_s + tail_s + kept.fraction * room_s, LARGEST_MARGIN * room_s)
+    most_s = LARGEST_MARGIN * room_s
+    margin_s = min(median_s + tail_s, most_s)
+    return margin_s + kept.fraction * (most_s - margin_s)
 
 
 def _shed(reason: str, why: str, wait_s: float) -> Shed:

@@ -33,7 +33,13 @@ LIGHT_ADMITTED = 0.995
 """Fraction of the requests of tenants below their fair share for which room is kept."""
 
 OVER_SHARE = 1.05
-"""Times its fair share that a tenant gets from a cluster that is not idle: room to grow into."""
+"""Times the mean of those that ask for more than their share that one of them gets."""
+
+OVER_ROOM = 0.5
+"""
+Fraction of the room that one leaves that has had more: the others fill it if they want that much.
+Were it all of the room, the cluster would idle for what they do not ask for.
+"""
 
 LONG = 2.0
 """A prompt is long if its TTFT on an idle cluster is so many times its tenant's mean."""
@@ -163,7 +169,7 @@ class Tenant:
         admitted_s, refused_s: seconds of the cluster that requests took or would have taken, as
             `MEMORY_S` forgets them.
         light: whether it asks for no more than its share.
-        over: whether it has had more than its share.
+        over: whether it has had more than others that ask for more than their share.
         discounted_s: when its token counts were last discounted.
     """
 
@@ -215,8 +221,8 @@ class FairShares:
     Max-min fair shares of what the cluster admits, over tenants by their weights.
 
     A tenant that asks for less than its share is light: it meets the whole room that the SLO
-    allows. The others leave it as much as it needs, and none of them exceeds its share while the
-    cluster is busy. While little is refused, or one tenant is alone, nobody leaves anything.
+    allows. The others leave it as much as it needs, and while the cluster is busy none of them gets
+    more than the others. While little is refused, or one tenant is alone, nobody leaves anything.
     """
 
     def __init__(self) -> None:
@@ -229,9 +235,8 @@ class FairShares:
         """Return the fraction of its room that a request of *tenant* leaves free."""
         if not self._contended or tenant.light:
             return 0.0
-        if tenant.over:
-            return 1.0
-        return self._for_light.fraction if self._any_light else 0.0
+        for_light = self._for_light.fraction if self._any_light else 0.0
+        return max(OVER_ROOM, for_light) if tenant.over else for_light
 
     def note(self, tenant: Tenant, cost_s: float, *, admitted: bool) -> None:
         """Take a decision on a request of *tenant* that would take *cost_s* of the cluster."""
@@ -256,10 +261,15 @@ class FairShares:
         level_s = _level_s(present)
         self._contended = len(present) > 1 and level_s < math.inf
         for tenant in present:
-            share_s = tenant.weight * level_s
-            tenant.light = tenant.offered_s <= share_s
-            tenant.over = tenant.admitted_s > OVER_SHARE * share_s
-        self._any_light = any(tenant.light for tenant in present)
+            tenant.light = tenant.offered_s <= tenant.weight * level_s
+        others = [tenant for tenant in present if not tenant.light]
+        self._any_light = len(others) < len(present)
+        # Not against the level, which sinks where light tenants are refused: one of the others is
+        # always within this mean, and fills the cluster.
+        admitted_s = sum(tenant.admitted_s for tenant in others)
+        weight = sum(tenant.weight for tenant in others)
+        for tenant in others:
+            tenant.over = tenant.admitted_s * weight > OVER_SHARE * admitted_s * tenant.weight
 
 
 def _level_s(tenants: list[Tenant]) -> float:

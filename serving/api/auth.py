@@ -100,9 +100,9 @@ class AccessControl:
         return found
 
 
-def require(right: str, client: KeyHolder) -> None:
-    """Refuse a client whose key lacks a right; raises RequestRefused: 403."""
-    if right not in client.rights:
+def require(right: str | None, client: KeyHolder) -> None:
+    """Refuse a client whose key lacks *right*, if one is needed; raises RequestRefused: 403."""
+    if right is not None and right not in client.rights:
         message = f"This key may not use this path: it lacks the right {right!r}."
         refuse(403, message, code="insufficient_permissions")
 

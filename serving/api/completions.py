@@ -135,8 +135,7 @@ class CompletionRoutes:
 
     async def time_prefill(self, request: Request, _request_id: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
-        require(INTERNAL, self.access.client(request))
-        tracker, body = await self._admitted("completions", request)
+        tracker, body = await self._admitted("completions", request, right=INTERNAL)
         with tracker:
             timing = await self.backend.time_prefill(body)
             if isinstance(timing, Refusal):
@@ -144,11 +143,14 @@ class CompletionRoutes:
             tracker.end("prefill")
             return JSONResponse(asdict(timing))
 
-    async def _admitted(self, kind: str, request: Request) -> tuple[RequestTracker, dict[str, Any]]:
-        """Check a request and admit it; raise the refusal of either."""
+    async def _admitted(
+        self, kind: str, request: Request, right: str | None = None
+    ) -> tuple[RequestTracker, dict[str, Any]]:
+        """Check a request and admit it; raise the refusal of either, or for want of a *right*."""
         record = record_of(request)
         client = self.access.client(request)
         record.key = client.name
+        require(right, client)
         full = self.admission.full(client, self.bodies.reading[client.name])
         if full is not None:
             self._shed(full, record)

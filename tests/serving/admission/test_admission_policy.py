@@ -15,6 +15,7 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
+    KeptRoom,
     Margin,
     PoolInFlight,
     RequestCost,
@@ -186,6 +187,25 @@ def test_a_request_is_admitted_up_to_the_limit_less_the_margin(
     assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)
 
 
+@pytest.mark.parametrize(
+    ("margin", "kept", "limit_ms"),
+    [
+        # Of the room up to nine tenths, a half; of what the margin leaves of it, likewise.
+        (Margin(), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.55),
+        (Margin(ttft_s=1.0), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.25),
+        (Margin(), KeptRoom(fraction=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
+        # For longer prompts, seconds.
+        (Margin(), KeptRoom(ttft_s=20e-3), 104.68675),
+    ],
+)
+def test_a_request_leaves_room_to_others(margin: Margin, kept: KeptRoom, limit_ms: float) -> None:
+    """It is admitted where forecast, margin and that room just fit; with nothing ahead, always."""
+    above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
+    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin, kept), AdmissionForecast)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY, margin, kept), Shed)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY.emptied(), margin, kept), AdmissionForecast)
+
+
 @pytest.mark.parametrize(("median_s", "kind"), [(0.0, AdmissionForecast), (0.5, Shed)])
 def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type) -> None:
     """Paces beyond every limit shed only if they are typical: 6.75 + 0.6 or 0.9 x (12 - 4.22)."""
@@ -223,6 +243,7 @@ DECISIONS = st.fixed_dictionaries(
             max_step_tokens=st.integers(1, 4000),
         ),
         "margin": st.builds(Margin, **dict.fromkeys(Margin.__slots__, st.floats(0, 1))),
+        "kept": st.builds(KeptRoom, fraction=st.floats(0, 1), ttft_s=st.floats(0, 0.5)),
     }
 )
 """The arguments of `decide`."""
@@ -249,6 +270,8 @@ def _scaled(value: Any, factor: float, *names: str) -> Any:  # noqa: ANN401
         ("model", "path", lambda path, share: _scaled(path, share, "transfer_base_s")),
         ("margin", "ttft_s", lambda seconds, share: seconds * share),
         ("margin", "tpot_s", lambda seconds, share: seconds * share),
+        ("kept", "fraction", lambda fraction, share: fraction * share),
+        ("kept", "ttft_s", lambda seconds, share: seconds * share),
         ("slo", "ttft_s", lambda seconds, share: seconds * (1 + share)),
         ("slo", "tpot_s", lambda seconds, share: seconds * (1 + share)),
     ],
