@@ -12,6 +12,7 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import TextIO
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -68,7 +69,8 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
     Keep every other process out of a lock until the end; the kernel frees that of a dead process.
 
     Args:
-        path: of the lock; it holds the number of the process that has it, and is not removed.
+        path: of the lock: it holds the number of the process that has it, and is removed at the
+            end.
         place: what is in use while the lock is taken, such as an option.
         user: what has it then, such as a command.
 
@@ -78,20 +80,35 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
     Raises:
         InputError: another process has the lock, or the file cannot be written.
     """
-    try:
-        opened = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise InputError(place, str(path), f"a writable file: {error.strerror}") from None
-    with opened:
+    with _open_lock(path, place, user) as opened:
+        try:
+            yield opened.fileno()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _open_lock(path: Path, place: str, user: str) -> TextIO:
+    """Return the open file of a lock that this process has now."""
+    while True:
+        try:
+            opened = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise InputError(place, str(path), f"a writable file: {error.strerror}") from None
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            opened.seek(0)
-            used = f"in use by process {opened.read().strip()} ({user})"
+            with opened:
+                opened.seek(0)
+                used = f"in use by process {opened.read().strip()} ({user})"
             way_out = "wait for it, or end it"
-            raise InputError(place, used, f"no other {user} at the same time", way_out) from None
-        with suppress(OSError):  # a full disk has no room for the number
-            opened.truncate(0)
-            opened.write(f"{os.getpid()}\n")
-            opened.flush()
-        yield opened.fileno()
+            raise InputError(place, used, "no other at the same time", way_out) from None
+        # The one before may have removed the file between our opening and locking it.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(opened.fileno())):
+                break
+        opened.close()
+    with suppress(OSError):  # a full disk has no room for the number
+        opened.truncate(0)
+        opened.write(f"{os.getpid()}\n")
+        opened.flush()
+    return opened

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
+import uuid
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray._private import state
 from ray.llm._internal.serve.utils import broadcast as broadcasting
-from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import SERVE_LOGGER_NAME
+from ray.serve._private.common import DeploymentID, RequestMetadata
+from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
 broadcast = broadcasting.broadcast
 free_resources = state.available_resources_per_node
@@ -107,6 +110,28 @@ async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa:
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+def call_replicas(
+    handle: Any,  # noqa: ANN401
+    method: str,
+    arguments: Callable[[], list[Any]],
+) -> list[Any]:
+    """
+    Call a method of every replica that *handle* knows; return Ray's references of their answers.
+
+    As `broadcast`, which waits without limit: its thread would outlive Ctrl-C, and call a Ray that
+    has been shut down.
+    """
+    request_router = handle._router._asyncio_router.request_router  # noqa: SLF001
+    references = []
+    for replica in request_router.curr_replicas:
+        name = f"broadcast-{uuid.uuid4()}"
+        asked = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
+        with suppress(ValueError):  # it has ended
+            actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
+            references.append(actor.handle_request.remote(pickle.dumps(asked), *arguments()))
+    return references
 
 
 def keep_log_open() -> None:
