@@ -22,7 +22,7 @@ from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
-from serving.operations.deploy import Site, bring_up, remove_application, take_down
+from serving.operations.deploy import Site, bring_up, drain, remove_application, take_down
 from serving.request.length import read_token_limit
 from serving.simulated.clock import check_slowdown
 
@@ -181,6 +181,7 @@ def down(
         if state is not None and ours:
             take_down(state)
         elif address is not None:
+            drain(address)
             remove_application(address)
     typer.echo("stopped")
 

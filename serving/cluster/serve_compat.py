@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
+import signal
+import threading
 import uuid
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray._private import state
+from ray._private import state, worker
 from ray.llm._internal.serve.utils import broadcast as broadcasting
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
@@ -132,6 +135,33 @@ def call_replicas(
             actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
             references.append(actor.handle_request.remote(pickle.dumps(asked), *arguments()))
     return references
+
+
+def before_sigterm(wait: Callable[[], object]) -> None:
+    """
+    Call *wait*, in a thread, when SIGTERM comes to this worker of Ray, and let it end afterwards.
+
+    Ray's handler ends it at once, and only the main thread, which is Ray's, may set another one:
+    so we replace what that handler calls (ray 2.60.0, `Worker.main_loop`).
+    """
+    leave = worker.raise_sys_exit_with_custom_error_message
+    begun, over = threading.Event(), threading.Event()
+
+    def end() -> None:
+        try:
+            wait()
+        finally:
+            over.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_sigterm(*given: Any, **named: Any) -> None:  # noqa: ANN401
+        if over.is_set():
+            leave(*given, **named)
+        elif not begun.is_set():
+            begun.set()
+            threading.Thread(target=end, daemon=True).start()
+
+    worker.raise_sys_exit_with_custom_error_message = on_sigterm
 
 
 def keep_log_open() -> None:

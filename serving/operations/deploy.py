@@ -6,13 +6,17 @@ import logging
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from minicluster.command import uninterrupted
-from minicluster.errors import InputError, TargetFailed
+from minicluster.errors import InputError, MiniclusterError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
 from serving.api.auth import KEYS, KEYS_FILE
@@ -51,7 +55,7 @@ START_LIMIT_S = 900.0
 """Longest start: loading hundreds of gigabytes of weights takes minutes."""
 
 DRAIN_LIMIT_S = 300.0
-"""Longest drain on a foreign cluster; on our own, replicas are stopped without one."""
+"""Longest time that `serving down` waits for answers under way, and then for replicas to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +313,7 @@ def _make_way(running: State | None, site: Site) -> None:
     if running is not None:
         take_down(running)
     if site.address is not None:
+        drain(site.address)
         remove_application(site.address)
 
 
@@ -393,15 +398,57 @@ def take_down(state: State) -> None:
     """
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
+    Answers under way may end first (`drain`).
+
     Raises:
         TargetFailed: a process does not end, even after SIGKILL.
     """
+    if state.ready and (not state.cluster_id or _has_clients(state.base_url)):
+        drain(state.address)
     with uninterrupted():
         if state.cluster_id:
             stop(state.cluster_id)
         else:
             remove_application(state.address)
         remove_state(state)
+
+
+def _has_clients(base_url: str) -> bool:
+    """Return whether anything is connected to the endpoint on this machine."""
+    port = urlsplit(base_url).port
+    return any(
+        each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED
+        for each in psutil.net_connections("tcp")
+    )
+
+
+def drain(address: str) -> None:
+    """
+    Have the endpoint on a cluster refuse new requests, and wait for the others to end.
+
+    It waits for `DRAIN_LIMIT_S`, or the drain of the plan's replicas if that is shorter; Ctrl-C,
+    or an endpoint that does not run, ends it.
+    """
+    with suppress(KeyboardInterrupt, MiniclusterError):
+        _drain(address)
+
+
+def _drain(address: str) -> None:
+    from ray import serve  # noqa: PLC0415  (seconds to import)
+    from ray.exceptions import RayError  # noqa: PLC0415
+
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.replicas.app import INGRESS  # noqa: PLC0415
+    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
+
+    with connected(address):
+        app = serve.status().applications.get(APP)
+        endpoint = None if app is None else app.deployments.get(INGRESS)
+        if endpoint is None or not endpoint.replica_states.get("RUNNING"):
+            return  # Serve would hold the call until there is one
+        with suppress(RayError, *NO_REPLICA_ERRORS):
+            drained = serve.get_deployment_handle(INGRESS, APP).drain.remote()
+            drained.result(timeout_s=DRAIN_LIMIT_S)
 
 
 def remove_application(address: str) -> None:

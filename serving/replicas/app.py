@@ -14,10 +14,10 @@ from ray.serve.config import RequestRouterConfig
 from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import KEYS_FILE, ORIGINS
 from serving.cluster.serve_compat import with_version
-from serving.deployment.compile import IN_ONE_THREAD
+from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
-from serving.replicas.ingress import Ingress
+from serving.replicas.ingress import CLOSE_S, Ingress
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
 from serving.request.length import MAX_OUTPUT_TOKENS
 
@@ -52,11 +52,14 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
     prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
     servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
     variables = {name: os.environ[name] for name in ENDPOINT_VARIABLES if name in os.environ}
+    drain_s = max(pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools)
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=drain_s + 2 * CLOSE_S,
         ray_actor_options={
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
@@ -64,7 +67,7 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
             "runtime_env": {"env_vars": IN_ONE_THREAD | variables},
         },
     )
-    return ingress.bind(config, servers=servers, prefill=prefill, address=address)
+    return ingress.bind(config, servers=servers, prefill=prefill, address=address, drain_s=drain_s)
 
 
 def _bound(
