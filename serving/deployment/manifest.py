@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -15,7 +16,7 @@ from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from serving.api.auth import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
-from serving.deployment.compile import compile_app, ray_nodes
+from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import located, this_machine
@@ -37,6 +38,12 @@ KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 
 PORT = 8000
 """Port of the endpoint."""
+
+OPEN_FILES = 65536
+"""Limit of open files of a container's process: each connection of Ray or a client is one."""
+
+STOP_MARGIN_S = 60.0
+"""Time for the replicas, Ray and the commands to end, after the drain."""
 
 PLAN_DIRECTORY = "/etc/minicluster"
 """Directory of the plan in pods and containers."""
@@ -138,7 +145,11 @@ def compose(manifest: Manifest) -> str:
     It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
     """
     text, documents = _rendered(
-        "compose.yaml.j2", manifest, keys_file=KEYS_FILE, object_store_bytes=OBJECT_STORE_BYTES
+        "compose.yaml.j2",
+        manifest,
+        keys_file=KEYS_FILE,
+        object_store_bytes=OBJECT_STORE_BYTES,
+        open_files=OPEN_FILES,
     )
     comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(comments) + as_yaml(*documents)
@@ -155,9 +166,18 @@ def _rendered(name: str, manifest: Manifest, **values: object) -> tuple[str, lis
     environment.filters |= {"here": _here, "quote": quote, "ray_options": ray_options}
     template = (Path(__file__).parent / name).read_text(encoding="utf-8")
     text = environment.from_string(template).render(
-        manifest=manifest, port=PORT, keys_name=KEYS_NAME, **values
+        manifest=manifest, port=PORT, keys_name=KEYS_NAME, stop_s=stop_s(manifest), **values
     )
     return text, list(yaml.safe_load_all(text))
+
+
+def stop_s(manifest: Manifest) -> int:
+    """Return the whole seconds that a head may take from SIGTERM to its end."""
+    drains_s = [
+        float(pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"])
+        for pool in manifest.served.pools
+    ]
+    return math.ceil(min(max(drains_s), DRAIN_LIMIT_S) + STOP_MARGIN_S)
 
 
 def _here(path: str) -> str:

@@ -35,7 +35,7 @@ from serving.cluster.state import (
     write_state,
 )
 from serving.cluster.token import refuse_missing_certificates
-from serving.deployment.compile import compile_app, ray_nodes
+from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 900.0
 """Longest start: loading hundreds of gigabytes of weights takes minutes."""
-
-DRAIN_LIMIT_S = 300.0
-"""Longest time that `serving down` waits for answers under way, and then for replicas to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,36 @@ def test_the_shipped_compose_file_is_what_is_written(demo: Manifest, tmp_path: P
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_containers_are_confined(demo: Manifest) -> None:
+    """No service is root or has a capability, and Grafana has a password of this machine's own."""
+    document = yaml.safe_load(compose(demo))
+    for name, service in document["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name != "prometheus":  # its image has a user of its own
+            assert service["user"] == "${MINICLUSTER_USER:-1000:1000}", name
+    services = document["services"]
+    for name in ("head", "prefill-node-0", "decode-node-0"):
+        assert services[name]["init"]
+        assert services[name]["ulimits"]["nofile"]["soft"] >= 65536
+    # What depends on others is stopped first: the head drains while the engines are there.
+    assert {*services["head"]["depends_on"]} == {"prefill-node-0", "decode-node-0"}
+    drains_s = [
+        pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"]
+        for pool in demo.served.pools
+    ]
+    assert float(services["head"]["stop_grace_period"][:-1]) > min(300, max(drains_s))
+    assert "prometheus:/prometheus" in services["prometheus"]["volumes"]
+    assert "prometheus" in document["volumes"]
+    grafana = services["grafana"]
+    assert not any("ANONYMOUS" in each for each in grafana["environment"])
+    file = grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    assert file == f"/run/secrets/{grafana['secrets'][0]}"
+    assert grafana["secrets"][0] in document["secrets"]
+    last = (ROOT / "Dockerfile").read_text().rpartition("\nUSER ")[2]
+    assert last.startswith("minicluster\n")
+
+
 def test_the_head_finds_the_model_where_it_is_mounted(
     tmp_path: Path, demo_plan: Plan, small_model: Path
 ) -> None:
