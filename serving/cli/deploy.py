@@ -18,7 +18,7 @@ from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
 from serving.cluster.state import changing, read_state
 from serving.deployment.compile import kind_of
-from serving.deployment.engine_args import SIMULATED, DeployTarget
+from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
@@ -130,6 +130,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             slowdown=check_slowdown(1.0 if slowdown is None else slowdown),
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
+            media_domains=read_media_domains(os.environ),
         ),
         host=host,
         port=port or _free_port(host),

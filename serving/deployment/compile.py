@@ -124,6 +124,7 @@ def limits(
         return {
             **common,
             "max_ongoing_requests": UNPLANNED_REQUESTS,
+            "max_queued_requests": pool.replicas * UNPLANNED_REQUESTS,
             "graceful_shutdown_timeout_s": UNPLANNED_DRAIN_S,
         }
     prefill_s, handoff_s = deadlines(plan, deadlines_s)

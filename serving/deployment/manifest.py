@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +18,7 @@ from minicluster.plan import read_plan
 from serving.api.auth import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import DeployTarget, read_media_domains
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import located, this_machine
 from serving.protocol.app_spec import APP, ServedApp
@@ -38,6 +39,18 @@ KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 
 PORT = 8000
 """Port of the endpoint."""
+
+HEAD_PROBE = """\
+import sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen("http://127.0.0.1:{port}" + sys.argv[1], timeout=9)
+except urllib.error.HTTPError as error:
+    sys.exit(error.code >= 500)
+except urllib.error.URLError as error:
+    sys.exit(not isinstance(error.reason, ConnectionRefusedError))
+"""
+"""Kubernetes' probe of the head: the endpoint answers a path without an error of the server, or
+nothing is deployed there yet (no listener, or 404 of Ray Serve's proxy)."""
 
 OPEN_FILES = 65536
 """Limit of open files of a container's process: each connection of Ray or a client is one."""
@@ -125,13 +138,16 @@ def ray_service(manifest: Manifest) -> str:
     """
     Return a plan as Kubernetes objects for KubeRay.
 
-    The YAML holds a ConfigMap with the plan, a NetworkPolicy and a RayService.
+    The YAML holds a ConfigMap with the plan, a NetworkPolicy, a RayService, and for its head and
+    each role a PodDisruptionBudget.
     """
     _, documents = _rendered(
         "kuberay.yaml.j2",
         manifest,
         serve_config=as_yaml(ray_serve(manifest)),
         ray=RAY,
+        head_probe=HEAD_PROBE.format(port=PORT),
+        budgets={"head": 1} | Counter(node.role for node in manifest.served.nodes),
         plan_directory=PLAN_DIRECTORY,
         keys_directory=str(Path(KEYS_PATH).parent),
     )
@@ -233,5 +249,10 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     # Serve waits for missing nodes, so the plan's nodes count as present.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
     refuse([*plan_findings(plan, kind), *findings(deployment, this_machine(kind, nodes))])
-    target = DeployTarget(kind=kind, one_host=False, token_limit=read_token_limit(environment))
+    target = DeployTarget(
+        kind=kind,
+        one_host=False,
+        token_limit=read_token_limit(environment),
+        media_domains=read_media_domains(environment),
+    )
     return compile_app(deployment, target, plan=plan)
