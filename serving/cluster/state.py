@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import locked, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Record = TypeVar("Record")
 
 HOME = Path(".minicluster/serving")
+LOCK = HOME.parent / "serving.lock"
+"""Lock of the commands that change the deployment of this directory, one at a time."""
+
 STATE = HOME / "state.json"
 PLAN = HOME / "plan.json"
 """Copy of the plan, or of the deployment to measure."""
@@ -77,6 +83,23 @@ class State:
     def logs(self) -> Path:
         """Directory of the running cluster's logs."""
         return Path(self.session) / "session_latest" / "logs"
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """
+    Let no other command change the deployment of this directory meanwhile.
+
+    Raises:
+        InputError: another one does.
+    """
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(LOCK, str(HOME), "serving up or scale"):
+            yield
+    finally:
+        with suppress(OSError):  # what has refused its arguments leaves no empty directory
+            LOCK.parent.rmdir()
 
 
 def read_state() -> State | None:

@@ -10,16 +10,16 @@ import random
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
 from serving.api.keys import authorization
 from serving.api.tls import trusting
-from serving.cluster.serve_compat import broadcast
+from serving.cluster.serve_compat import call_replicas
 from serving.protocol.app_spec import APP
 from serving.protocol.messages import STALL_S, Readiness, RequestPhases
 from serving.replicas.serve_backend import NO_REPLICA_ERRORS
@@ -122,7 +122,7 @@ def _round(
         raise TargetFailed(f"no {server.role} replica answers: {reason}") from None
     try:
         answers: list[list[RequestPhases]] = ask_replicas(
-            handle, "probe", limit_s, lambda _replica: [next(waiting), prefill]
+            handle, "probe", limit_s, lambda: [next(waiting), prefill]
         )
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
@@ -156,14 +156,10 @@ def ask_replicas(
     handle: DeploymentHandle[Any],
     method: str,
     limit_s: float,
-    arguments: Callable[[Any], list[Any]] | None = None,
+    arguments: Callable[[], list[Any]] = list,
 ) -> list[Any]:
     """Return every replica's answer to a call, within *limit_s*; raises as `known_handle`."""
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        answers: list[Any] = pool.submit(broadcast, handle, method, arguments).result(limit_s)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    answers: list[Any] = ray.get(call_replicas(handle, method, arguments), timeout=limit_s)
     return answers
 
 

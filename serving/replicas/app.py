@@ -15,10 +15,10 @@ from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import HOSTS, ORIGINS
 from serving.api.keys import KEYS_FILE
 from serving.cluster.serve_compat import with_version
-from serving.deployment.compile import IN_ONE_THREAD
+from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
-from serving.replicas.ingress import Ingress
+from serving.replicas.ingress import CLOSE_S, Ingress
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
 from serving.request.length import MAX_OUTPUT_TOKENS
 
@@ -63,11 +63,14 @@ def build_app(
         for name, value in os.environ.items()
         if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
     }
+    drain_s = max(pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools)
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=drain_s + 2 * CLOSE_S,
         ray_actor_options={
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
@@ -75,7 +78,9 @@ def build_app(
             "runtime_env": {"env_vars": IN_ONE_THREAD | variables},
         },
     )
-    return ingress.bind(config, servers=servers, prefill=prefill, address=address, tls=tls)
+    return ingress.bind(
+        config, servers=servers, prefill=prefill, address=address, tls=tls, drain_s=drain_s
+    )
 
 
 def _bound(

@@ -162,7 +162,7 @@ def test_where_only_answers_want_a_key_the_variable_is_named_too(
     start_server: ServerStarter, tmp_path: Path
 ) -> None:
     host = start_server(fail_every=1, status=403)
-    with pytest.raises(TargetFailed, match=f"403.*{OURS}"):
+    with pytest.raises(TargetFailed, match=f"403: configured to fail; .*{OURS}"):
         learn_chat(host, "fake")
     completions = judged(send(order(host, FEW), tmp_path))
 
