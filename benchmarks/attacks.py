@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -258,7 +259,7 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
     """Run one attack in a process of low priority."""
     before = admitted(port)
     watch.reset()
-    with multiprocessing.get_context("fork").Pool(1, initializer=os.nice, initargs=(19,)) as pool:
+    with multiprocessing.get_context("fork").Pool(1, initializer=_attacker) as pool:
         note = pool.apply(attack, (port,))
     time.sleep(1.0)
     seen = (watch.most_bytes - watch.start_bytes, watch.health_s, watch.gap_s)
@@ -271,6 +272,12 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
         after=admitted(port),
         note=note,
     )
+
+
+def _attacker() -> None:
+    """Leave the processor to the endpoint, and end when the pool says so."""
+    os.nice(19)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def deployed(place: Path) -> tuple[int, psutil.Process]:
