@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
+from minicluster.command import terminable
 from minicluster.plan import read_plan
 from serving.cluster.ports import free_ports
 
@@ -133,20 +135,20 @@ class Watch:
             await asyncio.sleep(0.5)
 
 
-def connection(port: int) -> socket.socket:
+def connection(port: int, limit_s: float = 5.0) -> socket.socket:
     """Return a connection to the endpoint."""
-    return socket.create_connection((HOST, port), timeout=75)
+    return socket.create_connection((HOST, port), timeout=limit_s)
 
 
-def sent(port: int, *parts: bytes) -> str:
+def sent(port: int, *parts: bytes, limit_s: float = 5.0) -> str:
     """Send parts until the server closes the connection; return the status of its answer."""
-    with connection(port) as client:
+    with connection(port, limit_s) as client:
         with suppress(OSError):
             for part in parts:
                 client.sendall(part)
         with suppress(OSError):
             return client.recv(4096).partition(b" ")[2][:3].decode() or "closed"
-    return "closed"
+    return "no answer"
 
 
 def counted(answers: list[str]) -> str:
@@ -195,7 +197,7 @@ def long_bodies(port: int) -> str:
             answers.append(sent(port, POST, b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 8))
         else:
             length = b"Content-Length: %d\r\n\r\n" % MODEL_BYTES
-            answers.append(sent(port, POST, length, part))
+            answers.append(sent(port, POST, length, part, limit_s=75.0))
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(120)]
     for each in threads:
@@ -257,7 +259,7 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
     """Run one attack in a process of low priority."""
     before = admitted(port)
     watch.reset()
-    with multiprocessing.get_context("fork").Pool(1, initializer=os.nice, initargs=(19,)) as pool:
+    with multiprocessing.get_context("fork").Pool(1, initializer=_attacker) as pool:
         note = pool.apply(attack, (port,))
     time.sleep(1.0)
     seen = (watch.most_bytes - watch.start_bytes, watch.health_s, watch.gap_s)
@@ -270,6 +272,12 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
         after=admitted(port),
         note=note,
     )
+
+
+def _attacker() -> None:
+    """Leave the processor to the endpoint, and end when the pool says so."""
+    os.nice(19)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def deployed(place: Path) -> tuple[int, psutil.Process]:
@@ -300,7 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--json", action="store_true", help="Print the outcomes as JSON.")
     as_json = parser.parse_args().json
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, terminable():
         place = Path(made)
         try:
             port, process = deployed(place)
