@@ -18,6 +18,10 @@ class StepModel(Spec):
     path: PathCoefficients
     interference: Interference
 
+    def of(self, role: str) -> StepSpec:
+        """Return the step of a pool; a mixed one's is that of decode."""
+        return self.prefill if role == "prefill" else self.decode
+
     def slowed(self, *, prefill: float, decode: float, mixed: bool) -> StepModel:
         """
         Return the model with steps that take longer.

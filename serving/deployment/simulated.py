@@ -93,7 +93,7 @@ def simulated_settings(
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
         lanes=pool.dp * pool.pp,
-        step=step_model.prefill if pool.role == "prefill" else step_model.decode,
+        step=step_model.of(pool.role),
         path=step_model.path,
         lease_s=LEASE_S[target.transport],
         model=model.id,

@@ -15,7 +15,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.protocol import protocol_of, recipe_of
-from sizing.latency.path import path_coefficients
+from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
 
@@ -140,6 +140,7 @@ def _pool(
         most=(LARGEST_STEP_TOKENS, sequences),
         contexts=(mean * row.isl, mean * (row.isl + row.osl)),
         prompt_tokens=max(1.0, mean * row.isl - row.prefix_tokens),
+        batches=1 if row.load == "static" else group.slicing.pp,
     )
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,

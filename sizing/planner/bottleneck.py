@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan import Inputs
-    from minicluster.specs.step import StepSpec
     from sizing.latency.step import Term
     from sizing.planner.candidates import Candidate
 
@@ -75,15 +74,9 @@ def representative_terms(
     return step_terms(machine(inputs, shape.gpu), load, slicing=shape.slicing)
 
 
-def step_of(chosen: Candidate, role: str) -> StepSpec:
-    """Return the step of one role."""
-    model = chosen.tandem.step_model
-    return model.prefill if role == "prefill" else model.decode
-
-
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
     """Return what takes most of a step, kernel launches left out."""
-    step = step_of(chosen, role)
+    step = chosen.tandem.step_model.of(role)
     if isinstance(step, StepCoefficients):
         return _fitted_bound(step, chosen, role, batch, context)
     seconds = dict.fromkeys(BOUNDS, 0.0)

@@ -84,7 +84,7 @@ def decode_load(tandem: TandemLoad, *, split: bool) -> float:
 
         lambda (u E[n] + v E[steps] + c E[pairs] + d E[context]),
         the largest with u n + v B <= t(n, B, 0, 0) at every n and B that a step may hold
-        (docs/model.md, eq. T3)
+        (docs/model.md, eq. T3; of a mixed pool eq. L6)
 
     Args:
         tandem: load, step model and limits.

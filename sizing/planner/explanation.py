@@ -10,7 +10,7 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.specs.step import StepCoefficients
 from sizing.planner import bounds
-from sizing.planner.bottleneck import mean_batch, representative_terms, step_of
+from sizing.planner.bottleneck import mean_batch, representative_terms
 from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
 from sizing.planner.tandem import PoolStage, TandemLoad
@@ -133,7 +133,7 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
     """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
     source = _source(plan)
-    step = step_of(chosen, role)
+    step = chosen.tandem.step_model.of(role)
     if isinstance(step, StepCoefficients):
         return _fitted_terms(step, chosen, role, batch, source)
     found = representative_terms(inputs, chosen, role, batch)

@@ -10,7 +10,7 @@ from minicluster.errors import InputError
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
 from minicluster.workload.arrivals import length_quantiles
-from sizing.latency.path import path_coefficients
+from sizing.latency.collectives import path_coefficients
 from sizing.latency.step import Machine
 from sizing.latency.step_table import step_table
 from sizing.planner.layout import max_decode_batch
