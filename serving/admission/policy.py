@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import StepModel
     from minicluster.specs.slo import SloSpec
-    from minicluster.specs.step import StepCoefficients
+    from minicluster.specs.step import StepSpec
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.request.length import TokenEstimate
 
@@ -227,17 +227,22 @@ def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     if cost.local:
         prompts = (cost.prompt_tokens, *cost.other_tokens)
         filled = sum(prompts) / load.max_step_tokens * _step_s(model, cost, load)
-        return filled + sum(_added_s(model.decode, tokens) for tokens in prompts)
+        return filled + sum(_added_s(model.decode, load, tokens) for tokens in prompts)
     between = model.interference
-    unloaded_s = float(step_time.prefill_s(model.prefill, cost.prompt_tokens))
+    unloaded_s = _prompt_s(model.prefill, cost.prompt_tokens)
     batch = load.decode.sequences / load.decode.replicas
     slower = 1 + between.prefill_fraction + batch * between.prefill_per_sequence_fraction
     return unloaded_s * slower + between.prefill_per_request_s
 
 
-def _added_s(step: StepCoefficients, tokens: float) -> float:
-    """Return the seconds that a prompt adds to a step that runs anyway."""
-    return step.per_prefill_token_s * tokens + step.per_pair_s * tokens * (tokens + 1) / 2
+def _prompt_s(step: StepSpec, tokens: float, batch: int = 0) -> float:
+    """Return the seconds of a step that computes a prompt beside so many sequences."""
+    return step.step_s(tokens, tokens * (tokens + 1) / 2, batch, 0)
+
+
+def _added_s(step: StepSpec, load: InflightLoad, tokens: float) -> float:
+    """Return the seconds that a prompt adds to the step of a full batch, which is made anyway."""
+    return _prompt_s(step, tokens, load.max_batch_size) - step.step_s(0, 0, load.max_batch_size, 0)
 
 
 def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> AdmissionForecast:
@@ -261,10 +266,10 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     prefill, decode = load.prefill, load.decode
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
-    most_s = model.decode.per_prefill_token_s * load.max_step_tokens
+    most_s = _added_s(model.decode, load, load.max_step_tokens)
     pace_s = step_s + min(decode.per_token_s / decode.replicas, most_s)
     if cost.local:
-        own_s = float(step_time.prefill_s(model.decode, cost.prompt_tokens))
+        own_s = _prompt_s(model.decode, cost.prompt_tokens)
         pull_s = 0.0
         ahead_s = decode.work_s / decode.replicas
     else:
@@ -287,7 +292,7 @@ def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     batch = min(batch, float(places))
     own_tokens = cost.sequences * (cost.prompt_tokens + cost.output_tokens)
     tokens = max(own_tokens, (decode.context_tokens + own_tokens) / decode.replicas)
-    step_s = float(step_time.decode_s(model.decode, batch, tokens / batch))
+    step_s = model.decode.step_s(0, 0, batch, tokens)
     return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 
 

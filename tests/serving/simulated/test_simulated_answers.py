@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.simulated.answering import ENGINE_DIED, SimulatedAnswers
 from serving.simulated.clock import EngineClock
@@ -37,7 +37,7 @@ def said(text: str) -> int:
 
 def engine(slowdown: float = 1.0, *, prefill_only: bool = False) -> SimulatedEngine:
     clock = EngineClock(slowdown)
-    return SimulatedEngine(LIMITS, FittedStep(STEP), clock, prefill_only=prefill_only)
+    return SimulatedEngine(LIMITS, PlannedStep(STEP), clock, prefill_only=prefill_only)
 
 
 def ask(kind: str, body: dict[str, Any], slowdown: float = 1.0) -> list[Any]:
@@ -186,7 +186,7 @@ def test_other_prompts_have_other_answers() -> None:
 @pytest.mark.parametrize("slowdown", [1.0, 25.0])
 def test_the_engine_s_own_times_are_the_clock_s(slowdown: float) -> None:
     [whole] = ask("completions", {"prompt": [1] * 100, "max_tokens": 2}, slowdown)
-    step_s = FittedStep(STEP).step_s([(100, 0)], 0, 0)
+    step_s = PlannedStep(STEP).step_s([(100, 0)], 0, 0)
     assert whole["metrics"]["queue_time_ms"] == pytest.approx(0.0)
     assert whole["metrics"]["time_to_first_token_ms"] == pytest.approx(step_s * slowdown * 1e3)
 
@@ -282,7 +282,7 @@ def test_a_prompt_that_is_cancelled_at_any_time_gives_back_its_blocks(
     async def go() -> None:
         used = engine(prefill_only=True)
         computing = SimulatedAnswers(used, RULES, {}, source=KvSource(used, PATH), lease_s=9.0)
-        step_s = FittedStep(STEP).step_s([(100, 0)], 0, 0)
+        step_s = PlannedStep(STEP).step_s([(100, 0)], 0, 0)
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(computing.compute(read(prompt=[1] * 100), keep=keep))
         await asyncio.sleep(0)
