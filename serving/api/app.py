@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
-from serving.api.access_log import RecordAnswers, record_of
+from serving.api.access_log import NO_ROUTE, RecordAnswers, record_of
 from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
@@ -45,7 +45,7 @@ def api_app(
     config: EndpointConfig, backend: Backend, environment: Mapping[str, str], *, host: str = ""
 ) -> Starlette:
     """
-    Build the application.
+    Build the application; its `state.count` counts answers that others give in its place.
 
     Args:
         config: the plan.
@@ -95,11 +95,13 @@ def api_app(
         allow_headers=["Authorization", "Content-Type", REQUEST_ID],
         expose_headers=EXPOSED,
     )
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[recorded, cors] if origins else [recorded],
         exception_handlers={HTTPException: _on_http},
     )
+    app.state.count = partial(completions.metrics.answered, NO_ROUTE)
+    return app
 
 
 def _made_route(

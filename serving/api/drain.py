@@ -13,6 +13,8 @@ from serving.protocol.messages import Refusal
 from serving.request.prefill import RETRY_AFTER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 STOPPING = Refusal(
@@ -30,8 +32,10 @@ class DrainingApp:
     `/ready` is refused with the work, so that load balancers send no more.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+        """Take an application, and what is told the status of each refusal."""
         self._app = app
+        self._count = count
         self._draining = False
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -42,6 +46,7 @@ class DrainingApp:
             await self._app(scope, receive, send)
             return
         if self._draining:
+            self._count(STOPPING.status)
             headers = {REQUEST_ID: request_id_of(Request(scope)), "Connection": "close"}
             await error_response(STOPPING, headers)(scope, receive, send)
             return

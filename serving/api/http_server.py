@@ -12,7 +12,7 @@ import json
 import logging
 import resource
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -78,8 +78,11 @@ def _answer(status: int, message: str) -> bytes:
     ).encode()
 
 
-TOO_LATE = _answer(408, "The request did not arrive in time.")
-MALFORMED = _answer(400, "The request is not valid HTTP, or its headers are too long.")
+REFUSALS = {
+    408: _answer(408, "The request did not arrive in time."),
+    400: _answer(400, "The request is not valid HTTP, or its headers are too long."),
+}
+"""Answers of the server itself, by status."""
 
 
 class HttpServer:
@@ -93,9 +96,18 @@ class HttpServer:
         *,
         limits: HttpLimits | None = None,
         tls: TlsFiles | None = None,
+        count: Callable[[int], None] = lambda _status: None,
     ) -> None:
         """
         Bind the port, without accepting requests yet.
+
+        Args:
+            app: answers requests.
+            host: to listen at.
+            port: to listen at.
+            limits: of clients.
+            tls: certificate and key; `None`: plain HTTP.
+            count: is told the status of each answer that is not the application's.
 
         Raises:
             OSError: the port cannot be bound, or the certificate cannot be used.
@@ -104,11 +116,13 @@ class HttpServer:
         self._tls = tls
         context = None if tls is None else server_context(tls)
         self._loaded = None if tls is None else tls.changed_s
-        self._shared = _Shared(limits=limits, max_connections=_most(limits), context=context)
+        self._shared = _Shared(
+            limits=limits, max_connections=_most(limits), context=context, count=count
+        )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
-            HttpBoundary(app),
+            HttpBoundary(app, count),
             http=partial(LimitedConnection, shared=self._shared),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=limits.header_bytes,
             backlog=BACKLOG,
@@ -168,6 +182,7 @@ class _Shared:
 
     limits: HttpLimits
     max_connections: int
+    count: Callable[[int], None]
     context: Any = None
     waiting: dict[LimitedConnection, None] = field(default_factory=dict)
 
@@ -256,7 +271,7 @@ class LimitedConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
         """Refuse what is no HTTP request."""
-        self._close_with(MALFORMED)
+        self._close_with(400)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has yet to read an answer."""
@@ -296,12 +311,13 @@ class LimitedConnection(H11Protocol):
     def _give_up(self) -> None:
         """Close a connection whose request is late, with an answer if anything was asked."""
         asked = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
-        self._close_with(TOO_LATE if asked else b"")
+        self._close_with(408 if asked else None)
 
-    def _close_with(self, answer: bytes) -> None:
-        """Close the connection, with an answer if none has begun."""
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            self.transport.write(answer)
+    def _close_with(self, status: int | None) -> None:
+        """Close the connection, with an answer of that status if none has begun."""
+        if status is not None and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._shared.count(status)
+            self.transport.write(REFUSALS[status])
         self.transport.close()
 
     def _await_reader(self, before_bytes: int | None) -> None:
@@ -341,12 +357,14 @@ class HttpBoundary:
     When the client disconnects it cancels the work for its request, as Ray Serve's proxy does.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
         self._app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, unless it has very many headers."""
         if len(scope["headers"]) > MAX_HEADERS:
+            self._count(431)
             refusal = Refusal(status=431, message=f"At most {MAX_HEADERS} headers are read.")
             answer = JSONResponse(refusal.body, refusal.status, {"Connection": "close"})
             await answer(scope, receive, send)

@@ -69,10 +69,13 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> DrainingApp:
         """Return the application; Ray calls this once, in the replica."""
         host, port = self._address or ("", None)
-        self._app = DrainingApp(api_app(self._config, self._backend, os.environ, host=host))
+        app = api_app(self._config, self._backend, os.environ, host=host)
+        self._app = DrainingApp(app, app.state.count)
         if port is not None:
             limits = HttpLimits(connections=IDLE_CONNECTIONS + 2 * self._config.answering.sequences)
-            self._server = HttpServer(self._app, host, port, limits=limits, tls=self._tls)
+            self._server = HttpServer(
+                self._app, host, port, limits=limits, tls=self._tls, count=app.state.count
+            )
             self._serving = asyncio.create_task(self._server.serve())
         loop = asyncio.get_running_loop()
         before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())

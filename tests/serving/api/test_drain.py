@@ -33,7 +33,8 @@ class Endpoint:
             Route("/health", self.look),
             Route("/ready", self.look),
         ]
-        self.app = DrainingApp(Starlette(routes=routes))
+        self.counted: list[int] = []
+        self.app = DrainingApp(Starlette(routes=routes), self.counted.append)
 
     async def stream(self, _: Request) -> StreamingResponse:
         async def tokens() -> AsyncIterator[str]:
@@ -85,6 +86,7 @@ def test_a_stream_under_way_ends_and_no_other_begins() -> None:
                 assert refused.headers["connection"] == "close"
                 assert int(refused.headers["retry-after"]) > 0
                 assert refused.headers["x-request-id"]
+            assert endpoint.counted == [503, 503]
             assert (await client.get("/health")).status_code == 200
             assert not draining.done()
             endpoint.end.set()

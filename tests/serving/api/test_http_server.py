@@ -47,7 +47,10 @@ class Server:
         ]
         [self.port] = free_ports(1)
         app = Starlette(routes=routes)
-        self.listener = HttpServer(app, HOST, self.port, limits=limits, tls=tls)
+        self.counted: list[int] = []
+        self.listener = HttpServer(
+            app, HOST, self.port, limits=limits, tls=tls, count=self.counted.append
+        )
 
     async def echo(self, request: Request) -> JSONResponse:
         assert request.client
@@ -222,7 +225,9 @@ def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None
         async with listening(QUICK) as (server, client), Connection(server.port) as one:
             answer = await one.says(sent)
             assert answer.partition(b" ")[2][:3] == status
-            if status in {b"400", b"408", b"431"}:
+            own = status in {b"400", b"408", b"431"}
+            assert server.counted == ([int(status)] if own else [])
+            if own:
                 assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
             assert (await client.post("/echo")).status_code == 200
 
