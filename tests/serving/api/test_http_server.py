@@ -226,8 +226,8 @@ def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None
             answer = await one.says(sent)
             assert answer.partition(b" ")[2][:3] == status
             own = status in {b"400", b"408", b"431"}
-            assert server.counted == ([int(status)] if own else [])
             if own:
+                assert server.counted == [int(status)]
                 assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
             assert (await client.post("/echo")).status_code == 200
 
