@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from minicluster.specs.model import ModelSpec
+    from sizing.evidence.labels import RowLabel
 
 
 REQUIRED = (
@@ -58,6 +59,7 @@ class MeasuredRow:
         token_budget: tokens a step may hold, where known.
         max_num_seqs: sequences a step may hold on one attention rank, where known.
         num_requests: of an open loop, where known.
+        excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
     place: str
@@ -84,6 +86,7 @@ class MeasuredRow:
     token_budget: int | None
     max_num_seqs: int | None
     num_requests: int | None = None
+    excluded: str = ""
 
     @property
     def configuration(self) -> str:
@@ -305,12 +308,16 @@ class RefusedRow:
     reason: str
 
 
-def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
+def read_rows(
+    path: Path, labels: Mapping[str, RowLabel] | None = None
+) -> tuple[MeasuredRow | RefusedRow, ...]:
     """
     Read measured rows, every line of the file in order.
 
     Args:
         path: CSV with the columns of the measurement schema (docs/validation.md).
+        labels: of rows whose columns are wrong, ambiguous or there twice, by id; of rows with one
+            measurement the first is scored.
 
     Returns:
         A row per line, or why the line is none.
@@ -323,7 +330,7 @@ def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             _check(reader.fieldnames or (), path)
-            entries = tuple(_entry(cells, f"{path}:{reader.line_num}") for cells in reader)
+            entries = tuple(_entries(reader, path, labels or {}))
     except OSError as error:
         raise InputError(str(path), error.strerror, "a CSV of measured rows") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -344,10 +351,23 @@ def _check(columns: Sequence[str], path: Path) -> None:
                 raise InputError(f"{path}: column", column, f"{name}: times are in seconds")
 
 
-def _entry(raw: dict[str | None, object], place: str) -> MeasuredRow | RefusedRow:
-    """Read one line; a short one has empty cells, a long one is refused."""
-    cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
-    try:
-        return row_from(cells, place, surplus=raw.get(None))
-    except InputError as error:
-        return RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))
+def _entries(
+    reader: csv.DictReader[str], path: Path, labels: Mapping[str, RowLabel]
+) -> Iterator[MeasuredRow | RefusedRow]:
+    """Yield the lines as rows, mended by their labels; a copy of a line before it is excluded."""
+    seen: set[str] = set()
+    for raw in reader:
+        cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
+        label = labels.get(cells["id"])
+        place, surplus = f"{path}:{reader.line_num}", raw.get(None)  # type: ignore[call-overload]
+        try:
+            row = row_from(cells | (label.cells if label else {}), place, surplus=surplus)
+        except InputError as error:
+            yield RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))
+            continue
+        if label is not None:
+            first = sorted(label.copies & seen)
+            excluded = label.excluded or (f"the measurement of {first[0]}" if first else "")
+            row = replace(row, excluded=excluded)
+        seen.add(row.id)
+        yield row

@@ -17,7 +17,7 @@ from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction
 from sizing.evidence.row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sizing.evidence.interval import Intervals
     from sizing.evidence.row import RefusedRow
@@ -31,6 +31,7 @@ class RowVerdict:
     Attributes:
         row: `None`: the line could not be read.
         ttft: interval around the prediction; `None`: no prediction, or no row stands behind one.
+        excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
     id: str
@@ -39,6 +40,7 @@ class RowVerdict:
     found: RowPrediction
     ttft: PredictionInterval | None = None
     tpot: PredictionInterval | None = None
+    excluded: str = ""
 
     @property
     def answered(self) -> bool | None:
@@ -100,6 +102,7 @@ class SliceErrors(Spec):
     ttft: ErrorSummary | None
     tpot: ErrorSummary | None
     ttft_p99: ErrorSummary | None = None
+    tpot_p99: ErrorSummary | None = None
 
 
 def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
@@ -118,7 +121,25 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
     if found.status == "predicted" and missing:
         reason = f"no measurement like this: no interval for {missing}"
         found = replace(found, reason="; ".join(filter(None, (found.reason, reason))))
-    return RowVerdict(id=line.id, source=line.source, row=line, found=found, **around)
+    excluded = line.excluded or _suspicion(line, found)
+    return RowVerdict(
+        id=line.id, source=line.source, row=line, found=found, excluded=excluded, **around
+    )
+
+
+def _suspicion(row: MeasuredRow, found: RowPrediction) -> str:
+    """Say which measurement is below its physical bound; empty: none is."""
+    for quantity, bound_s in found.bounds_s.items():
+        measured_s = getattr(row, f"{quantity}_s")
+        if measured_s is not None and measured_s < bound_s:
+            times = f"{1e3 * measured_s:.4g} ms is below the bound of {1e3 * bound_s:.4g} ms"
+            return f"suspicious: the measured {quantity.upper()} of {times} (docs/model.md, V7)"
+    return ""
+
+
+def scored(verdicts: Iterable[RowVerdict]) -> list[RowVerdict]:
+    """Return the rows that count in errors and intervals."""
+    return [verdict for verdict in verdicts if not verdict.excluded]
 
 
 def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
@@ -175,20 +196,26 @@ def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
         quantity: summarise(each.log_ratio for each in known if each.quantity == quantity)
         for quantity in QUANTITIES
     }
-    tail = summarise(
-        math.log(verdict.row.ttft_p99_s / verdict.found.ttft_p99_s)
-        for verdict in verdicts
-        if verdict.row is not None and verdict.row.ttft_p99_s and verdict.found.ttft_p99_s
-    )
+    tails = {f"{quantity}_p99": summarise(_tails(verdicts, quantity)) for quantity in QUANTITIES}
     return SliceErrors(
         by=by,
         name=name,
         rows=len(verdicts),
         answered=sum(verdict.answered is not False for verdict in verdicts),
         infeasible=sum(verdict.found.status == "infeasible" for verdict in verdicts),
-        ttft_p99=tail,
         **errors,
+        **tails,
     )
+
+
+def _tails(verdicts: Iterable[RowVerdict], quantity: str) -> Iterator[float]:
+    """Yield ln(measured / predicted) of a latency's p99, where it is both."""
+    for verdict in verdicts:
+        measured_s, predicted_s = (
+            getattr(on, f"{quantity}_p99_s", None) for on in (verdict.row, verdict.found)
+        )
+        if measured_s and predicted_s:
+            yield math.log(measured_s / predicted_s)
 
 
 def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
@@ -202,7 +229,7 @@ def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
 
 
 COLUMNS = (
-    "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s",
+    "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s", "tpot_p99_s",
     "ttft_low_s", "ttft_high_s", "tpot_low_s", "tpot_high_s",
 )  # fmt: skip
 
@@ -213,8 +240,10 @@ def record(verdict: RowVerdict) -> dict[str, object]:
     ends: list[float | None] = []
     for around in (verdict.ttft, verdict.tpot):
         ends += [None, None] if around is None else [around.low_s, around.high_s]
-    values = (verdict.id, found.status, found.reason, found.ttft_s, found.tpot_s, found.ttft_p99_s)
-    return dict(zip(COLUMNS, (*values, *ends), strict=True))
+    unscored = f"not scored: {verdict.excluded}" if verdict.excluded else ""
+    reason = "; ".join(filter(None, (found.reason, unscored)))
+    times = (found.ttft_s, found.tpot_s, found.ttft_p99_s, found.tpot_p99_s)
+    return dict(zip(COLUMNS, (verdict.id, found.status, reason, *times, *ends), strict=True))
 
 
 def to_csv(verdicts: Iterable[RowVerdict]) -> str:

@@ -27,8 +27,9 @@ def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[
     errors = slices(verdicts)
     for by, group in groupby(errors, key=lambda each: each.by):
         yield errors_table(by, list(group))
-    if errors[0].ttft_p99 is not None:
-        yield tails_table([each for each in errors if each.ttft_p99 is not None])
+    tails = [each for each in errors if each.ttft_p99 or each.tpot_p99]
+    if tails:
+        yield tails_table(tails)
     yield coverage_table(found.coverages)
     yield claims_table(found.claims)
     refused = refusals(verdicts)
@@ -62,14 +63,17 @@ def errors_table(by: str, errors: Sequence[SliceErrors]) -> Table:
 
 
 def tails_table(errors: Sequence[SliceErrors]) -> Table:
-    """Return the errors of the p99 of TTFT, of groups in which it was measured."""
+    """Return the errors of the p99 of TTFT and TPOT, of groups in which one was measured."""
     rows = (
-        (each.by, each.name, str(each.ttft_p99.rows), figures(each.ttft_p99))
+        (
+            *(each.by, each.name),
+            str(max(tail.rows for tail in (each.ttft_p99, each.tpot_p99) if tail)),
+            *(figures(each.ttft_p99), figures(each.tpot_p99)),
+        )
         for each in errors
-        if each.ttft_p99 is not None
     )
-    heads = _folded((), "", "group", "rows", "TTFT p99")
-    return table("Errors of TTFT p99: mean/median/bias", heads, rows)
+    heads = _folded((), "", "group", "rows", "TTFT p99", "TPOT p99")
+    return table("Errors of p99: mean/median/bias", heads, rows)
 
 
 def figures(summary: ErrorSummary | None) -> str:
@@ -134,6 +138,12 @@ def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:
         rows.append((verdict.id, verdict.found.reason, measured, words[verdict.answered]))
     heads = _folded((), "row", "reason", "measured TTFT", "right")
     return table("Rows called infeasible", heads, rows)
+
+
+def unscored_table(verdicts: Sequence[RowVerdict]) -> Table:
+    """Return the rows that are left out of errors and intervals, with the reason."""
+    rows = ((verdict.id, verdict.excluded) for verdict in verdicts)
+    return table("Rows that are not scored", _folded((), "row", "reason"), rows)
 
 
 def calibration_tables(fit: Calibrated) -> Iterator[Table]:
