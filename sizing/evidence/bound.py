@@ -57,7 +57,7 @@ def step_bound_s(
         2 * count * used * rows / (gpus * _fastest(gpu, dtype))
         for count, dtype, _, used, rows in parts
     )
-    return max(read_bytes / gpu.require("hbm_bytes_per_s"), compute_s)
+    return float(max(read_bytes / gpu.require("hbm_bytes_per_s"), compute_s))
 
 
 def _parts(

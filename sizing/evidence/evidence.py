@@ -25,10 +25,11 @@ from sizing.evidence.interval import (
     folds,
     together,
 )
+from sizing.evidence.leave_out import LeftOut
 from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sizing.evidence.validate import RowVerdict
 
@@ -109,6 +110,7 @@ class Evidence(Spec):
         claims: how often one-sided bounds are right, likewise.
         cells: residual quantiles.
         support: predicted rows by kind of deployment.
+        left_out: coverage of intervals on whole groups that were left out of them.
     """
 
     date: str
@@ -117,6 +119,7 @@ class Evidence(Spec):
     claims: tuple[Claim, ...]
     cells: tuple[Cell, ...]
     support: tuple[Support, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def intervals(self) -> Intervals:
@@ -139,8 +142,10 @@ def read_evidence() -> Evidence:
     return parse(Evidence, raw, place=FILE)
 
 
-def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> Evidence:
-    """Gather what a run shows; *found* of left-out configurations."""
+def evidence_of(
+    verdicts: Sequence[RowVerdict], found: Tried, *, date: str, left_out: Iterable[LeftOut] = ()
+) -> Evidence:
+    """Gather what a run shows; *found* of left-out configurations, *left_out* of whole groups."""
     made = fit_intervals(residuals(verdicts))
     return Evidence(
         date=date,
@@ -149,6 +154,7 @@ def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> E
         claims=found.claims,
         cells=tuple(made.cells.values()),
         support=_support(verdicts),
+        left_out=tuple(left_out),
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 QUANTITIES = ("ttft", "tpot")
+ENGINE = 1
+"""Place of the engine among the labels of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,9 @@ class RowResidual:
         configuration: all loads of one configuration are fitted on, or held out, together.
         path: labels from coarse to fine; intervals back off along it.
         stand_in: predicted with the constants of another version of the engine.
+        family: of the model: what `sizing.catalog.model_family` names.
+        generation: of the GPU.
+        row_class: of the row: what `class_of` names.
     """
 
     quantity: str
@@ -41,6 +46,14 @@ class RowResidual:
     configuration: str
     path: tuple[str, ...]
     stand_in: bool = False
+    family: str = ""
+    generation: str = ""
+    row_class: str = ""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine, in lower case."""
+        return self.path[ENGINE] if len(self.path) > ENGINE else ""
 
 
 def folds(

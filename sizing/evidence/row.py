@@ -359,7 +359,7 @@ def _entries(
     for raw in reader:
         cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
         label = labels.get(cells["id"])
-        place, surplus = f"{path}:{reader.line_num}", raw.get(None)  # type: ignore[call-overload]
+        place, surplus = f"{path}:{reader.line_num}", raw.get(None)
         try:
             row = row_from(cells | (label.cells if label else {}), place, surplus=surplus)
         except InputError as error:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
+from sizing.catalog import find_gpu, find_model, gpu_generation, model_family
 from sizing.evidence.interval import QUANTITIES, PredictionInterval, RowResidual
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
 from sizing.evidence.row import MeasuredRow, kind_of
@@ -73,12 +75,29 @@ class ErrorSummary(Spec):
     bias: float
 
 
+def class_of(row: MeasuredRow) -> str:
+    """Name a row's class, in which errors are reported together."""
+    kind = kind_of(row)
+    if kind in CLASSES:
+        return CLASSES[kind]
+    try:
+        moe, gpu = find_model(row.model).moe is not None, find_gpu(row.gpu).name
+    except InputError:
+        return "unknown"
+    return f"MoE, serving, {gpu_generation(gpu)}" if moe else "dense, serving"
+
+
+CLASSES = {"static": "static", "open": "open loop", "split": "split"}
+"""Classes of rows that the load alone decides; other rows are served in a closed loop."""
+
+
 SLICES: dict[str, Callable[[MeasuredRow], str]] = {
     "source": lambda row: row.source or "unknown",
     "engine": lambda row: f"{row.engine} {row.engine_version}".strip(),
     "model": lambda row: row.model,
     "GPU": lambda row: row.gpu,
     "load": kind_of,
+    "class": class_of,
 }
 """Functions of a row by which errors are grouped."""
 
@@ -158,6 +177,9 @@ def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
                     configuration=row.configuration,
                     path=answer.path,
                     stand_in=answer.stand_in,
+                    family=model_family(row.model),
+                    generation=gpu_generation(find_gpu(row.gpu).name),
+                    row_class=class_of(row),
                 )
                 found.append(residual)
     return found

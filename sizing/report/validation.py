@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sizing.evidence.evidence import Claim, Coverage, Tried
+    from sizing.evidence.leave_out import LeftOut
     from sizing.evidence.scalar import Calibrated
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
@@ -126,6 +127,21 @@ def claims_table(found: Sequence[Claim]) -> Table:
     )
     heads = ("source", "", "rows", *(f"claimed at {level:.0%}" for level in levels))
     return table("Claims right at their bound, on rows left out", heads, rows, left=("",))
+
+
+def left_out_tables(found: Sequence[LeftOut]) -> Iterator[Table]:
+    """Yield, per split, coverage and width of intervals around groups that were left out."""
+    for split, group in groupby(found, key=lambda each: each.split):
+        rows = [
+            (
+                *(each.of, each.name, each.quantity.upper(), str(each.rows)),
+                *(f"{each.covered_fraction:.0%}", f"{each.median_width:.0%}"),
+                f"{100 * each.median_error:.1f} %",
+            )
+            for each in group
+        ]
+        heads = ("", "name", "", "rows", "inside", "median width", "median error")
+        yield table(f"80 % intervals learned without each {split}", heads, rows, left=("", "name"))
 
 
 def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:

@@ -90,7 +90,8 @@ def test_a_row_that_cannot_be_predicted_gets_a_line_and_a_reason(
 
     document: dict[str, Any] = json.loads(validate(path, "--json", "--calibrate").out)
     assert set(document) == {
-        *("errors", "coverage", "claims", "unsupported", "not_scored", "rows", "calibration")
+        *("errors", "coverage", "claims", "left_out", "unsupported", "not_scored", "rows"),
+        "calibration",
     }
     assert [tuple(row) for row in document["rows"]] == [COLUMNS] * 3
     assert document["errors"][0]["name"] == "all"
