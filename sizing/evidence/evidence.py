@@ -21,6 +21,7 @@ from sizing.evidence.interval import (
     Cell,
     Intervals,
     RowResidual,
+    Widening,
     fit_intervals,
     folds,
     together,
@@ -111,6 +112,8 @@ class Evidence(Spec):
         cells: residual quantiles.
         support: predicted rows by kind of deployment.
         left_out: coverage of intervals on whole groups that were left out of them.
+        widenings: factors on the quantiles of cells, by distance of the nearest measurement.
+        known: names of what was measured, per distance (`origin_keys`).
     """
 
     date: str
@@ -120,11 +123,17 @@ class Evidence(Spec):
     cells: tuple[Cell, ...]
     support: tuple[Support, ...]
     left_out: tuple[LeftOut, ...] = ()
+    widenings: tuple[Widening, ...] = ()
+    known: tuple[tuple[str, ...], ...] = ()
 
     @property
     def intervals(self) -> Intervals:
-        """Return the cells by path."""
-        return Intervals(cells={cell.path: cell for cell in self.cells})
+        """Return the intervals that the run made."""
+        return Intervals(
+            cells={cell.path: cell for cell in self.cells},
+            widenings={(each.path, each.distance): each for each in self.widenings},
+            known=tuple(frozenset(keys) for keys in self.known),
+        )
 
 
 @cache
@@ -155,6 +164,8 @@ def evidence_of(
         cells=tuple(made.cells.values()),
         support=_support(verdicts),
         left_out=tuple(left_out),
+        widenings=tuple(made.widenings.values()),
+        known=tuple(tuple(sorted(keys)) for keys in made.known),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeVar
@@ -54,6 +54,49 @@ class RowResidual:
     def engine(self) -> str:
         """Name of the engine, in lower case."""
         return self.path[ENGINE] if len(self.path) > ENGINE else ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of `origin_keys`."""
+        return origin_keys(
+            self.path,
+            family=self.family,
+            generation=self.generation,
+            configuration=self.configuration,
+        )
+
+
+DISTANCES = (
+    "this configuration was measured",
+    "this model was measured with this engine in other configurations",
+    "other models of its family were measured with this engine",
+    "its family was measured with this engine on other generations of GPUs only",
+    "nothing like it was measured",
+)
+"""How far the nearest measurement is, in words; an interval gets wider with each."""
+NEAR = 1
+"""Distance that the quantiles of cells are for: those of rows in a left-out configuration."""
+
+
+def origin_keys(
+    path: Sequence[str], *, family: str, generation: str, configuration: str = ""
+) -> tuple[str, ...]:
+    """
+    Return a key for each distance but the last: rows with an equal key are that near.
+
+    Args:
+        path: labels of a prediction, its engine the second and its architecture the last one.
+        family: of the model.
+        generation: of the GPU.
+        configuration: of a row; empty: none that was measured.
+    """
+    engine = path[ENGINE] if len(path) > ENGINE else ""
+    return (
+        configuration,
+        f"{engine}/{path[-1]}/{generation}",
+        f"{engine}/{family}/{generation}",
+        f"{engine}/{family}",
+    )
 
 
 def folds(
@@ -123,22 +166,65 @@ class Cell(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionInterval:
-    """80 % interval around a prediction; `rows` measurements of `group` stand behind it."""
+    """
+    80 % interval around a prediction.
+
+    Attributes:
+        rows: measurements behind it.
+        group: that they are of.
+        distance: of the nearest measurement, a place in `DISTANCES`.
+    """
 
     low_s: float
     high_s: float
     rows: int
     group: str
+    distance: int = NEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widening(Spec):
+    """
+    How much further from the median than in their cells quantiles lie at a distance.
+
+    Attributes:
+        path: quantity, alone or loaded and, where there were rows enough, load; joined by `/`.
+        distance: place in `DISTANCES`.
+        factors: on what lies between each quantile of `LEVELS` and the median.
+    """
+
+    path: str
+    distance: int
+    factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Cells by path, of every group that had rows."""
+    """
+    Cells by path, of every group that had rows.
+
+    Attributes:
+        widenings: by path and distance.
+        known: per distance, the keys of the rows that were measured (`origin_keys`).
+    """
 
     cells: dict[str, Cell]
+    widenings: dict[tuple[str, int], Widening] = field(default_factory=dict)
+    known: tuple[frozenset[str], ...] = ()
+
+    def distance(self, keys: Sequence[str]) -> int:
+        """Return how far the nearest measurement is: a place in `DISTANCES`."""
+        near = (d for d, key in enumerate(keys) if d < len(self.known) and key in self.known[d])
+        return next(near, len(DISTANCES) - 1)
 
     def around(
-        self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
+        self,
+        value_s: float,
+        quantity: str,
+        path: Sequence[str],
+        *,
+        stand_in: bool = False,
+        distance: int = NEAR,
     ) -> PredictionInterval | None:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
@@ -149,16 +235,19 @@ class Intervals:
             path: labels from coarse to fine; the finest group with rows is taken.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 30 % where the rows behind it had their own.
+            distance: of the nearest measurement, as `distance` says.
         """
         cell = self._cell(quantity, path)
         if cell is None:
             return None
+        cell = self._widened(cell, (quantity, *path), distance)
         low, high = (_log(cell, level, stand_in=stand_in) for level in (LOW, HIGH))
         return PredictionInterval(
             low_s=value_s * math.exp(min(low, 0.0)),
             high_s=value_s * math.exp(max(high, 0.0)),
             rows=cell.rows,
             group=cell.path,
+            distance=distance,
         )
 
     def bound(
@@ -171,6 +260,17 @@ class Intervals:
         """
         cell = self._cell(quantity, path)
         return None if cell is None else math.exp(_log(cell, level, stand_in=stand_in))
+
+    def _widened(self, cell: Cell, labels: tuple[str, ...], distance: int) -> Cell:
+        """Move the quantiles of a cell as far out as the distance asks for."""
+        names = ("/".join(name) for name in _stretched(labels))
+        found = (self.widenings.get((name, distance)) for name in names)
+        widening = next((each for each in found if each is not None), None)
+        if widening is None:
+            return cell
+        middle = cell.logs[MIDDLE]
+        logs = (middle + (x - middle) * f for x, f in zip(cell.logs, widening.factors, strict=True))
+        return replace(cell, logs=tuple(logs))
 
     def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
         labels = (quantity, *path)
@@ -194,8 +294,9 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
         q = (n q_own + k q_parent) / (n + k), k = 20 rows; q_parent of the root: q_own
 
-    each quantile moved from the median by the factor with which leave-configurations-out folds
-    lie below it as often as it says.
+    each quantile moved from the median by the factor with which left-out rows lie below it as
+    often as it says: configurations for the cells, and for the widening of each distance rows,
+    models, families, engines and GPU generations, by what is nearest to them in the rest.
 
     Args:
         residuals: of rows that nothing shipped was fitted on.
@@ -205,7 +306,19 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     Ignores that rows of one configuration err alike, beyond leaving them out together.
     """
     known = list(residuals)
-    return Intervals(cells=_cells(known, _stretches(known)))
+    off = _off(known)
+    near = {name: _reached(np.array(rows)) for name, rows in _named(off, NEAR).items()}
+    return Intervals(
+        cells=_cells(known, near),
+        widenings=_widenings(off, near),
+        known=_known(known),
+    )
+
+
+def _known(residuals: Iterable[RowResidual]) -> tuple[frozenset[str], ...]:
+    """Return the keys of rows, per distance."""
+    keys = [each.keys for each in residuals]
+    return tuple(frozenset(each) for each in zip(*keys, strict=True))
 
 
 def grouped(
@@ -225,25 +338,72 @@ def together(each: RowResidual) -> str:
     return "/".join((*each.path[:3], each.configuration))
 
 
-def _stretches(known: Sequence[RowResidual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
-    """Factors on the quantiles, by quantity and labels, that left-out folds ask for."""
-    needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
+SCHEMES: tuple[tuple[Callable[[RowResidual], str], int], ...] = (
+    (lambda each: f"{each.quantity} {each.configuration} {each.log_ratio!r}", 4),
+    (together, FOLDS),
+    (lambda each: each.path[-1], 6),
+    (lambda each: each.generation, 99),
+    (lambda each: each.family, 99),
+    (lambda each: each.engine, 99),
+)
+"""What is left out in turn to see rows from each distance, and in how many folds at most."""
+Off = dict[tuple[tuple[str, ...], int], list["NDArray[np.float64]"]]
+
+
+def _off(known: Sequence[RowResidual]) -> Off:
+    """
+    Return how many times as far as each quantile the left-out rows lie, by labels and distance.
+
+    Every scheme leaves rows out of the quantiles; the distance is that to the rows that stay.
+    """
+    needed: Off = {}
     side = np.sign(DEVIATES)
-    for train, test in folds(known, FOLDS, key=together):
-        made = Intervals(cells=_cells(train, {}))
-        for each in test:
-            cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
-            if cell is not None:
-                logs = np.array(cell.logs)
-                apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
-                off = side * (each.log_ratio - logs[MIDDLE]) / apart
-                for name in _stretched((each.quantity, *each.path)):
-                    needed.setdefault(name, []).append(off)
+    for key, most in SCHEMES:
+        for train, test in folds(known, min(most, len({key(each) for each in known})), key=key):
+            made = Intervals(cells=_cells(train, {}), known=_known(train))
+            for each in test:
+                cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+                if cell is not None:
+                    logs = np.array(cell.logs)
+                    apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
+                    off = side * (each.log_ratio - logs[MIDDLE]) / apart
+                    # Left-out configurations are what cells are for, however near others are.
+                    distance = NEAR if key is together else made.distance(each.keys)
+                    for name in _stretched((each.quantity, *each.path)):
+                        needed.setdefault((name, distance), []).append(off)
+    return needed
+
+
+def _named(off: Off, distance: int) -> dict[tuple[str, ...], list[NDArray[np.float64]]]:
+    """Return the rows of one distance, by labels with enough of them."""
     return {
-        name: _reached(np.array(rows))
-        for name, rows in needed.items()
-        if len(rows) >= LEAST_ROWS or len(name) < LOAD
+        name: rows
+        for (name, at), rows in off.items()
+        if at == distance and (len(rows) >= LEAST_ROWS or len(name) < LOAD)
     }
+
+
+def _widenings(
+    off: Off, near: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[tuple[str, int], Widening]:
+    """Factors of every distance on the quantiles of `NEAR`; farther is never narrower."""
+    found = {}
+    for name, base in near.items():
+        least = np.zeros(len(LEVELS))
+        for distance in range(len(DISTANCES)):
+            rows = _named(off, distance).get(name)
+            if rows is None and len(name) == LOAD + 1:
+                rows = _named(off, distance).get(name[:2])
+            own = base if rows is None else _reached(np.array(rows))
+            # A row beside others of its configuration is no farther than one beside none.
+            own = np.minimum(own, base) if distance < NEAR else own
+            least = np.maximum(least, base if distance == NEAR else own)
+            path = "/".join(name)
+            factors = np.where(base > 0, least / np.where(base > 0, base, 1.0), 1.0)
+            found[path, distance] = Widening(
+                path=path, distance=distance, factors=tuple(factors.tolist())
+            )
+    return found
 
 
 def _stretched(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
