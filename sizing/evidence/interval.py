@@ -67,13 +67,13 @@ class RowResidual:
 
 
 DISTANCES = (
-    "this configuration was measured",
-    "this model was measured with this engine in other configurations",
-    "other models of its family were measured with this engine",
-    "its family was measured with this engine on other generations of GPUs only",
-    "nothing like it was measured",
+    "this configuration",
+    "this model with this engine",
+    "its family with this engine",
+    "its family with this engine on other GPU generations",
+    "none of its family with this engine",
 )
-"""How far the nearest measurement is, in words; an interval gets wider with each."""
+"""What the nearest measurement is of; an interval gets wider from one to the next."""
 NEAR = 1
 """Distance that the quantiles of cells are for: those of rows in a left-out configuration."""
 

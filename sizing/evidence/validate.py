@@ -147,7 +147,7 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
             )
             around |= {} if interval is None else {quantity: interval}
     missing = " and ".join(each.upper() for each in QUANTITIES if each not in around)
-    reason = DISTANCES[distance] if distance > NEAR else ""
+    reason = f"nearest measurement: {DISTANCES[distance]}" if distance > NEAR else ""
     if missing:
         reason = f"no measurement like this: no interval for {missing}"
     if found.status == "predicted" and reason:

@@ -126,9 +126,8 @@ def _measured(inputs: Inputs, *, split: bool) -> Validation:
     around = interval_around("tpot", inputs)
     if around is None:
         return found
-    group = around.group.partition("/")[2] or "any kind"
-    note = f"{found.note}; intervals from {around.rows} rows ({group})"
-    note += f": {DISTANCES[around.distance]}"
+    nearest = DISTANCES[around.distance]
+    note = f"{found.note}; intervals from {around.rows} rows, the nearest of {nearest}"
     return Validation(num_rows=found.num_rows, note=note)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sizing import catalog
-from sizing.evidence.interval import RowResidual
+from sizing.cli.common import read_inputs
+from sizing.evidence.interval import DISTANCES, NEAR, RowResidual, fit_intervals, origin_keys
 from sizing.evidence.leave_out import SPLITS, LeftOut, leave_out
 from sizing.evidence.validate import class_of
+from sizing.planner.error_model import interval_around, validation
 from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import SPLIT, row
 from tests.sizing.evidence.test_validate_cli import SAMPLE
@@ -87,3 +91,55 @@ def test_splits_are_printed(sizing: Sizing) -> None:
     assert "80 % intervals learned without each gpu" in done.out
     assert "Llama 3" in done.out
     assert sizing("validate", str(SAMPLE), "--leave-out", "colour").code == 2
+
+
+def test_intervals_get_wider_with_the_distance() -> None:
+    """The same cell, seen from ever farther; rows, models and families are told apart."""
+    rng = np.random.default_rng(3)
+    rows = [
+        RowResidual(
+            quantity="tpot",
+            predicted_s=0.02,
+            log_ratio=float(own + rng.normal(0.0, 0.05)),
+            source="here",
+            configuration=f"c{family}-{model}-{n % 6}",
+            path=("loaded", "vllm", "closed", "dense", f"m{family}-{model}"),
+            family=f"f{family}",
+            generation="Hopper" if model else "Blackwell",
+        )
+        for family, bias in enumerate((-0.5, -0.25, 0.0, 0.0, 0.25, 0.5))
+        for model, own in enumerate((bias - 0.1, bias, bias + 0.1))
+        for n in range(24)
+    ]
+    made = fit_intervals(rows)
+    path = rows[30].path
+    found = [made.around(1.0, "tpot", path, distance=d) for d in range(len(DISTANCES))]
+    widths = [each.high_s - each.low_s for each in found if each is not None]
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.5 * widths[NEAR]
+    assert made.around(1.0, "tpot", path) == found[NEAR]
+    asked = {"family": "f0", "generation": "Hopper"}
+    new = ("loaded", "vllm", "closed", "dense", "new")
+    distances = [
+        made.distance(rows[30].keys),
+        made.distance(origin_keys(path, **asked)),
+        made.distance(origin_keys(new, **asked)),
+        made.distance(origin_keys(new, family="f0", generation="Ampere")),
+        made.distance(origin_keys(new, family="f9", generation="Hopper")),
+    ]
+    assert distances == list(range(len(DISTANCES)))
+    # What was learned without the nearest covers as many of the left-out families as it says.
+    whole = by_name(leave_out(rows, "family"))["all", "all"]
+    assert whole.covered_fraction >= 0.7
+
+
+def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
+    """A model that nothing is known of gets a wider interval than one that was measured."""
+    h100 = read_inputs(catalog.files("scenarios")["llama-3.1-70b-h100"], [], None)
+    other = replace(h100, model=replace(h100.model, id="nobody/Nothing-1B", num_layers=3))
+    near, far = (interval_around("ttft", each) for each in (h100, other))
+    assert near is not None
+    assert far is not None
+    assert far.high_s > near.high_s
+    assert "the nearest of this model with this engine" in validation(h100).note
+    assert "the nearest of none of its family with this engine" in validation(other).note
