@@ -185,17 +185,17 @@ class PredictionInterval:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widening(Spec):
     """
-    How much further from the median than in their cells quantiles lie at a distance.
+    How much further out than in their cells quantiles lie at a distance.
 
     Attributes:
         path: quantity, alone or loaded and, where there were rows enough, load; joined by `/`.
         distance: place in `DISTANCES`.
-        factors: on what lies between each quantile of `LEVELS` and the median.
+        shifts: added to the logarithm at each of `LEVELS`: down below the median, up above it.
     """
 
     path: str
     distance: int
-    factors: tuple[float, ...]
+    shifts: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +268,7 @@ class Intervals:
         widening = next((each for each in found if each is not None), None)
         if widening is None:
             return cell
-        middle = cell.logs[MIDDLE]
-        logs = (middle + (x - middle) * f for x, f in zip(cell.logs, widening.factors, strict=True))
+        logs = (log + shift for log, shift in zip(cell.logs, widening.shifts, strict=True))
         return replace(cell, logs=tuple(logs))
 
     def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
@@ -306,12 +305,9 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     Ignores that rows of one configuration err alike, beyond leaving them out together.
     """
     known = list(residuals)
-    off = _off(known)
-    near = {name: _reached(np.array(rows)) for name, rows in _named(off, NEAR).items()}
+    near = _stretches(known)
     return Intervals(
-        cells=_cells(known, near),
-        widenings=_widenings(off, near),
-        known=_known(known),
+        cells=_cells(known, near), widenings=_widenings(known, near), known=_known(known)
     )
 
 
@@ -338,71 +334,71 @@ def together(each: RowResidual) -> str:
     return "/".join((*each.path[:3], each.configuration))
 
 
+def _stretches(known: Sequence[RowResidual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
+    """Factors on the quantiles, by quantity and labels, that left-out configurations ask for."""
+    needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
+    side = np.sign(DEVIATES)
+    for train, test in folds(known, FOLDS, key=together):
+        made = Intervals(cells=_cells(train, {}))
+        for each in test:
+            cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+            if cell is not None:
+                logs = np.array(cell.logs)
+                apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
+                off = side * (each.log_ratio - logs[MIDDLE]) / apart
+                for name in _stretched((each.quantity, *each.path)):
+                    needed.setdefault(name, []).append(off)
+    return {
+        name: np.maximum(_reached(np.array(rows)), 0.0)
+        for name, rows in needed.items()
+        if len(rows) >= LEAST_ROWS or len(name) < LOAD
+    }
+
+
 SCHEMES: tuple[tuple[Callable[[RowResidual], str], int], ...] = (
     (lambda each: f"{each.quantity} {each.configuration} {each.log_ratio!r}", 4),
-    (together, FOLDS),
     (lambda each: each.path[-1], 6),
     (lambda each: each.generation, 99),
     (lambda each: each.family, 99),
     (lambda each: each.engine, 99),
 )
 """What is left out in turn to see rows from each distance, and in how many folds at most."""
-Off = dict[tuple[tuple[str, ...], int], list["NDArray[np.float64]"]]
-
-
-def _off(known: Sequence[RowResidual]) -> Off:
-    """
-    Return how many times as far as each quantile the left-out rows lie, by labels and distance.
-
-    Every scheme leaves rows out of the quantiles; the distance is that to the rows that stay.
-    """
-    needed: Off = {}
-    side = np.sign(DEVIATES)
-    for key, most in SCHEMES:
-        for train, test in folds(known, min(most, len({key(each) for each in known})), key=key):
-            made = Intervals(cells=_cells(train, {}), known=_known(train))
-            for each in test:
-                cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
-                if cell is not None:
-                    logs = np.array(cell.logs)
-                    apart = np.maximum(np.abs(logs - logs[MIDDLE]), 1e-3)
-                    off = side * (each.log_ratio - logs[MIDDLE]) / apart
-                    # Left-out configurations are what cells are for, however near others are.
-                    distance = NEAR if key is together else made.distance(each.keys)
-                    for name in _stretched((each.quantity, *each.path)):
-                        needed.setdefault((name, distance), []).append(off)
-    return needed
-
-
-def _named(off: Off, distance: int) -> dict[tuple[str, ...], list[NDArray[np.float64]]]:
-    """Return the rows of one distance, by labels with enough of them."""
-    return {
-        name: rows
-        for (name, at), rows in off.items()
-        if at == distance and (len(rows) >= LEAST_ROWS or len(name) < LOAD)
-    }
 
 
 def _widenings(
-    off: Off, near: dict[tuple[str, ...], NDArray[np.float64]]
+    known: Sequence[RowResidual], near: dict[tuple[str, ...], NDArray[np.float64]]
 ) -> dict[tuple[str, int], Widening]:
-    """Factors of every distance on the quantiles of `NEAR`; farther is never narrower."""
+    """
+    Shifts of the quantiles at every distance: what left-out rows seen from there ask for.
+
+    Rows of the same configuration ask for less than those in the cells, others for more, and
+    farther ones never for less.
+    """
+    asked: dict[tuple[tuple[str, ...], int], list[NDArray[np.float64]]] = {}
+    side = np.sign(DEVIATES)
+    for key, most in SCHEMES:
+        for train, test in folds(known, min(most, len({key(each) for each in known})), key=key):
+            made = Intervals(cells=_cells(train, near), known=_known(train))
+            for each in test:
+                cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+                if cell is None:
+                    continue
+                off = side * (each.log_ratio - np.array(cell.logs))
+                for name in _stretched((each.quantity, *each.path)):
+                    asked.setdefault((name, made.distance(each.keys)), []).append(off)
     found = {}
-    for name, base in near.items():
-        least = np.zeros(len(LEVELS))
+    for name in near:
+        least = np.full(len(LEVELS), -np.inf)
         for distance in range(len(DISTANCES)):
-            rows = _named(off, distance).get(name)
-            if rows is None and len(name) == LOAD + 1:
-                rows = _named(off, distance).get(name[:2])
-            own = base if rows is None else _reached(np.array(rows))
-            # A row beside others of its configuration is no farther than one beside none.
-            own = np.minimum(own, base) if distance < NEAR else own
-            least = np.maximum(least, base if distance == NEAR else own)
+            rows = asked.get((name, distance), [])
+            if len(name) > LOAD and len(rows) < LEAST_ROWS:
+                rows = asked.get((name[:2], distance), [])
+            own = _reached(np.array(rows)) if rows else np.zeros(len(LEVELS))
+            own = {True: np.minimum(own, 0.0), False: np.maximum(own, 0.0)}[distance < NEAR]
+            least = np.maximum(least, 0.0 if distance == NEAR else own)
             path = "/".join(name)
-            factors = np.where(base > 0, least / np.where(base > 0, base, 1.0), 1.0)
-            found[path, distance] = Widening(
-                path=path, distance=distance, factors=tuple(factors.tolist())
-            )
+            shifts = tuple((side * least).tolist())
+            found[path, distance] = Widening(path=path, distance=distance, shifts=shifts)
     return found
 
 
@@ -416,7 +412,7 @@ def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
     """Quantile of each column that lies as far out as its level says."""
     shares = np.maximum(LEVELS, 1 - np.array(LEVELS))
     found = [np.quantile(column, share) for column, share in zip(off.T, shares, strict=True)]
-    return np.maximum(found, 0.0)
+    return np.array(found)
 
 
 def _cells(

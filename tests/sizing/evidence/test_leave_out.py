@@ -107,21 +107,21 @@ def test_intervals_get_wider_with_the_distance() -> None:
             family=f"f{family}",
             generation="Hopper" if model else "Blackwell",
         )
-        for family, bias in enumerate((-0.5, -0.25, 0.0, 0.0, 0.25, 0.5))
+        for family, bias in enumerate(np.linspace(-0.5, 0.5, 12))
         for model, own in enumerate((bias - 0.1, bias, bias + 0.1))
-        for n in range(24)
+        for n in range(12)
     ]
     made = fit_intervals(rows)
-    path = rows[30].path
+    path = rows[15].path
     found = [made.around(1.0, "tpot", path, distance=d) for d in range(len(DISTANCES))]
     widths = [each.high_s - each.low_s for each in found if each is not None]
     assert widths == sorted(widths)
-    assert widths[-1] > 1.5 * widths[NEAR]
+    assert widths[-1] > 1.2 * widths[NEAR]
     assert made.around(1.0, "tpot", path) == found[NEAR]
     asked = {"family": "f0", "generation": "Hopper"}
     new = ("loaded", "vllm", "closed", "dense", "new")
     distances = [
-        made.distance(rows[30].keys),
+        made.distance(rows[15].keys),
         made.distance(origin_keys(path, **asked)),
         made.distance(origin_keys(new, **asked)),
         made.distance(origin_keys(new, family="f0", generation="Ampere")),
