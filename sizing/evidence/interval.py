@@ -365,15 +365,10 @@ SCHEMES: tuple[tuple[Callable[[RowResidual], str], int], ...] = (
 """What is left out in turn to see rows from each distance, and in how many folds at most."""
 
 
-def _widenings(
+def _asked(
     known: Sequence[RowResidual], near: dict[tuple[str, ...], NDArray[np.float64]]
-) -> dict[tuple[str, int], Widening]:
-    """
-    Shifts of the quantiles at every distance: what left-out rows seen from there ask for.
-
-    Rows of the same configuration ask for less than those in the cells, others for more, and
-    farther ones never for less.
-    """
+) -> dict[tuple[tuple[str, ...], int], list[NDArray[np.float64]]]:
+    """Return, by labels and distance, how far beyond each quantile the left-out rows lie."""
     asked: dict[tuple[tuple[str, ...], int], list[NDArray[np.float64]]] = {}
     side = np.sign(DEVIATES)
     for key, most in SCHEMES:
@@ -386,7 +381,19 @@ def _widenings(
                 off = side * (each.log_ratio - np.array(cell.logs))
                 for name in _stretched((each.quantity, *each.path)):
                     asked.setdefault((name, made.distance(each.keys)), []).append(off)
-    found = {}
+    return asked
+
+
+def _widenings(
+    known: Sequence[RowResidual], near: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[tuple[str, int], Widening]:
+    """
+    Shifts of the quantiles at every distance: what left-out rows seen from there ask for.
+
+    Rows of the same configuration ask for less than those in the cells, others for more, and
+    farther ones never for less.
+    """
+    asked, found = _asked(known, near), {}
     for name in near:
         least = np.full(len(LEVELS), -np.inf)
         for distance in range(len(DISTANCES)):
@@ -394,11 +401,13 @@ def _widenings(
             if len(name) > LOAD and len(rows) < LEAST_ROWS:
                 rows = asked.get((name[:2], distance), [])
             own = _reached(np.array(rows)) if rows else np.zeros(len(LEVELS))
-            own = {True: np.minimum(own, 0.0), False: np.maximum(own, 0.0)}[distance < NEAR]
-            least = np.maximum(least, 0.0 if distance == NEAR else own)
-            path = "/".join(name)
-            shifts = tuple((side * least).tolist())
-            found[path, distance] = Widening(path=path, distance=distance, shifts=shifts)
+            if distance == NEAR:
+                own = np.zeros(len(LEVELS))
+            limited = np.minimum(own, 0.0) if distance < NEAR else np.maximum(own, 0.0)
+            least = np.maximum(least, limited)
+            path, shifts = "/".join(name), np.sign(DEVIATES) * least
+            widening = Widening(path=path, distance=distance, shifts=tuple(shifts.tolist()))
+            found[path, distance] = widening
     return found
 
 

@@ -125,7 +125,7 @@ def test_intervals_get_wider_with_the_distance() -> None:
         made.distance(origin_keys(path, **asked)),
         made.distance(origin_keys(new, **asked)),
         made.distance(origin_keys(new, family="f0", generation="Ampere")),
-        made.distance(origin_keys(new, family="f9", generation="Hopper")),
+        made.distance(origin_keys(new, family="f99", generation="Hopper")),
     ]
     assert distances == list(range(len(DISTANCES)))
     # What was learned without the nearest covers as many of the left-out families as it says.
