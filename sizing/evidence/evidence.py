@@ -26,7 +26,7 @@ from sizing.evidence.interval import (
     folds,
     together,
 )
-from sizing.evidence.leave_out import LeftOut
+from sizing.evidence.leave_out import HeldOutCoverage
 from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Evidence(Spec):
     claims: tuple[Claim, ...]
     cells: tuple[Cell, ...]
     support: tuple[Support, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[HeldOutCoverage, ...] = ()
     widenings: tuple[Widening, ...] = ()
     known: tuple[tuple[str, ...], ...] = ()
 
@@ -152,7 +152,11 @@ def read_evidence() -> Evidence:
 
 
 def evidence_of(
-    verdicts: Sequence[RowVerdict], found: Tried, *, date: str, left_out: Iterable[LeftOut] = ()
+    verdicts: Sequence[RowVerdict],
+    found: Tried,
+    *,
+    date: str,
+    left_out: Iterable[HeldOutCoverage] = (),
 ) -> Evidence:
     """Gather what a run shows; *found* of left-out configurations, *left_out* of whole groups."""
     made = fit_intervals(residuals(verdicts))

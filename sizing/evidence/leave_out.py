@@ -29,7 +29,7 @@ ORDER = ("all", "group", "class")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut(Spec):
+class HeldOutCoverage(Spec):
     """
     Intervals of one quantity around rows of groups that were left out of them.
 
@@ -54,7 +54,7 @@ class LeftOut(Spec):
     median_error: float
 
 
-def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[LeftOut, ...]:
+def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCoverage, ...]:
     """
     Leave out each group of a split in turn, fit the intervals to the rest, and try them on it.
 
@@ -100,9 +100,9 @@ def _try(made: Intervals, each: RowResidual) -> tuple[bool, float, float] | None
 
 def _summary(
     split: str, of: str, name: str, quantity: str, tries: Sequence[tuple[bool, float, float]]
-) -> LeftOut:
+) -> HeldOutCoverage:
     inside, widths, errors = zip(*tries, strict=True)
-    return LeftOut(
+    return HeldOutCoverage(
         split=split,
         of=of,
         name=name,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sizing.evidence.evidence import Claim, Coverage, Tried
-    from sizing.evidence.leave_out import LeftOut
+    from sizing.evidence.leave_out import HeldOutCoverage
     from sizing.evidence.scalar import Calibrated
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
@@ -129,7 +129,7 @@ def claims_table(found: Sequence[Claim]) -> Table:
     return table("Claims right at their bound, on rows left out", heads, rows, left=("",))
 
 
-def left_out_tables(found: Sequence[LeftOut]) -> Iterator[Table]:
+def left_out_tables(found: Sequence[HeldOutCoverage]) -> Iterator[Table]:
     """Yield, per split, coverage and width of intervals around groups that were left out."""
     for split, group in groupby(found, key=lambda each: each.split):
         rows = [

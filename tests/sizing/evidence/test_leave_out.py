@@ -10,7 +10,7 @@ import pytest
 from sizing import catalog
 from sizing.cli.common import read_inputs
 from sizing.evidence.interval import DISTANCES, NEAR, RowResidual, fit_intervals, origin_keys
-from sizing.evidence.leave_out import SPLITS, LeftOut, leave_out
+from sizing.evidence.leave_out import SPLITS, HeldOutCoverage, leave_out
 from sizing.evidence.validate import class_of
 from sizing.planner.error_model import interval_around, validation
 from tests.sizing.conftest import Sizing
@@ -38,7 +38,7 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
     ]
 
 
-def by_name(found: tuple[LeftOut, ...]) -> dict[tuple[str, str], LeftOut]:
+def by_name(found: tuple[HeldOutCoverage, ...]) -> dict[tuple[str, str], HeldOutCoverage]:
     return {(each.of, each.name): each for each in found}
 
 
