@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from minicluster.specs.topology import Topology
-    from sizing.latency.library import HeldOutCoverage
+    from sizing.latency.library import LeftOut
     from sizing.network.bom import Bill
     from sizing.network.bom_as_built import BuiltBill
     from sizing.network.collective import CollectiveResult
@@ -58,7 +58,7 @@ def answer_table(found: CollectiveResult) -> Table:
     return facts_table(title, rows)
 
 
-def left_out_table(found: Sequence[HeldOutCoverage]) -> Table:
+def left_out_table(found: Sequence[LeftOut]) -> Table:
     """Return each measured point beside its interpolation from the other points."""
     known = {True: " (known outlier)", False: ""}
     columns = {
