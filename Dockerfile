@@ -36,6 +36,10 @@ RUN python3 -m pip install --no-cache-dir --no-deps hatchling==1.33.0 pathspec==
     && python3 -m pip install --no-cache-dir --no-deps --no-build-isolation .
 
 ENV RAY_DISABLE_DOCKER_CPU_WARNING=1 VLLM_NO_USAGE_STATS=1
-# State of `serving up` lies beneath the working directory.
+# State of `serving up` lies beneath the working directory, caches of libraries in the home of
+# whichever user runs the container (torch asks for a name).
+ENV HOME=/var/lib/minicluster USER=minicluster
+RUN useradd --uid 1000 --home-dir "$HOME" minicluster && mkdir -p "$HOME" && chmod 1777 "$HOME"
 WORKDIR /var/lib/minicluster
+USER minicluster
 CMD ["serving", "--help"]

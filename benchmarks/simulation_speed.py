@@ -14,7 +14,7 @@ import statistics
 import time
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
@@ -44,7 +44,7 @@ RUNS = 5
 
 def system(scale: int) -> System:
     """Return *scale* times 5 prefill and 3 decode replicas."""
-    pool = {"limits": LIMITS, "step": FittedStep(STEP)}
+    pool = {"limits": LIMITS, "step": PlannedStep(STEP)}
     return System(
         prefill=SimulatedPool(replicas=5 * scale, **pool),
         decode=SimulatedPool(replicas=3 * scale, **pool),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from typing import TextIO
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -21,11 +24,10 @@ def write_atomically(path: Path, text: str) -> None:
             (`/dev/stdout`) is written to: replacing it would take it from every other program.
         text: written as UTF-8, line ends as they are.
 
+    The text is on the disk before the file has its name, so a loss of power leaves it whole too.
+
     Raises:
         InputError: the file cannot be written; nothing is left of it.
-
-    Ignores:
-        Loss of power: the disk may keep the new name and not yet the text.
     """
     file = path.resolve()
     partial = file.parent / f".{file.name}.{os.getpid()}"
@@ -33,7 +35,10 @@ def write_atomically(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8", newline="")
             return
-        partial.write_text(text, encoding="utf-8", newline="")
+        with partial.open("w", encoding="utf-8", newline="") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
         partial.replace(file)
     except OSError as error:
         raise InputError(str(path), error.strerror, "a file that can be written") from None
@@ -56,3 +61,54 @@ def refuse_unwritable(path: Path) -> None:
         raise InputError(str(path), f"in no folder: {folder} is not there", "an existing folder")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise InputError(str(path), "not writable", "a file that can be written")
+
+
+@contextmanager
+def locked(path: Path, place: str, user: str) -> Iterator[int]:
+    """
+    Keep every other process out of a lock until the end; the kernel frees that of a dead process.
+
+    Args:
+        path: of the lock: it holds the number of the process that has it, and is removed at the
+            end.
+        place: what is in use while the lock is taken, such as an option.
+        user: what has it then, such as a command.
+
+    Yields:
+        The open file: a process that inherits it keeps the lock as long as it lives.
+
+    Raises:
+        InputError: another process has the lock, or the file cannot be written.
+    """
+    with _open_lock(path, place, user) as opened:
+        try:
+            yield opened.fileno()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _open_lock(path: Path, place: str, user: str) -> TextIO:
+    """Return the open file of a lock that this process has now."""
+    while True:
+        try:
+            opened = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise InputError(place, str(path), f"a writable file: {error.strerror}") from None
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with opened:
+                opened.seek(0)
+                used = f"in use by process {opened.read().strip()} ({user})"
+            way_out = "wait for it, or end it"
+            raise InputError(place, used, "no other at the same time", way_out) from None
+        # The one before may have removed the file between our opening and locking it.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(opened.fileno())):
+                break
+        opened.close()
+    with suppress(OSError):  # a full disk has no room for the number
+        opened.truncate(0)
+        opened.write(f"{os.getpid()}\n")
+        opened.flush()
+    return opened

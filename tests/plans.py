@@ -19,7 +19,7 @@ from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
 from minicluster.specs.slo import SloSpec
-from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients, StepTable
 from minicluster.specs.workload import WorkloadSpec
 
 STEP = StepCoefficients(
@@ -33,6 +33,13 @@ STEP = StepCoefficients(
     max_batch=8,
     max_context_tokens=1000,
     error_fraction=0.1,
+)
+TABLE = StepTable(
+    tokens=(0.0, 100.0, 400.0),
+    sequences=(0.0, 8.0),
+    fixed_s=((0.001, 0.002, 0.005), (0.003, 0.004, 0.008)),
+    per_key_s=(1e-6, 1e-6, 2e-6),
+    per_context_token_s=(1e-7, 2e-7),
 )
 PATH = PathCoefficients(
     request_s=0.0, transfer_base_s=0.0, transfer_per_token_s=0.0, error_fraction=0.1

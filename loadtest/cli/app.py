@@ -16,7 +16,7 @@ from loadtest.client.endpoint import base_address, check_model
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
-from loadtest.run.folder import as_json, prepare
+from loadtest.run.folder import as_json, held, prepare
 from loadtest.run.run_config import (
     RunLength,
     TestLoad,
@@ -214,9 +214,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
         job = replace(job, chat=learn_chat(address, served, insecure=insecure))
     schedule = job.requests()
     check_chat(job, schedule)
-    prepare(output, job, schedule, plan)
-    run_with_progress_bar(output, job)
-    _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
+    with held(output) as lock:
+        prepare(output, job, schedule, plan)
+        run_with_progress_bar(output, job, lock)
+        _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from loadtest.report.compare_page import (
     search_table,
 )
 from loadtest.report.judge import judge_run
-from loadtest.run.folder import as_json, prepare, read_run
+from loadtest.run.folder import as_json, held, prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies.capacity_search import (
     enough_requests,
@@ -112,8 +112,9 @@ def search(  # noqa: PLR0913  (a command line is its options)
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, length, host=address)
         job = replace(job, insecure=insecure, slowdown=slowdown)
-        prepare(output / name, job, job.requests(), plan)
-        run_with_progress_bar(output / name, job)
+        with held(output / name) as lock:
+            prepare(output / name, job, job.requests(), plan)
+            run_with_progress_bar(output / name, job, lock)
         verdict = judge_run(output / name, TOLERANCE, script_folder=output)
         shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
         return verdict

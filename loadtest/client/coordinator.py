@@ -14,8 +14,17 @@ from gevent.event import AsyncResult, Event
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.stream import StreamError
-from loadtest.run.client_health import LOST_WORKER, Client, merged, write_client
+from loadtest.run.client_health import (
+    KILLED,
+    LOST_WORKER,
+    UNWRITABLE,
+    Client,
+    merged,
+    new_client,
+    write_client,
+)
 from loadtest.run.schedule import share
+from minicluster.errors import InputError
 from minicluster.workload.samples import to_line
 from minicluster.workload.schedule import read_schedule
 
@@ -118,14 +127,15 @@ class Coordinator:
 
     Attributes:
         finished: set when the run is over, and all that could be written is.
-        write_error: why the results could not be written; `None`: they could.
+        write_error: the first that ended the run, or that kept its results from being written.
         report: called with the progress of all workers together.
     """
 
     def __init__(self, runner: Runner, job: Job, folder: Path) -> None:
         self._runner, self._job, self._folder = runner, job, folder
         self.finished = Event()
-        self.write_error: OSError | None = None
+        self.write_error: OSError | InputError | None = None
+        self._unwritten = bytearray()
         self._workers: tuple[str, ...] = ()
         self._reports: dict[str, dict[str, float]] = {}
         self._clients: dict[str, Client] = {}
@@ -141,14 +151,20 @@ class Coordinator:
             return  # Locust fires its event again after a worker came or left
         self._running, self._lost_worker, self.write_error = True, False, None
         self._workers, self._reports, self._clients, self._stopping = workers, {}, {}, False
+        self._unwritten.clear()
+        started_s = time.time()
+        at_first = new_client(KILLED, started_unix_s=started_s, origin_monotonic_s=time.monotonic())
         try:
-            self._samples = (self._folder / "samples.jsonl").open("w", encoding="utf-8")
-        except OSError as error:
-            self._abandon(error)
+            # Without a buffer, so that the end of what is on a full disk is known.
+            self._samples = (self._folder / "samples.jsonl").open("wb", buffering=0)
+            write_client(at_first, self._folder / "client.json")
+        except (OSError, InputError) as error:
+            self.write_error, self._running = error, False
+            self.finished.set()
             return
         # The salt makes the prompts of this run its own; each worker sends a part of the schedule.
         start = {
-            "unix_s": time.time() + LEAD_IN_S,
+            "unix_s": started_s + LEAD_IN_S,
             "parts": len(workers),
             "salt": self._job.prompt_salt ^ time.time_ns(),
         }
@@ -176,13 +192,13 @@ class Coordinator:
         if msg.node_id not in self._workers or not self._running:
             return  # a worker that was given up has come back
         report = dict(msg.data)
-        lines = report.pop("lines")
-        try:
-            self._samples.write("".join(f"{line}\n" for line in lines))
-            self._samples.flush()
-        except OSError as error:
-            self._abandon(error)
-            return
+        self._unwritten += "".join(f"{line}\n" for line in report.pop("lines")).encode()
+        if self.write_error is None:
+            try:
+                self._write_samples()
+            except OSError as error:
+                self.write_error = error
+                self.end(UNWRITABLE)
         self._reports[msg.node_id] = report
         reports = self._reports.values()
         total = {key: sum(r[key] for r in reports) for key in ("sent", "done", "failed")}
@@ -203,20 +219,24 @@ class Coordinator:
         if self.finished.is_set() or any(w not in self._clients for w in self._workers):
             return
         self._running = False
-        try:
-            self._samples.close()
-            if self._clients:
-                client = merged(tuple(self._clients.values()))
-                if self._lost_worker and client.stop == "complete":
-                    client = replace(client, stop=LOST_WORKER)  # one worker's report is missing
-                write_client(client, self._folder / "client.json")
-        except OSError as error:
-            self.write_error = error
+        for write in (self._write_samples, self._write_client):
+            try:
+                write()
+            except (OSError, InputError) as error:
+                self.write_error = self.write_error or error
+        self._samples.close()
         self.finished.set()
 
-    def _abandon(self, error: OSError) -> None:
-        """End the run at once: its results cannot be written, so no worker is waited for."""
-        self.write_error = error
-        self.end("interrupted")
-        self._running = False
-        self.finished.set()
+    def _write_client(self) -> None:
+        if not self._clients:
+            return
+        client = merged(tuple(self._clients.values()))
+        if self._lost_worker and client.stop == "complete":
+            client = replace(client, stop=LOST_WORKER)  # one worker's report is missing
+        write_client(client, self._folder / "client.json")
+
+    def _write_samples(self) -> None:
+        """Write what is left; an error leaves the rest for the end, when there may be room."""
+        while self._unwritten:
+            written = self._samples.write(self._unwritten)
+            del self._unwritten[:written]

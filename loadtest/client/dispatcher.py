@@ -9,9 +9,8 @@ import gevent  # first: what follows imports a patched standard library
 import contextlib
 import math
 import os
-import platform
 import time
-from importlib import metadata
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gevent.event import Event
@@ -21,8 +20,7 @@ from loadtest.client.endpoint import authorization
 from loadtest.client.prompts import Prompts
 from loadtest.client.request import SHORTEST_S, RequestTask, StampedSocket
 from loadtest.client.stream import CompletionStream
-from loadtest.run.client_health import STALL_S, Client
-from minicluster.machine import processor
+from loadtest.run.client_health import STALL_S, new_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from geventhttpclient.client import HTTPClient
 
     from loadtest.client.prompts import Ids
+    from loadtest.run.client_health import Client
     from loadtest.run.job import Job
     from minicluster.workload.samples import Sample
     from minicluster.workload.schedule import ScheduledRequest
@@ -142,19 +141,14 @@ class Dispatcher:
         heartbeat.kill()
         if self.stop == "complete" and any(s.outcome == "refused" for s in self._silent):
             self.stop = "died"  # the last connection was refused, and none succeeded since
-        return Client(
-            stop=self.stop,
-            started_unix_s=started_unix_s,
-            origin_monotonic_s=self._origin_s,
+        return replace(
+            new_client(self.stop, started_unix_s=started_unix_s, origin_monotonic_s=self._origin_s),
             wall_s=self.now(),
             cpu_fraction=self._cpu_fraction(),
             heartbeat_lag_s=tuple(sorted(self._heartbeat_lags_s)),
             stalled_s=self._stalled_s,
             connections=self._connections,
             stamps=self._stamps,
-            machine=f"{processor()}, {platform.system()} {platform.release()}",
-            versions={name: metadata.version(name) for name in ("minicluster", "locust")}
-            | {"python": platform.python_version()},
         )
 
     def _over_before(self, due_s: float) -> bool:

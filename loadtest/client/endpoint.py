@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -28,6 +29,9 @@ ENGINE = "X-Minicluster-Engine"
 SLOWDOWN = re.compile(r"simulated; slowdown=([0-9.]+(?:e[+-]?[0-9]+)?)")
 
 ANSWER_S = 10.0
+MAX_ERROR_BYTES = 65536
+SHOWN_CHARACTERS = 400
+"""Most characters of an endpoint's own reason in a message."""
 
 
 def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
@@ -128,9 +132,21 @@ def ask(
     try:
         answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
     except urllib.error.HTTPError as error:
-        status = f"{url} answers {error.code}"
+        with error:
+            status = f"{url} answers {error.code}{_reason(error)}"
         raise TargetFailed(f"{status}; expected {expected}{auth_hint(error.code)}") from None
     return answer
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the message of an OpenAI-shaped error body, or else the beginning of the body."""
+    try:
+        body = error.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException):
+        return ""
+    with contextlib.suppress(KeyError, RecursionError, TypeError, ValueError):  # not OpenAI's
+        body = str(json.loads(body)["error"]["message"])
+    return f": {' '.join(body.split())[:SHOWN_CHARACTERS]}" if body else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ TERMINATE_WAIT_S = 30.0
 """Time between SIGTERM and SIGKILL: a client with thousands of streams needs seconds to close."""
 
 
-def launch_client(folder: Path, report: Callable[[dict[str, float]], None]) -> None:
+def launch_client(
+    folder: Path, report: Callable[[dict[str, float]], None], *, lock: int | None = None
+) -> None:
     """
     Run the job in *folder* to its end; the client leaves its files in the same folder.
 
@@ -33,7 +35,8 @@ def launch_client(folder: Path, report: Callable[[dict[str, float]], None]) -> N
     `sent`, `done` and `failed`.
 
     The client has a session of its own, so that Ctrl-C reaches it once, through this process. It
-    ends by itself if this process disappears, or if the endpoint does.
+    ends by itself if this process disappears, or if the endpoint does. It keeps the *lock* of the
+    folder (`loadtest.run.folder.held`) until then.
 
     Raises:
         KeyboardInterrupt: passed on after the client has ended and kept its partial results.
@@ -47,6 +50,7 @@ def launch_client(folder: Path, report: Callable[[dict[str, float]], None]) -> N
         stdin=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        pass_fds=() if lock is None else (lock,),
     )
     with client:
         try:
@@ -61,15 +65,17 @@ def launch_client(folder: Path, report: Callable[[dict[str, float]], None]) -> N
                 client.kill()
             raise
     if code == Exit.BAD_INPUT:
-        expectation = "a folder that stays writable during the run"
-        raise InputError("--output", str(folder), expectation, "did another run remove it?")
+        expectation = "a folder that has room and stays writable during the run; see above"
+        way_out = f"`loadtest report {folder}` judges the samples that were written"
+        raise InputError("--output", str(folder), expectation, way_out)
     if code:
-        raise MiniclusterError(f"the load client ended with exit code {code}; see above")
+        kept = f"`loadtest report {folder}` judges the samples so far, if there are any"
+        raise MiniclusterError(f"the load client ended with exit code {code}; see above; {kept}")
 
 
-def run_with_progress_bar(folder: Path, job: Job) -> None:
+def run_with_progress_bar(folder: Path, job: Job, lock: int) -> None:
     """
-    Run the job in *folder* to its end with a progress bar on stderr, if that is a terminal.
+    Run the job in *folder*, whose *lock* is held, with a progress bar on stderr if a terminal.
 
     Raises:
         KeyboardInterrupt: the run was interrupted before the client had anything to keep.
@@ -96,7 +102,7 @@ def run_with_progress_bar(folder: Path, job: Job) -> None:
             bar.update(task, completed=progress["t_s"], description=text)
 
         try:
-            launch_client(folder, show)
+            launch_client(folder, show, lock=lock)
         except KeyboardInterrupt:
             if not (folder / "client.json").exists():
                 raise

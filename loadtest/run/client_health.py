@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_json
+from minicluster.files import write_atomically
+from minicluster.machine import processor
 from minicluster.stats.quantiles import quantile
 
 if TYPE_CHECKING:
@@ -35,6 +39,12 @@ MAX_STALLED_FRACTION = 0.01
 LOST_WORKER = "short of a worker"
 """`Client.stop` of a run that lost one of its processes."""
 
+KILLED = "killed"
+"""`Client.stop` until the end of the run, and so of a client that could not write any other."""
+
+UNWRITABLE = "out of disk space"
+"""`Client.stop` of a run whose samples could not be written for a while."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
@@ -43,7 +53,8 @@ class Client:
 
     Attributes:
         stop: why the run ended: `complete`, `interrupted`, `died` (the target did), `orphaned`
-            (the process that waited for the result did), or `short of a worker`.
+            (the process that waited for the result did), `short of a worker`, `out of disk space`
+            (or of the folder), or `killed` (with none of the figures below).
         origin_monotonic_s: start of the run on this machine's monotonic clock.
         cpu_fraction: of one core, from the window's start on; the busiest of several processes.
         connections: number opened; each is used again as soon as its answer has been read.
@@ -99,6 +110,21 @@ class Health:
     stamps: str
     saturated: bool
     problems: tuple[str, ...]
+
+
+def new_client(stop: str, *, started_unix_s: float, origin_monotonic_s: float) -> Client:
+    """Return the report of a process that has just started."""
+    return Client(
+        stop=stop,
+        started_unix_s=started_unix_s,
+        origin_monotonic_s=origin_monotonic_s,
+        wall_s=0.0,
+        cpu_fraction=0.0,
+        heartbeat_lag_s=(),
+        machine=f"{processor()}, {platform.system()} {platform.release()}",
+        versions={name: metadata.version(name) for name in ("minicluster", "locust")}
+        | {"python": platform.python_version()},
+    )
 
 
 def merged(clients: Sequence[Client]) -> Client:
@@ -180,10 +206,15 @@ def _saturation(cpu_fraction: float, lag_p90_s: float) -> list[str]:
 
 
 def write_client(client: Client, path: Path) -> None:
-    """Write *client* as JSON, its heartbeats thinned to 1,000 quantiles."""
+    """
+    Write *client* as JSON, its heartbeats thinned to 1,000 quantiles, or keep what was there.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     lags = client.heartbeat_lag_s
     thinned = [round(lags[i * len(lags) // 1000], 6) for i in range(1000)] if lags else []
-    path.write_text(json.dumps(asdict(client) | {"heartbeat_lag_s": thinned}), encoding="utf-8")
+    write_atomically(path, json.dumps(asdict(client) | {"heartbeat_lag_s": thinned}))
 
 
 def read_client(path: Path) -> Client:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
+from minicluster.files import locked
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from loadtest.run.schedule import Window
@@ -42,6 +45,22 @@ class Run:
 def as_json(record: Any) -> str:  # noqa: ANN401  (any dataclass)
     """Write *record*, a dataclass, as a JSON document."""
     return json.dumps(asdict(record), indent=2, allow_nan=False) + "\n"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """
+    Make *folder*, and keep every other run out of it until the end; yield the lock's open file.
+
+    Raises:
+        InputError: another run is under way there, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("--output", str(folder), f"a writable folder: {error.strerror}") from None
+    with locked(folder / "run.lock", "--output", f"loadtest in {folder}") as lock:
+        yield lock
 
 
 def prepare(

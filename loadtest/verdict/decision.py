@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from loadtest.run.client_health import LOST_WORKER
+from loadtest.run.client_health import KILLED, LOST_WORKER
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
@@ -44,6 +44,9 @@ def decide(
             f"the load client was {LOST_WORKER}: one of its processes ended or was silent for 5 s"
         )
         return "invalid", (f"{lost}; the samples so far are kept",)
+    if run.client.stop == KILLED:
+        cause = "its processes were killed, or its disk was full to the end"
+        return "interrupted", (f"the load client wrote no report of its own: {cause}",)
     if run.client.stop != "complete":
         return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
     if not any(s.ok for s in measured):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from minicluster.engine_model.replica import Replica
-    from minicluster.specs.step import Interference, StepCoefficients
+    from minicluster.specs.step import Interference, StepSpec
 
 
-class PrefillWithInterference(FittedStep):
+class PrefillWithInterference(PlannedStep):
     """
     A prefill step on cores that a decode pool uses too (docs/model.md, eq. Q9).
 
@@ -22,9 +22,9 @@ class PrefillWithInterference(FittedStep):
 
     __slots__ = ("_interference", "decode")
 
-    def __init__(self, coefficients: StepCoefficients, interference: Interference) -> None:
+    def __init__(self, spec: StepSpec, interference: Interference) -> None:
         """Keep the constants; the run sets *decode*."""
-        super().__init__(coefficients)
+        super().__init__(spec)
         self._interference = interference
         self.decode: Sequence[Replica] = ()
 
@@ -40,7 +40,7 @@ class PrefillWithInterference(FittedStep):
         return alone_s * (1 + slower) + interference.prefill_per_request_s * len(chunks)
 
 
-class DecodeWithInterference(FittedStep):
+class DecodeWithInterference(PlannedStep):
     """
     A decode step on cores that a prefill pool uses too (docs/model.md, eq. Q9).
 
@@ -49,9 +49,9 @@ class DecodeWithInterference(FittedStep):
 
     __slots__ = ("_interference", "join_delay_s", "prefill")
 
-    def __init__(self, coefficients: StepCoefficients, interference: Interference) -> None:
+    def __init__(self, spec: StepSpec, interference: Interference) -> None:
         """Keep the constants; the run sets *prefill*."""
-        super().__init__(coefficients)
+        super().__init__(spec)
         self._interference = interference
         self.join_delay_s = interference.decode_per_request_s
         self.prefill: Sequence[Replica] = ()
@@ -59,8 +59,8 @@ class DecodeWithInterference(FittedStep):
     def decode_line(self, batch: int) -> tuple[float, float]:
         """See `StepTime`."""
         slower = 1 + self._busy() * self._interference.decode_fraction
-        # The plain line is cached and made of this class's steps, so it cannot be scaled here.
-        return self.step_s((), batch, 0), self.coefficients.per_context_token_s * slower
+        fixed_s, per_token_s = super().decode_line(batch)
+        return fixed_s * slower, per_token_s * slower
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
         """See `StepTime`."""

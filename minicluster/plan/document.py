@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
 
-SCHEMA_VERSION = 2
-"""Of the plan's file; 1 said SLO, workload, model, engine and step times twice."""
+SCHEMA_VERSION = 3
+"""Of the plan's file; 2 had coefficients in place of tables of steps."""
 
 KEPT_AT_TOP = {
     "slo": "scenario.slo",
@@ -67,6 +68,9 @@ KEPT_OF_CALIBRATION = {
     "step_model.interference": "calibration.interference",
 }
 """The same of a plan whose step times come from a calibration."""
+
+NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
+"""A list of numbers in JSON: written on one line, because a table of steps has a thousand."""
 
 DERIVED = ("model", "calibration", "cost")
 """Fields of the file that follow from others: written for other programs, compared when read."""
@@ -236,7 +240,8 @@ class Plan(Spec):
 def to_json(plan: Plan | Deployment) -> str:
     """Write a plan, or what is to run, so that equal values give equal bytes."""
     raw = _document(plan) if isinstance(plan, Plan) else asdict(plan)
-    return json.dumps(raw, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    text = json.dumps(raw, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def read_plan(path: Path) -> Plan:

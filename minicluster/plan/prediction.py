@@ -6,17 +6,21 @@ from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import NotNegative, Spec
-from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
+from minicluster.specs.step import Interference, PathCoefficients, StepSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel(Spec):
-    """Step times per pool and what lies between them; `minicluster.plan.step_time` evaluates it."""
+    """Step times per pool and what lies between them."""
 
-    prefill: StepCoefficients
-    decode: StepCoefficients
+    prefill: StepSpec
+    decode: StepSpec
     path: PathCoefficients
     interference: Interference
+
+    def of(self, role: str) -> StepSpec:
+        """Return the step of a pool; a mixed one's is that of decode."""
+        return self.prefill if role == "prefill" else self.decode
 
     def slowed(self, *, prefill: float, decode: float, mixed: bool) -> StepModel:
         """
@@ -25,14 +29,11 @@ class StepModel(Spec):
         Args:
             mixed: one pool does both: its step holds prompts, whose part grows by *prefill*.
         """
-        slow = self.decode.scaled(decode)
-        if mixed:
-            slow = replace(
-                slow,
-                per_prefill_token_s=self.decode.per_prefill_token_s * prefill,
-                per_pair_s=self.decode.per_pair_s * prefill,
-            )
-        return replace(self, prefill=self.prefill.scaled(prefill), decode=slow)
+        return replace(
+            self,
+            prefill=self.prefill.scaled(prefill),
+            decode=self.decode.slowed(prompts=prefill if mixed else decode, decode=decode),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

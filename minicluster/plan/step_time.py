@@ -1,4 +1,4 @@
-"""Seconds of one engine step, evaluated from the coefficients that a plan carries."""
+"""Seconds of the steps that a plan's pools make, of arrays of lengths and batches."""
 
 from __future__ import annotations
 
@@ -9,47 +9,40 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from minicluster.specs.step import PathCoefficients, StepCoefficients
+    from minicluster.specs.step import PathCoefficients, StepSpec
 
 
 def prefill_s(
-    step: StepCoefficients, tokens: ArrayLike, cached: ArrayLike = 0
+    step: StepSpec, tokens: ArrayLike, cached: ArrayLike = 0, prompts: ArrayLike = 1
 ) -> NDArray[np.float64]:
     """
-    Seconds to prefill one prompt alone.
+    Seconds of a step of equal prompts.
 
-        t = base + experts (1 - q^n) + max(stream, a n) + c n (p + (n + 1) / 2)
-        (docs/model.md, eq. S2)
+        t(k n, k n (p + (n + 1)/2), 0, 0)      (docs/model.md, eq. S2)
 
     Args:
-        tokens: n, prompt tokens to compute, any shape.
+        tokens: n, tokens to compute of each prompt, any shape.
         cached: p, tokens before them that are in the prefix cache, broadcast against *tokens*.
+        prompts: k, likewise.
 
     Returns:
         Seconds, float64, shape of the broadcast arguments.
 
-    Source:
-        Work per token is constant but for attention, which is linear in the tokens attended to;
-        DistServe (arXiv 2401.09670) fits the same three terms.
-
     Ignores:
-        Chunking: a prompt longer than the token budget pays `base` once a chunk.
+        Chunking: a prompt longer than the token budget takes several steps.
     """
-    n = np.asarray(tokens, dtype=np.float64)
-    p = np.asarray(cached, dtype=np.float64)
-    pairs = n * (p + (n + 1) / 2)
-    return np.asarray(
-        fixed_s(step, n)
-        + np.maximum(step.stream_s, step.per_prefill_token_s * n)
-        + step.per_pair_s * pairs
-    )
+    n, p, k = np.broadcast_arrays(*(np.asarray(each, float) for each in (tokens, cached, prompts)))
+    loads = list(zip((k * n).flat, (k * n * (p + (n + 1) / 2)).flat, strict=True))
+    seconds = step.beside(0)
+    found = {load: seconds(*load) for load in set(loads)}  # many are often equal
+    return np.reshape([found[load] for load in loads], n.shape)
 
 
-def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> NDArray[np.float64]:
+def decode_s(step: StepSpec, batch: ArrayLike, context: ArrayLike) -> NDArray[np.float64]:
     """
     Seconds of one decode step.
 
-        t = base + experts (1 - q^B) + max(stream, b B) + d B s      (docs/model.md, eq. S3)
+        t(0, 0, B, B s)      (docs/model.md, eq. S3)
 
     Args:
         batch: B, sequences in the step, any shape.
@@ -64,18 +57,9 @@ def decode_s(step: StepCoefficients, batch: ArrayLike, context: ArrayLike) -> ND
     Ignores:
         Spread of the context among the sequences: attention is linear in it.
     """
-    size = np.asarray(batch, dtype=np.float64)
-    s = np.asarray(context, dtype=np.float64)
-    return np.asarray(
-        fixed_s(step, size)
-        + np.maximum(step.stream_s, step.per_sequence_s * size)
-        + step.per_context_token_s * size * s
-    )
-
-
-def fixed_s(step: StepCoefficients, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds that a step takes whatever its tokens cost: base and experts touched (eq. S1)."""
-    return np.asarray(step.base_s + step.experts_s * (1 - step.expert_miss_fraction**tokens))
+    size, s = np.broadcast_arrays(np.asarray(batch, float), np.asarray(context, float))
+    found = [step.step_s(0, 0, *each) for each in zip(size.flat, (size * s).flat, strict=True)]
+    return np.reshape(found, size.shape)
 
 
 def transfer_s(path: PathCoefficients, tokens: ArrayLike) -> NDArray[np.float64]:

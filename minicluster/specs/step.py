@@ -1,23 +1,29 @@
-"""Numbers from which the time of one engine step is evaluated; see `minicluster.plan.step_time`."""
+"""The time of one engine step: coefficients fitted to a machine, or a table of the step model."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
 
+from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCoefficients(Spec):
     """
-    One pool's step time, eq. S1 of docs/model.md.
+    One pool's step time as measured, eq. S1 of docs/model.md.
 
-        t = base + experts (1 - q^(n + B)) + max(stream, a n + b B) + c pairs + d context
+        t = base + max(stream, a n + b B) + c pairs + d context
 
     n: prompt tokens computed in the step, B: sequences decoded in it, pairs: sum over prompt
     tokens of the tokens they attend to, context: cached tokens read by the decoded sequences.
-    Without a mixture of experts the second term is zero.
 
     Attributes:
         base_s: per step, whatever is in it.
@@ -26,8 +32,6 @@ class StepCoefficients(Spec):
         max_tokens, max_batch: largest n and B that the fit saw.
         max_context_tokens: longest sequence that it saw.
         error_fraction: mean absolute relative error of the fit.
-        experts_s: reading all routed experts once.
-        expert_miss_fraction: q, chance that one token leaves an expert alone, 1 - k / E.
     """
 
     base_s: NotNegative
@@ -40,12 +44,152 @@ class StepCoefficients(Spec):
     max_batch: Count
     max_context_tokens: int
     error_fraction: NotNegative
-    experts_s: NotNegative = 0.0
-    expert_miss_fraction: NotNegative = 0.0
+
+    def step_s(self, tokens: float, pairs: float, batch: float, context: float) -> float:
+        """Return the seconds of a step (docs/model.md, eq. S1)."""
+        return self.beside(batch)(tokens, pairs) + self.per_context_token_s * context
+
+    def beside(self, batch: float) -> Callable[[float, float], float]:
+        """Return the seconds, by prompt tokens and pairs, of steps of *batch* without context."""
+        base_s, stream_s, decode_s = self.base_s, self.stream_s, self.per_sequence_s * batch
+        token_s, pair_s = self.per_prefill_token_s, self.per_pair_s
+
+        def seconds(tokens: float, pairs: float) -> float:
+            return base_s + max(stream_s, token_s * tokens + decode_s) + pair_s * pairs
+
+        return seconds
+
+    def decode_line(self, batch: float) -> tuple[float, float]:
+        """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
+        return self.beside(batch)(0, 0), self.per_context_token_s
 
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
         return _scaled(self, "_s", factor)
+
+    def slowed(self, *, prompts: float, decode: float) -> StepCoefficients:
+        """Return a step that takes *decode* times as long, and prompts in it *prompts* times."""
+        return replace(
+            self.scaled(decode),
+            per_prefill_token_s=self.per_prefill_token_s * prompts,
+            per_pair_s=self.per_pair_s * prompts,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable(Spec):
+    """
+    One pool's step time on a grid, linear between its points, eq. S9 of docs/model.md.
+
+        t = F(n, B) + a(n) pairs/n + d(B) context
+
+    n, B, pairs and context are those of `StepCoefficients`. Beyond the grid the last interval goes
+    on.
+
+    Attributes:
+        tokens: n of the grid, ascending from 0.
+        sequences: B of the grid, ascending from 0.
+        fixed_s: F, a row over n for each B.
+        per_key_s: a, seconds per token that the prompt tokens attend to on average, for each n.
+        per_context_token_s: d, for each B.
+    """
+
+    tokens: tuple[NotNegative, ...]
+    sequences: tuple[NotNegative, ...]
+    fixed_s: tuple[tuple[float, ...], ...]
+    per_key_s: tuple[NotNegative, ...]
+    per_context_token_s: tuple[NotNegative, ...]
+
+    @property
+    def error_fraction(self) -> float:
+        """Nothing was fitted."""
+        return 0.0
+
+    def _check(self) -> None:
+        for name, grid in (("tokens", self.tokens), ("sequences", self.sequences)):
+            ascending = all(low < high for low, high in pairwise(grid))
+            if len(grid) < 2 or grid[0] or not ascending:  # noqa: PLR2004  (an interval)
+                raise InputError(name, grid, "two or more numbers, ascending from 0")
+        columns, rows = len(self.tokens), len(self.sequences)
+        lengths = {"per_key_s": columns, "per_context_token_s": rows, "fixed_s": rows}
+        for name, length in lengths.items():
+            if len(getattr(self, name)) != length:
+                raise InputError(name, len(getattr(self, name)), f"{length} numbers or rows")
+        for at, row in enumerate(self.fixed_s):
+            if len(row) != columns:
+                raise InputError(f"fixed_s.{at}", len(row), f"{columns} numbers")
+            if not 0 <= min(row) <= max(row) < math.inf:
+                raise InputError(f"fixed_s.{at}", min(row), "finite numbers, zero or more")
+
+    def step_s(self, tokens: float, pairs: float, batch: float, context: float) -> float:
+        """Return the seconds of a step (docs/model.md, eq. S9)."""
+        fixed_s, per_token_s = self.decode_line(batch)
+        if tokens:
+            fixed_s = self.beside(batch)(tokens, pairs)
+        return fixed_s + per_token_s * context
+
+    def beside(self, batch: float) -> Callable[[float, float], float]:
+        """Return the seconds, by prompt tokens and pairs, of steps of *batch* without context."""
+        row, share = _place(self.sequences, batch)
+        inner = self.tokens[1:-1]
+        lines: list[tuple[float, ...] | None] = [None] * (len(inner) + 1)
+
+        def seconds(tokens: float, pairs: float) -> float:
+            at = bisect_right(inner, tokens)
+            a, b, c, d = lines[at] or self._lines(at, row, share, lines)
+            return a + b * tokens + pairs * (c / tokens + d)
+
+        return seconds
+
+    def _lines(
+        self, at: int, row: int, share: float, lines: list[tuple[float, ...] | None]
+    ) -> tuple[float, ...]:
+        """Make F = a + b n and a(n)/n = c/n + d between two points, and keep them in *lines*."""
+        low, high = self.fixed_s[row : row + 2]
+        fixed_s = (low[n] + share * (high[n] - low[n]) for n in (at, at + 1))
+        grid = self.tokens[at : at + 2]
+        found = (*_line(grid, tuple(fixed_s)), *_line(grid, self.per_key_s[at : at + 2]))
+        lines[at] = found
+        return found
+
+    def decode_line(self, batch: float) -> tuple[float, float]:
+        """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
+        at, share = _place(self.sequences, batch)
+        low, high, each_s = self.fixed_s[at], self.fixed_s[at + 1], self.per_context_token_s
+        per_token_s = each_s[at] + share * (each_s[at + 1] - each_s[at])
+        return low[0] + share * (high[0] - low[0]), per_token_s
+
+    def scaled(self, factor: float) -> StepTable:
+        """Return the table of a step that takes *factor* times as long."""
+        return self.slowed(prompts=factor, decode=factor)
+
+    def slowed(self, *, prompts: float, decode: float) -> StepTable:
+        """Return a step that takes *decode* times as long, and prompts in it *prompts* times."""
+        without = decode - prompts
+        return replace(
+            self,
+            fixed_s=tuple(
+                tuple(prompts * each + without * row[0] for each in row) for row in self.fixed_s
+            ),
+            per_key_s=tuple(prompts * each for each in self.per_key_s),
+            per_context_token_s=tuple(decode * each for each in self.per_context_token_s),
+        )
+
+
+StepSpec = StepTable | StepCoefficients
+"""What a plan carries of the steps of a pool."""
+
+
+def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
+    """Interval of a grid that holds *value*, or the nearest one, and how far along it."""
+    at = bisect_right(grid, value, 1, len(grid) - 1) - 1
+    return at, (value - grid[at]) / (grid[at + 1] - grid[at])
+
+
+def _line(grid: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope of the line through two points."""
+    slope = (values[1] - values[0]) / (grid[1] - grid[0])
+    return values[0] - slope * grid[0], slope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from bisect import insort
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,22 @@ from minicluster.routing import chooser
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
+    KeptRoom,
     Margin,
     PoolInFlight,
     RequestCost,
     Shed,
+    cluster_s,
     decide,
+    idle_forecast,
     request_cost,
     work_s,
 )
-from serving.request.length import TokenCounts
+from serving.admission.tenants import ANONYMOUS, FairShares, KeyHolder, Tenant
+from serving.protocol.messages import RETRY_SPREAD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from serving.protocol.endpoint_config import EndpointConfig
 
@@ -40,11 +45,11 @@ WINDOW = 400
 MIN_SAMPLES = 20
 """Requests before residuals count; until then the step model's own error is the margin."""
 
-TOO_MANY_ONGOING = Shed(
-    reason="key",
-    message="This key has as many requests under way as it may; wait for one to end.",
-    retry_after_s=1,
-)
+PARTS = 5
+"""Parts of the window: a key is in one, and the margin is the median of theirs."""
+
+BUSY_RETRY_S = 1.0
+"""Retry-After of a key with as many requests in flight as it may have: when one ends is unknown."""
 
 
 def read_admission(environment: Mapping[str, str]) -> bool:
@@ -57,41 +62,48 @@ def read_admission(environment: Mapping[str, str]) -> bool:
 
 
 class ResidualWindow:
-    """The residuals (measured minus forecast) of the last requests."""
+    """
+    The residuals (measured minus forecast) of the last requests, in parts by tenant.
+
+    A quantile is the median of the parts' quantiles, weighted by their requests: tenants with less
+    than half of the requests cannot move it beyond what the others see. For a tenant's own requests
+    it is at least that of its part, if this has a tenth of the window.
+    """
 
     def __init__(self) -> None:
-        self._residuals: deque[float] = deque(maxlen=WINDOW)
-        self._ranked: list[float] = []
+        self._residuals: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._ranked: list[list[float]] = [[] for _ in range(PARTS)]
 
-    def add(self, residual_s: float) -> None:
-        """Add a residual, in place of the oldest one if the window is full."""
+    def add(self, residual_s: float, tenant: int = 0) -> None:
+        """Add a residual of the tenant of this number; a full window loses its oldest."""
         if len(self._residuals) == WINDOW:
-            self._ranked.remove(self._residuals[0])
-        self._residuals.append(residual_s)
-        insort(self._ranked, residual_s)
+            part, oldest_s = self._residuals[0]
+            self._ranked[part].remove(oldest_s)
+        self._residuals.append((tenant % PARTS, residual_s))
+        insort(self._ranked[tenant % PARTS], residual_s)
 
-    def quantile_s(self, fraction: float, prior_s: float = 0.0) -> float:
-        """Return a quantile, at least 0; *prior_s* while there are too few residuals."""
-        if len(self._ranked) < MIN_SAMPLES:
+    def quantile_s(self, fraction: float, prior_s: float = 0.0, tenant: int | None = None) -> float:
+        """
+        Return a quantile, at least 0.
+
+        Args:
+            fraction: of the residuals that are below.
+            prior_s: returned while there are too few residuals.
+            tenant: for whose requests it is; `None`: for those of all.
+        """
+        if len(self._residuals) < MIN_SAMPLES:
             return prior_s
-        return max(0.0, self._ranked[int(fraction * len(self._ranked))])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyHolder:
-    """
-    The holder of an API key.
-
-    Attributes:
-        max_ongoing: most requests in flight at once; `None`: no limit of its own.
-    """
-
-    name: str = ""
-    max_ongoing: int | None = None
-
-
-ANONYMOUS = KeyHolder()
-"""The client of every request to an endpoint without keys."""
+        parts = [(part[int(fraction * len(part))], len(part)) for part in self._ranked if part]
+        counted, found_s = 0, 0.0
+        for quantile_s, requests in sorted(parts):
+            counted += requests
+            if 2 * counted >= len(self._residuals):
+                found_s = max(found_s, quantile_s)
+                break
+        own = () if tenant is None else self._ranked[tenant % PARTS]
+        if len(own) * 10 >= WINDOW:
+            found_s = max(found_s, own[int(fraction * len(own))])
+        return found_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -259,64 +271,127 @@ class AdmissionController:
     """Admission for one endpoint: `serving.admission.policy` on the requests in flight."""
 
     def __init__(
-        self, config: EndpointConfig, seed: int | None = None, *, sheds: bool = True
+        self,
+        config: EndpointConfig,
+        seed: int | None = None,
+        *,
+        sheds: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start idle; *seed* is for the choice among domains; *sheds*: whether the SLO is kept."""
+        """
+        Start idle.
+
+        Args:
+            config: the plan.
+            seed: for the choice among domains.
+            sheds: whether the SLO is kept.
+            clock: seconds, for rates and shares.
+        """
         self.sheds = sheds
         self.inflight = InflightRequests(config)
         self._config = config
+        self._clock = clock
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = chooser("power-of-two")
-        self._ongoing: Counter[str] = Counter()
-        self._token_counts = {kind: TokenCounts() for kind in ("chat", "completions")}
+        self._tenants: dict[str, Tenant] = {}
+        self._shares = FairShares()
         self._ttft, self._tpot = ResidualWindow(), ResidualWindow()
         self._turn = 0
 
     @property
     def margin(self) -> Margin:
-        """The margin that is added to forecasts now."""
+        """The margin that is added to forecasts of all tenants now."""
+        return self._margin(None)
+
+    def _margin(self, tenant: int | None) -> Margin:
         step, slo = self._config.step_model, self._config.slo
         if slo is None or step is None:
             return Margin()
         pace_s = slo.per_token_s or 0.0
         return Margin(
-            ttft_s=self._ttft.quantile_s(slo.level, step.prefill.error_fraction * slo.ttft_s),
-            tpot_s=self._tpot.quantile_s(slo.level, step.decode.error_fraction * pace_s),
-            median_ttft_s=self._ttft.quantile_s(0.5),
-            median_tpot_s=self._tpot.quantile_s(0.5),
+            ttft_s=self._ttft.quantile_s(
+                slo.level, step.prefill.error_fraction * slo.ttft_s, tenant
+            ),
+            tpot_s=self._tpot.quantile_s(slo.level, step.decode.error_fraction * pace_s, tenant),
+            median_ttft_s=self._ttft.quantile_s(0.5, 0.0, tenant),
+            median_tpot_s=self._tpot.quantile_s(0.5, 0.0, tenant),
         )
 
-    def cost(self, kind: str, body: Mapping[str, Any]) -> RequestCost:
-        """Return the cost of a request of *kind*; of text as the answers so far suggest."""
-        return request_cost(kind, body, self._config, self._token_counts[kind].estimate)
+    def cost(
+        self, kind: str, body: Mapping[str, Any], client: KeyHolder = ANONYMOUS
+    ) -> RequestCost:
+        """Return the cost of a request of *kind*; of text as answers to *client* suggest."""
+        estimate = self._tenant(client).token_counts[kind].estimate
+        return request_cost(kind, body, self._config, estimate)
+
+    def full(self, client: KeyHolder, arriving: int = 0) -> Shed | None:
+        """
+        Return the refusal of a key that has as many requests in flight as it may, if it has.
+
+        *arriving* requests are not admitted yet, and count: their bodies are being read.
+        """
+        if client.max_concurrency is None:
+            return None
+        if self._tenant(client).ongoing + arriving < client.max_concurrency:
+            return None
+        why = "This key has as many requests in flight as it may."
+        return Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S)
 
     def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
         """
-        Admit a request into a domain, or shed it: for its client's limit, or for the SLO.
+        Admit a request into a domain, or shed it: for a limit of its key, or for the SLO.
 
-        Without a plan, or with admission off, only the limits of clients count.
+        Without a plan, or with admission off, only the limits of keys count.
         """
-        if client.max_ongoing is not None and self._ongoing[client.name] >= client.max_ongoing:
-            return TOO_MANY_ONGOING
-        found = self._placed(cost)
+        now_s, tenant = self._clock(), self._tenant(client)
+        tenant.weight, tenant.seen_s = client.weight, now_s
+        full = self.full(client)
+        if full is not None:
+            return full
+        wait_s = tenant.limit_wait_s(client, cost.all_tokens, now_s)
+        if wait_s > 0:
+            why = "This key has used up its requests per second or its tokens per minute."
+            # However Retry-After is spread, there is room then.
+            return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
+        self._shares.refresh(self._tenants, now_s)
+        found = self._placed(cost, tenant)
         if isinstance(found, Shed):
             if found.retry_after_s is None and cost.text_bytes:
-                self._token_counts[cost.kind].discount()
-        else:
-            found.client = client
-            self._ongoing[client.name] += 1
+                tenant.discount(cost.kind, now_s)
+            return found
+        found.client = client
+        tenant.ongoing += 1
+        tenant.charge(cost.all_tokens)
         return found
 
-    def _placed(self, cost: RequestCost) -> InflightRequest | Shed:
+    def _tenant(self, client: KeyHolder) -> Tenant:
+        found = self._tenants.get(client.name)
+        if found is None:
+            found = self._tenants[client.name] = Tenant(number=len(self._tenants))
+        return found
+
+    def _placed(self, cost: RequestCost, tenant: Tenant) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo
         domain = self._chosen_domain()
         if slo is None or step is None:
             return inflight.start(cost, domain, 1.0)
         load = inflight.load(domain)
-        found = decide(step, slo, cost, load, self.margin) if self.sheds else None
+        own_s = work_s(step, cost, load)
+        if not self.sheds:
+            return inflight.start(cost, domain, own_s)
+        idle = idle_forecast(step, cost, load)
+        kept = KeptRoom(
+            fraction=self._shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
+        )
+        found = decide(step, slo, cost, load, self._margin(tenant.number), kept, idle=idle)
+        admitted = not isinstance(found, Shed)
+        if not isinstance(found, Shed) or found.retry_after_s is not None:
+            used_s = cluster_s(cost, load, own_s, idle.tpot_s)
+            self._shares.note(tenant, used_s, admitted=admitted)
+            tenant.long.note(idle.ttft_s, admitted=admitted)
         if isinstance(found, Shed):
             return found
-        return inflight.start(cost, domain, work_s(step, cost, load), found)
+        return inflight.start(cost, domain, own_s, found)
 
     def _chosen_domain(self, but: str = "") -> str:
         loads = self.inflight.candidates(but)
@@ -336,15 +411,17 @@ class AdmissionController:
         """
         self.inflight.first_token(request)
         if request.forecast is not None and ttft_s is not None:
-            self._ttft.add(ttft_s - request.forecast.ttft_s)
+            tenant = self._tenant(request.client)
+            self._ttft.add(ttft_s - request.forecast.ttft_s, tenant.number)
 
     def end(
         self, request: InflightRequest, tpot_s: float | None, prompt_tokens: int | None = None
     ) -> None:
         """Record the end of a request; its time per output token and its prompt, if known."""
         self.inflight.end(request)
-        self._ongoing[request.client.name] -= 1
+        tenant, cost = self._tenant(request.client), request.cost
+        tenant.ongoing -= 1
         if request.forecast is not None and tpot_s is not None:
-            self._tpot.add(tpot_s - request.forecast.tpot_s)
-        if prompt_tokens is not None and request.cost.text_bytes:
-            self._token_counts[request.cost.kind].add(request.cost.text_bytes, prompt_tokens)
+            self._tpot.add(tpot_s - request.forecast.tpot_s, tenant.number)
+        if prompt_tokens is not None and cost.text_bytes:
+            tenant.token_counts[cost.kind].add(cost.text_bytes, prompt_tokens)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from minicluster.plan import StepModel
     from minicluster.specs.slo import SloSpec
-    from minicluster.specs.step import StepCoefficients
+    from minicluster.specs.step import StepSpec
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.request.length import TokenEstimate
 
 LARGEST_MARGIN = 0.9
 """
-Largest margin, as a fraction of (SLO limit - latency on an idle cluster). Below 1, so that a few
-requests are always admitted and the margin can recover.
+Largest margin and room for other tenants together, as a fraction of (SLO limit - latency on an
+idle cluster). Below 1, so that a few requests are always admitted and the margin can recover.
 """
 
 LARGEST_TAIL = 0.6
@@ -58,6 +58,12 @@ class RequestCost:
     local: bool = False
     kind: str = "completions"
     text_bytes: int = 0
+
+    @property
+    def all_tokens(self) -> float:
+        """Tokens of all prompts, and of all answers as long as they may be."""
+        prompts = self.prompt_tokens + sum(self.other_tokens)
+        return prompts + self.sequences * self.output_tokens
 
 
 def request_cost(
@@ -158,6 +164,23 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRoom:
+    """
+    The room that a request leaves to others (`serving.admission.tenants`).
+
+    Attributes:
+        fraction: of the largest margin less the margin: for tenants below their share.
+        ttft_s: for longer prompts of its own tenant.
+    """
+
+    fraction: float = 0.0
+    ttft_s: float = 0.0
+
+
+NOTHING_KEPT = KeptRoom()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionForecast:
     """The latencies that a request would see, without margin."""
 
@@ -171,21 +194,24 @@ class Shed:
     The decision not to admit a request.
 
     Attributes:
-        reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: the client has
-            as many requests in flight as it may.
+        reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: beyond a limit
+            of the client's key.
         retry_after_s: when there may be room; `None`: never.
     """
 
     reason: str
     message: str
-    retry_after_s: int | None
+    retry_after_s: float | None
 
     @property
     def refusal(self) -> Refusal:
-        """The answer that the client gets."""
+        """The answer that the client gets, its time in whole seconds, as HTTP takes them."""
         code = "rate_limit_exceeded" if self.reason == "key" else f"slo_{self.reason}"
-        after_s = self.retry_after_s
-        return Refusal(status=429, message=self.message, code=code, retry_after_s=after_s)
+        if self.retry_after_s is None:
+            return Refusal(status=429, message=self.message, code=code)
+        seconds = max(1, math.ceil(self.retry_after_s))
+        message = f"{self.message} Try again in {seconds} s."
+        return Refusal(status=429, message=message, code=code, retry_after_s=seconds)
 
 
 def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
@@ -201,17 +227,22 @@ def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     if cost.local:
         prompts = (cost.prompt_tokens, *cost.other_tokens)
         filled = sum(prompts) / load.max_step_tokens * _step_s(model, cost, load)
-        return filled + sum(_added_s(model.decode, tokens) for tokens in prompts)
+        return filled + sum(_added_s(model.decode, load, tokens) for tokens in prompts)
     between = model.interference
-    unloaded_s = float(step_time.prefill_s(model.prefill, cost.prompt_tokens))
+    unloaded_s = _prompt_s(model.prefill, cost.prompt_tokens)
     batch = load.decode.sequences / load.decode.replicas
     slower = 1 + between.prefill_fraction + batch * between.prefill_per_sequence_fraction
     return unloaded_s * slower + between.prefill_per_request_s
 
 
-def _added_s(step: StepCoefficients, tokens: float) -> float:
-    """Return the seconds that a prompt adds to a step that runs anyway."""
-    return step.per_prefill_token_s * tokens + step.per_pair_s * tokens * (tokens + 1) / 2
+def _prompt_s(step: StepSpec, tokens: float, batch: int = 0) -> float:
+    """Return the seconds of a step that computes a prompt beside so many sequences."""
+    return step.step_s(tokens, tokens * (tokens + 1) / 2, batch, 0)
+
+
+def _added_s(step: StepSpec, load: InflightLoad, tokens: float) -> float:
+    """Return the seconds that a prompt adds to the step of a full batch, which is made anyway."""
+    return _prompt_s(step, tokens, load.max_batch_size) - step.step_s(0, 0, load.max_batch_size, 0)
 
 
 def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> AdmissionForecast:
@@ -235,10 +266,10 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     prefill, decode = load.prefill, load.decode
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
-    most_s = model.decode.per_prefill_token_s * load.max_step_tokens
+    most_s = _added_s(model.decode, load, load.max_step_tokens)
     pace_s = step_s + min(decode.per_token_s / decode.replicas, most_s)
     if cost.local:
-        own_s = float(step_time.prefill_s(model.decode, cost.prompt_tokens))
+        own_s = _prompt_s(model.decode, cost.prompt_tokens)
         pull_s = 0.0
         ahead_s = decode.work_s / decode.replicas
     else:
@@ -261,19 +292,44 @@ def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     batch = min(batch, float(places))
     own_tokens = cost.sequences * (cost.prompt_tokens + cost.output_tokens)
     tokens = max(own_tokens, (decode.context_tokens + own_tokens) / decode.replicas)
-    step_s = float(step_time.decode_s(model.decode, batch, tokens / batch))
+    step_s = model.decode.step_s(0, 0, batch, tokens)
     return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 
 
-def decide(
-    model: StepModel, slo: SloSpec, cost: RequestCost, load: InflightLoad, margin: Margin
+def idle_forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> AdmissionForecast:
+    """Predict the latencies of a request that meets the replicas of *load* without requests."""
+    return forecast(model, cost, load.emptied())
+
+
+def cluster_s(cost: RequestCost, load: InflightLoad, work_s: float, idle_tpot_s: float) -> float:
+    """
+    Return the seconds for which a request takes the whole of the pool that it takes more of.
+
+    Prefill: its *work_s* over the replicas. Decode: its places in the batches, as long as its
+    answer may be at *idle_tpot_s* a token. (The larger one: dominant resource fairness.)
+    """
+    decode = load.decode
+    prefill_s = work_s / (decode if cost.local else load.prefill).replicas
+    answers_s = cost.sequences * cost.output_tokens * idle_tpot_s
+    return max(prefill_s, answers_s / (load.max_batch_size * decode.replicas))
+
+
+def decide(  # noqa: PLR0913
+    model: StepModel,
+    slo: SloSpec,
+    cost: RequestCost,
+    load: InflightLoad,
+    margin: Margin,
+    kept: KeptRoom = NOTHING_KEPT,
+    *,
+    idle: AdmissionForecast | None = None,
 ) -> Shed | AdmissionForecast:
     """
-    Admit a request, or return why it would miss its SLO.
+    Admit a request, or return why it would miss its SLO or leaves too little room to others.
 
-    Monotone: more work ahead, a longer prompt or a larger margin never admit what less would not;
-    faster steps or more replicas never shed what slower or fewer would admit. On an idle cluster
-    the step model alone decides, without margin, so that a margin learned under overload cannot
+    Monotone: more work ahead, a longer prompt, a larger margin or more room to leave never admit
+    what less would not; faster steps or more replicas never shed what slower or fewer would admit.
+    On an idle cluster the step model alone decides, so that a margin learned under overload cannot
     shed every request for ever (docs/model.md, eq. G5).
 
     A limit on the gaps between tokens counts as one on their mean.
@@ -281,38 +337,35 @@ def decide(
     Returns:
         The forecast of what is admitted, without margin.
     """
-    floor = forecast(model, cost, load.emptied())
+    floor = idle or idle_forecast(model, cost, load)
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)
     found = forecast(model, cost, load)
     if load.idle:
         return found
-    more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
-    late_s = found.ttft_s + more_s - slo.ttft_s
+    more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, kept, slo.ttft_s - floor.ttft_s)
+    late_s = found.ttft_s + more_s + kept.ttft_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
-    more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, pace_s - floor.tpot_s)
+    more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, kept, pace_s - floor.tpot_s)
     if found.tpot_s + more_s > pace_s:
         wait_s = cost.output_tokens * found.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
     return found
 
 
-def _margin_s(percentile_s: float, median_s: float, room_s: float) -> float:
-    """Return the margin, bounded by fractions of *room_s*: limit less latency when idle."""
+def _margin_s(percentile_s: float, median_s: float, kept: KeptRoom, room_s: float) -> float:
+    """Return margin and kept room, bounded by *room_s*: limit less latency when idle."""
     median_s = min(median_s, percentile_s)
     tail_s = min(percentile_s - median_s, LARGEST_TAIL * room_s)
-    return min(median_s + tail_s, LARGEST_MARGIN * room_s)
+    most_s = LARGEST_MARGIN * room_s
+    margin_s = min(median_s + tail_s, most_s)
+    return margin_s + kept.fraction * (most_s - margin_s)
 
 
 def _shed(reason: str, why: str, wait_s: float) -> Shed:
-    seconds = max(1, math.ceil(min(wait_s, 60)))  # HTTP takes whole seconds
-    return Shed(
-        reason=reason,
-        message=f"Not admitted: {why}. Try again in {seconds} s.",
-        retry_after_s=seconds,
-    )
+    return Shed(reason=reason, message=f"Not admitted: {why}.", retry_after_s=min(wait_s, 60))
 
 
 def _unreachable(cost: RequestCost, floor: AdmissionForecast, slo: SloSpec, pace_s: float) -> Shed:

@@ -12,12 +12,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
-from serving.api.access_log import RecordAnswers, record_of
-from serving.api.auth import ORIGINS, AccessControl, read_keys
+from serving.api.access_log import NO_ROUTE, RecordAnswers, record_of
+from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
 from serving.api.completions import CompletionRoutes
 from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
+from serving.api.keys import KeyStore
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
+from serving.protocol.messages import PATH_HEADER
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
@@ -35,34 +37,43 @@ ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines: how slow they are, and how they count text."""
 
 
-def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, str]) -> Starlette:
+EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Retry", ENGINE)
+"""Headers of answers that pages of other origins may read."""
+
+
+def api_app(
+    config: EndpointConfig, backend: Backend, environment: Mapping[str, str], *, host: str = ""
+) -> Starlette:
     """
-    Build the application.
+    Build the application; its `state.count` counts answers that others give in its place.
 
     Args:
         config: the plan.
         backend: the pools.
-        environment: names API keys, allowed origins, the longest answer, the admission switch and
-            the exporter of traces (`serving.api.auth`, `serving.request.length`,
-            `serving.admission.controller`, `serving.api.tracing`). By default no key is needed, no
-            other site is allowed, the model's context is the limit, requests that would miss the
-            SLO are shed, and nothing is traced.
+        environment: names API keys, allowed origins and host names, the longest answer, the
+            admission switch and the exporter of traces (`serving.api.keys`, `serving.api.auth`,
+            `serving.request.length`, `serving.admission.controller`, `serving.api.tracing`). By
+            default no key is needed, no other site is allowed, the model's context is the limit,
+            requests that would miss the SLO are shed, and nothing is traced.
+        host: where the application listens; a name by which it may be called.
 
     Raises:
         InputError: a key, limit or switch that cannot be used.
     """
-    origins = tuple(part.strip() for part in environment.get(ORIGINS, "").split(",") if part)
+    origins = names_in(environment, ORIGINS)
+    hosts = tuple(map(str.lower, (*names_in(environment, HOSTS), host)))
+    access = AccessControl(KeyStore(environment), origins, hosts)
     completions = CompletionRoutes(
         config,
         backend,
-        AccessControl(read_keys(environment), origins),
+        access,
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
     )
     status = StatusRoutes(completions)
     tracer = request_tracer(environment)
     engine = {} if config.simulated is None else {ENGINE: str(config.simulated)}
-    _route = partial(_made_route, engine)
+    _route = partial(_made_route, access, engine)
     routes = [
         _route("POST", "/v1/completions", partial(completions.answer, "completions")),
         _route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
@@ -82,16 +93,25 @@ def api_app(config: EndpointConfig, backend: Backend, environment: Mapping[str, 
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", REQUEST_ID],
+        expose_headers=EXPOSED,
     )
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[recorded, cors] if origins else [recorded],
         exception_handlers={HTTPException: _on_http},
     )
+    app.state.count = partial(completions.metrics.answered, NO_ROUTE)
+    return app
 
 
-def _made_route(headers: Mapping[str, str], method: str, path: str, handler: Handler) -> Route:
-    return Route(path, _with_id(path, handler, headers), methods=[method])
+def _made_route(
+    access: AccessControl, headers: Mapping[str, str], method: str, path: str, handler: Handler
+) -> Route:
+    async def checked(request: Request, request_id: str) -> Response:
+        access.check_host(request)
+        return await handler(request, request_id)
+
+    return Route(path, _with_id(path, checked, headers), methods=[method])
 
 
 def _with_id(

@@ -7,20 +7,25 @@ work per token is only to forward and to time it.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.responses import JSONResponse, Response
 
 from serving.admission.controller import AdmissionController
 from serving.admission.policy import Shed
+from serving.admission.tenants import INTERNAL, TIMING
 from serving.api.access_log import record_of
-from serving.api.auth import read_body
+from serving.api.auth import require
+from serving.api.body import BodyReader
 from serving.api.errors import with_param
+from serving.api.keys import salted
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.api.tracker import AnswerStream, RequestTracker, with_usage
-from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.api.tracker import AnswerStream, ReadAhead, RequestTracker, with_usage
+from serving.protocol.messages import PATH_HEADER, FirstChunk, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.prefill import DECODE_FAILED, may_retry
 from serving.request.validation import check, parse_body
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from serving.api.access_log import AnswerRecord
     from serving.api.auth import AccessControl
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import Backend
@@ -61,8 +67,11 @@ class CompletionRoutes:
         self.backend = backend
         self.access = access
         self.token_limit = token_limit
+        self._cache_secret = secrets.token_bytes(32)
         self.admission = AdmissionController(config, sheds=sheds)
         self.metrics = Metrics(config)
+        self.bodies = BodyReader(config.max_model_len)
+        self.ahead = ReadAhead()
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
 
     async def answer(self, kind: str, request: Request, request_id: str) -> Response:
@@ -86,10 +95,14 @@ class CompletionRoutes:
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
             first, headers = chunk.first, chunk.phases.headers
+            if TIMING not in tracker.client.rights:
+                headers = {PATH_HEADER: headers[PATH_HEADER]}
             first_s = tracker.first_token(chunk.phases)
             self.readiness.answered(tracker.domain, chunk.phases, first_s)
             if isinstance(first, list):
-                return AnswerStream(first, items, tracker, request_id, headers)
+                return AnswerStream(
+                    first, items, tracker, request_id, headers=headers, ahead=self.ahead
+                )
             tracker.usage.read(first.get("usage"))
             tracker.end("ok")
             return JSONResponse(first, headers=headers)
@@ -122,7 +135,7 @@ class CompletionRoutes:
 
     async def time_prefill(self, request: Request, _request_id: str) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
-        tracker, body = await self._admitted("completions", request)
+        tracker, body = await self._admitted("completions", request, right=INTERNAL)
         with tracker:
             timing = await self.backend.time_prefill(body)
             if isinstance(timing, Refusal):
@@ -130,23 +143,26 @@ class CompletionRoutes:
             tracker.end("prefill")
             return JSONResponse(asdict(timing))
 
-    async def _admitted(self, kind: str, request: Request) -> tuple[RequestTracker, dict[str, Any]]:
-        """Check a request and admit it; raise the refusal of either."""
+    async def _admitted(
+        self, kind: str, request: Request, right: str | None = None
+    ) -> tuple[RequestTracker, dict[str, Any]]:
+        """Check a request and admit it; raise the refusal of either, or for want of a *right*."""
         record = record_of(request)
         client = self.access.client(request)
         record.key = client.name
-        longest = self.config.max_model_len
-        raw = parse_body(await read_body(request))
-        checked = check(kind, raw, model_id=self.config.model_id, max_model_len=longest)
-        body = apply_token_limit(kind, checked, self.token_limit, longest)
-        # Engines name the request by it, in their logs and answers.
-        body = {**body, "request_id": record.request_id}
-        self.readiness.running.refresh()
-        found = self.admission.admit(self.admission.cost(kind, body), client)
+        require(right, client)
+        full = self.admission.full(client, self.bodies.reading[client.name])
+        if full is not None:
+            self._shed(full, record)
+        with self.bodies.counted(client):
+            checked = await self.bodies.read(request, client, partial(self._checked, kind))
+            # Engines name the request by its id, in their logs and answers.
+            named = {**checked, "request_id": record.request_id}
+            body = salted(named, client, self._cache_secret)
+            self.readiness.running.refresh()
+            found = self.admission.admit(self.admission.cost(kind, body, client), client)
         if isinstance(found, Shed):
-            record.outcome = "shed"
-            self.metrics.shed(found.reason)
-            raise RequestRefused(found.refusal)
+            self._shed(found, record)
         tracker = RequestTracker(
             found,
             self.admission,
@@ -155,3 +171,15 @@ class CompletionRoutes:
             streamed=body.get("stream") is True,
         )
         return tracker, body
+
+    def _shed(self, shed: Shed, record: AnswerRecord) -> NoReturn:
+        record.outcome = "shed"
+        self.metrics.shed(shed.reason)
+        raise RequestRefused(shed.refusal)
+
+    def _checked(self, kind: str, raw: bytes) -> dict[str, Any]:
+        """Return the body to pass on, or raise its refusal; needs nothing of the event loop."""
+        longest = self.config.max_model_len
+        body = parse_body(raw, longest)
+        checked = check(kind, body, model_id=self.config.model_id, max_model_len=longest)
+        return apply_token_limit(kind, checked, self.token_limit, longest)

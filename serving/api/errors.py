@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import uuid
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.protocol.messages import RETRY_SPREAD, Refusal, RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +33,13 @@ def request_id_of(request: Request) -> str:
 
 
 def error_response(refusal: Refusal, headers: Mapping[str, str]) -> Response:
-    """Answer a refusal, with *headers* besides its own."""
+    """Answer a refusal, with *headers* besides its own; when to retry differs from call to call."""
+    later = refusal
+    if refusal.retry_after_s is not None:
+        factor = random.uniform(1 - RETRY_SPREAD, 1 + RETRY_SPREAD)  # noqa: S311  (no secret)
+        later = replace(refusal, retry_after_s=factor * refusal.retry_after_s)
     return JSONResponse(
-        refusal.body, status_code=refusal.status, headers={**refusal.headers, **headers}
+        refusal.body, status_code=refusal.status, headers={**later.headers, **headers}
     )
 
 

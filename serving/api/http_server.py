@@ -1,5 +1,5 @@
 """
-The endpoint's own HTTP server, inside its Serve replica.
+The endpoint's own HTTP server, inside its Serve replica: uvicorn, with limits.
 
 Ray Serve's proxy would send each request and token through one more process: 10 ms of a TTFT on
 two cores, and half a minute without an answer if it dies (docs/adr/0113).
@@ -8,42 +8,133 @@ two cores, and half a minute without an answer if it dies (docs/adr/0113).
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import resource
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from serving.api.tls import TlsFiles, server_context
+from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
+    from collections.abc import Coroutine, Generator
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-KEEP_ALIVE_S = 90
-"""Idle time of a connection until the server closes it; longer than clients keep theirs."""
+logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-PARTS_AHEAD = 4
-"""Parts of a request's body that are read before the application asks for them."""
+BACKLOG = 128
+MAX_HEADERS = 100
+"""Most header lines of a request: parsed, a short line takes ten times its bytes."""
+
+DISCONNECTED = "disconnected"
+"""Key of a request's state: an event that is set when its connection is closed."""
+
+CERTIFICATE_INTERVAL_S = 5
+"""Interval at which the certificate's files are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """
+    What one client may take of the server.
+
+    Attributes:
+        connections: most connections at once; half of the process's files, if that is less.
+        header_bytes: most bytes of a request's line and headers.
+        handshake_s: from a connection to the end of its TLS handshake.
+        header_s: from the first byte of a request, or a new connection, to the end of its headers.
+        body_s: from there to the end of its body.
+        send_s: longest time in which a client reads nothing of what is sent to it.
+        keep_alive_s: idle time of a connection; longer than clients keep theirs.
+    """
+
+    connections: int = 1024
+    header_bytes: int = 64 << 10
+    handshake_s: float = 10.0
+    header_s: float = 10.0
+    body_s: float = 60.0
+    send_s: float = 30.0
+    keep_alive_s: int = 90
+
+
+def _answer(status: int, message: str) -> bytes:
+    """Return a whole answer with an OpenAI error, after which the connection is closed."""
+    body = json.dumps(Refusal(status=status, message=message).body)
+    return (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+    ).encode()
+
+
+REFUSALS = {
+    408: _answer(408, "The request did not arrive in time."),
+    400: _answer(400, "The request is not valid HTTP, or its headers are too long."),
+}
+"""Answers of the server itself, by status."""
 
 
 class HttpServer:
     """A uvicorn server of one application, with a socket of its own."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        limits: HttpLimits | None = None,
+        tls: TlsFiles | None = None,
+        count: Callable[[int], None] = lambda _status: None,
+    ) -> None:
         """
         Bind the port, without accepting requests yet.
 
+        Args:
+            app: answers requests.
+            host: to listen at.
+            port: to listen at.
+            limits: of clients.
+            tls: certificate and key; `None`: plain HTTP.
+            count: is told the status of each answer that is not the application's.
+
         Raises:
-            OSError: the port cannot be bound.
+            OSError: the port cannot be bound, or the certificate cannot be used.
         """
+        limits = limits or HttpLimits()
+        self._tls = tls
+        context = None if tls is None else server_context(tls)
+        self._loaded = None if tls is None else tls.changed_s
+        self._shared = _Shared(
+            limits=limits, max_connections=_most(limits), context=context, count=count
+        )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
-            CancelOnDisconnect(app),
+            HttpBoundary(app, count),
+            http=partial(LimitedConnection, shared=self._shared),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=limits.header_bytes,
+            backlog=BACKLOG,
             log_config=None,
+            log_level="error",  # a line for each malformed request would fill the disk
             access_log=False,
             lifespan="off",
             ws="none",
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=limits.keep_alive_s,
+            timeout_notify=CERTIFICATE_INTERVAL_S,
+            callback_notify=self.reload_certificate,
         )
         self._server = uvicorn.Server(config)
 
@@ -55,16 +146,229 @@ class HttpServer:
         """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
 
+    async def reload_certificate(self) -> None:
+        """Let new connections have the certificate in the files, if these have changed."""
+        context = self._shared.context
+        if self._tls is None or context is None:
+            return
+        try:
+            changed = self._tls.changed_s
+            if changed == self._loaded:
+                return
+            server_context(self._tls)  # files that do not fit would spoil the context in use
+            self._tls.load(context)
+        except OSError as error:
+            logger.warning("the certificate in use stays: %s: %s", self._tls.cert, error)
+            return
+        self._loaded = changed
 
-class CancelOnDisconnect:
-    """Cancels the application's work when the client disconnects, as Ray Serve's proxy does."""
 
-    def __init__(self, app: ASGIApp) -> None:
+def _most(limits: HttpLimits) -> int:
+    """Return the number of connections, after raising the process's limit of open files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return limits.connections if hard < 0 else min(limits.connections, hard // 2)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shared:
+    """
+    What the connections of a server share.
+
+    Attributes:
+        context: of TLS; `None`: plain HTTP.
+        waiting: connections without a request, longest first.
+    """
+
+    limits: HttpLimits
+    max_connections: int
+    count: Callable[[int], None]
+    context: Any = None
+    waiting: dict[LimitedConnection, None] = field(default_factory=dict)
+
+
+class LimitedConnection(H11Protocol):
+    """
+    A connection of uvicorn with time limits; beyond their number the longest idle one is closed.
+
+    TLS begins here, and not in the event loop, so that connections count during their handshakes.
+    """
+
+    def __init__(self, *, shared: _Shared, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
+        super().__init__(**given)
+        self.app_state = {**self.app_state, DISCONNECTED: asyncio.Event()}
+        self._shared = shared
+        self._limits = shared.limits
+        self._timer: TimerHandle | None = None
+        self._timed: tuple[object, object] | None = None
+        self._send_timer: TimerHandle | None = None
+        self._handshake: asyncio.Future[Any] | None = None
+        self._early = b""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Count the connection; begin TLS, or its first request."""
+        self._shared.waiting[self] = None
+        self.connections.add(self)
+        self.transport = transport
+        if len(self.connections) > self._shared.max_connections:
+            oldest = next(iter(self._shared.waiting))
+            del self._shared.waiting[oldest]
+            oldest.transport.abort()
+        # Bytes that the kernel does not take are a client that does not read.
+        transport.set_write_buffer_limits(high=1, low=0)
+        if self._shared.context is None:
+            self._begin(transport)
+        elif not transport.is_closing():
+            handshake = _Begun(
+                self.loop.start_tls(
+                    transport,
+                    self,
+                    self._shared.context,
+                    server_side=True,
+                    ssl_handshake_timeout=self._limits.handshake_s,
+                )
+            )
+            self._handshake = asyncio.ensure_future(handshake)
+            self._handshake.add_done_callback(partial(self._after_handshake, transport))
+
+    def _after_handshake(self, plain: Transport, handshake: asyncio.Future[Any]) -> None:
+        # A connection that was closed meanwhile counts as a handshake without an error.
+        if handshake.cancelled() or handshake.exception() is not None or plain.is_closing():
+            plain.abort()
+            self.connection_lost(None)
+            return
+        self._begin(handshake.result())
+        self.transport.set_write_buffer_limits(high=1, low=0)
+        if self._early:
+            self.data_received(self._early)
+
+    def _begin(self, transport: Transport) -> None:
+        super().connection_made(transport)
+        self._expect((h11.IDLE, None), self._limits.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End its timers, and tell the application."""
+        self.app_state[DISCONNECTED].set()
+        self._shared.waiting.pop(self, None)
+        self._expect(None)
+        self._cancel_send_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take the next bytes of a request, which has to arrive in time."""
+        if self.flow is None:
+            self._early += data  # a request that came with the end of the handshake
+            return
+        super().data_received(data)
+        if not self.transport.is_closing():
+            self._watch(begun=True)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._watch(begun=bool(self.conn.trailing_data[0]))
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
+        """Refuse what is no HTTP request."""
+        self._close_with(400)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, even if its client has yet to read an answer."""
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that does not read."""
+        super().pause_writing()
+        self._await_reader(None)
+
+    def resume_writing(self) -> None:
+        """End that wait."""
+        super().resume_writing()
+        self._cancel_send_timer()
+
+    def _watch(self, *, begun: bool) -> None:
+        """Note whether the connection has a request, and limit it; *begun*: or a part of one."""
+        state = self.conn.their_state
+        if state is h11.IDLE:
+            self._shared.waiting[self] = None
+            if begun:
+                self._expect((state, self.cycle), self._limits.header_s)
+            return
+        self._shared.waiting.pop(self, None)
+        # An early answer ends no body: what is left of it has to come, to be read past.
+        self._expect((state, self.cycle) if state is h11.SEND_BODY else None, self._limits.body_s)
+
+    def _expect(self, what: tuple[object, object] | None, limit_s: float = 0.0) -> None:
+        """Start the timer of a part of a request, unless it runs; `None` ends it."""
+        if what == self._timed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timed = what
+        self._timer = None if what is None else self.loop.call_later(limit_s, self._give_up)
+
+    def _give_up(self) -> None:
+        """Close a connection whose request is late, with an answer if anything was asked."""
+        asked = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        self._close_with(408 if asked else None)
+
+    def _close_with(self, status: int | None) -> None:
+        """Close the connection, with an answer of that status if none has begun."""
+        if status is not None and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._shared.count(status)
+            self.transport.write(REFUSALS[status])
+        self.transport.close()
+
+    def _await_reader(self, before_bytes: int | None) -> None:
+        """Close the connection if its client takes nothing for as long as is allowed."""
+        left_bytes = self.transport.get_write_buffer_size()
+        if before_bytes is not None and left_bytes >= before_bytes:
+            self.transport.abort()
+            return
+        self._send_timer = self.loop.call_later(self._limits.send_s, self._await_reader, left_bytes)
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+
+class _Begun(Awaitable[Any]):
+    """
+    A coroutine that has taken its first step.
+
+    uvloop reads from a new connection before a task's first step, and TLS needs its first bytes.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._awaited = coroutine.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._awaited
+        return (yield from self._coroutine.__await__())
+
+
+class HttpBoundary:
+    """
+    Stands between the server and the application.
+
+    When the client disconnects it cancels the work for its request, as Ray Serve's proxy does.
+    """
+
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
         self._app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        messages: asyncio.Queue[Message] = asyncio.Queue(PARTS_AHEAD)
+        """Answer one request, unless it has very many headers."""
+        if len(scope["headers"]) > MAX_HEADERS:
+            self._count(431)
+            refusal = Refusal(status=431, message=f"At most {MAX_HEADERS} headers are read.")
+            answer = JSONResponse(refusal.body, refusal.status, {"Connection": "close"})
+            await answer(scope, receive, send)
+            return
         answered = False
 
         async def passed(message: Message) -> None:
@@ -72,23 +376,21 @@ class CancelOnDisconnect:
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
-        answering = asyncio.ensure_future(self._app(scope, messages.get, passed))
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not answered:
+                await asyncio.Future()  # until it is cancelled: half a body is of no use
+            return message
 
-        async def listen() -> None:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect" and not answered:
-                    answering.cancel()
-                    return
-                await messages.put(message)
-                if message["type"] == "http.disconnect":
-                    return
-
-        listening = asyncio.ensure_future(listen())
+        answering = asyncio.ensure_future(self._app(scope, received, passed))
+        leaving = asyncio.ensure_future(scope["state"][DISCONNECTED].wait())
         try:
-            await asyncio.wait({answering})
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answered:  # the rest of its work is not for the client
+                await asyncio.wait({answering})
         finally:
             answering.cancel()
-            listening.cancel()
+            leaving.cancel()
+            await asyncio.wait({answering})
         if not answering.cancelled():
             answering.result()

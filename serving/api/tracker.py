@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
 from starlette.responses import StreamingResponse
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from serving.admission.controller import AdmissionController, InflightRequest
+    from serving.admission.tenants import KeyHolder
     from serving.api.access_log import AnswerRecord
     from serving.api.metrics import Metrics
     from serving.protocol.messages import RequestPhases
@@ -142,6 +144,11 @@ class RequestTracker:
         """Count the request in another domain, if one is live; no token has come."""
         self._admission.move(self._request)
 
+    @property
+    def client(self) -> KeyHolder:
+        """Who sent it."""
+        return self._request.client
+
     def expect_first_token(self) -> None:
         """Remove an answer in one piece from the prefill backlog when its first token is due."""
         forecast = self._request.forecast
@@ -197,12 +204,27 @@ class RequestTracker:
         return (self._last_s - self._first_s) / after if after > 0 else None
 
 
+class ReadAhead:
+    """
+    The bytes of all answers that their clients have yet to read, and the most of them.
+
+    The engine ends a request whose client stands still, and so do its counts: its events are read
+    on into memory, which is bounded. Beyond that an answer waits for its client.
+    """
+
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        """Start with none."""
+        self.max_bytes = max_bytes
+        self.bytes = 0
+
+
 class AnswerStream(StreamingResponse):
     """
     The events of an answer.
 
     If the engine fails midway it sends an error and ends without [DONE]. The tracker gets the
-    outcome once, even if the stream never began: `ok`, `broken` or `cancelled`.
+    outcome once, even if the stream never began: `ok` and `broken` as soon as the engine is done,
+    or `cancelled`.
     """
 
     def __init__(
@@ -211,39 +233,71 @@ class AnswerStream(StreamingResponse):
         items: AsyncIterator[Any],
         tracker: RequestTracker,
         request_id: str,
+        *,
         headers: dict[str, str],
+        ahead: ReadAhead,
     ) -> None:
         """Take the *first* events and the *items* that follow; *request_id* is for the log."""
-        events = self._events(first, items, tracker, request_id)
-        super().__init__(events, headers=headers, media_type="text/event-stream")
+        super().__init__(self._texts(), headers=headers, media_type="text/event-stream")
+        self._items = items
         self._tracker = tracker
-        self._outcome = "cancelled"
+        self._request_id = request_id
+        self._ahead = ahead
+        self._unsent: list[str] = [tracker.usage.filter(first)]
+        self._unsent_bytes = 0
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
+        self._ended = False
+        self._news.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
+        reading = asyncio.ensure_future(self._read())
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._tracker.end(self._outcome)
+            reading.cancel()
+            await asyncio.wait({reading})
+            self._ahead.bytes -= self._unsent_bytes
+            self._tracker.end("cancelled")  # unless the engine has finished
 
-    async def _events(
-        self,
-        first: list[str],
-        items: AsyncIterator[Any],
-        tracker: RequestTracker,
-        request_id: str,
-    ) -> AsyncIterator[str]:
-        usage = tracker.usage
-        yield usage.filter(first)
+    async def _read(self) -> None:
+        """Read the engine's events, at its pace as long as there is room for them."""
+        tracker, usage, outcome = self._tracker, self._tracker.usage, "cancelled"
         try:
-            async for events in items:
-                if any(USAGE not in each and not each.startswith(DONE) for each in events):
-                    tracker.token()
-                if text := usage.filter(events):
-                    yield text
-            self._outcome = "ok"
+            async with aclosing(self._items):  # type: ignore[type-var]
+                async for events in self._items:
+                    if any(USAGE not in each and not each.startswith(DONE) for each in events):
+                        tracker.token()
+                    self._keep(usage.filter(events))
+                    while self._unsent and self._ahead.bytes >= self._ahead.max_bytes:
+                        self._taken.clear()
+                        await self._taken.wait()
+            outcome = "ok"
         except Exception as error:  # noqa: BLE001  (sent to the client, and logged)
-            self._outcome = "broken"
-            refusal = refusal_of(error, request_id)
+            outcome = "broken"
+            refusal = refusal_of(error, self._request_id)
             tracker.record.error = refusal.name
-            yield f"data: {json.dumps(refusal.body)}\n\n"
+            self._keep(f"data: {json.dumps(refusal.body)}\n\n")
+        finally:
+            tracker.end(outcome)
+            self._ended = True
+            self._news.set()
+
+    def _keep(self, text: str) -> None:
+        self._unsent.append(text)
+        self._unsent_bytes += len(text)
+        self._ahead.bytes += len(text)
+        self._news.set()
+
+    async def _texts(self) -> AsyncIterator[str]:
+        """Yield what has been read since the last time, until there is no more."""
+        while not self._ended or self._unsent:
+            await self._news.wait()
+            self._news.clear()
+            text = "".join(self._unsent)
+            self._unsent.clear()
+            self._ahead.bytes -= self._unsent_bytes
+            self._unsent_bytes = 0
+            self._taken.set()
+            if text:
+                yield text

@@ -13,7 +13,7 @@ import typer
 from minicluster.command import terminable
 from minicluster.errors import InputError
 from minicluster.plan import read_deployment
-from serving.api.auth import KEYS_FILE
+from serving.api.keys import KEYS_FILE
 from serving.cli.progress import progress
 from serving.cluster.local_cluster import (
     CLUSTER_TOKEN,

@@ -13,16 +13,17 @@ from minicluster.command import terminable
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
-from serving.api.auth import refuse_open
+from serving.api.keys import refuse_open
+from serving.api.tls import tls_files
 from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
-from serving.cluster.state import read_state
+from serving.cluster.state import changing, read_state
 from serving.deployment.compile import kind_of
-from serving.deployment.engine_args import SIMULATED, DeployTarget
+from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
-from serving.operations.deploy import Site, bring_up, take_down
+from serving.operations.deploy import Site, bring_up, drain, remove_application, take_down
 from serving.request.length import read_token_limit
 from serving.simulated.clock import check_slowdown
 
@@ -99,10 +100,26 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         str,
         typer.Option(help="vllm, or simulated: the plan's engines by the clock, on any machine."),
     ] = "vllm",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            help="Certificate chain (PEM): the endpoint speaks HTTPS; read again when it changes.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Its private key (PEM), without a password.")
+    ] = None,
     slowdown: Annotated[
         float | None,
         typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="First take down what runs from this directory, or on --address."
+        ),
+    ] = False,
 ) -> None:
     """Deploy a plan; returns when a request has succeeded on every path."""
     read = read_plan_or_deployment(plan)
@@ -118,25 +135,29 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             refuse(plan_findings(planned, kind))
     if not open_access:
         refuse_open(host, os.environ)
+    tls = tls_files(tls_cert, tls_key)
     site = Site(
         target=DeployTarget(
             kind=kind,
             slowdown=check_slowdown(1.0 if slowdown is None else slowdown),
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
+            media_domains=read_media_domains(os.environ),
         ),
         host=host,
         port=port or _free_port(host),
         address=address,
         wait_s=wait_s,
+        tls=tls,
     )
-    with progress() as report, terminable():
+    with progress() as report, terminable(), changing():
         state, ready = bring_up(
             deployment,
             site,
             report=report,
             plan=planned,
             before_start=_warn_of_dtype if kind == "cpu" else None,
+            replacing=replace,
         )
     typer.echo(f"ready: {state.base_url}/v1 serves {deployment.model.id}")
     if kind == SIMULATED:
@@ -149,20 +170,34 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
     )
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
-    typer.echo(f"try:   curl -N {state.base_url}/v1/completions -d '{json.dumps(body)}'")
+    trust = "" if tls is None else f"--cacert {tls.cert} "
+    typer.echo(f"try:   curl -N {trust}{state.base_url}/v1/completions -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
 
 
-def down() -> None:
-    """Stop what `serving up` started, and remove its state."""
+def down(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a Ray cluster: remove what any directory has deployed on it "
+            "(default: stop what this directory has)."
+        ),
+    ] = None,
+) -> None:
+    """Stop what `serving up` started once its answers have ended, and remove its state."""
     state = read_state()
-    if state is None:
+    ours = state is not None and address in {None, state.address}
+    if not ours and address is None:
         typer.echo("nothing is deployed from this directory")
         return
     with progress() as report:
         report("stopping")
-        take_down(state)
+        if state is not None and ours:
+            take_down(state)
+        elif address is not None:
+            drain(address)
+            remove_application(address)
     typer.echo("stopped")
 
 

@@ -20,7 +20,8 @@ from minicluster.machine import this_machine
 from minicluster.plan import read_deployment
 from minicluster.shell import talk
 from minicluster.specs.calibration import Measurement, write_measurements
-from serving.api.auth import authorization
+from serving.api.keys import authorization
+from serving.api.tls import trusting
 from serving.cli.progress import progress
 from serving.cluster.processes import cluster_processes
 from serving.cluster.state import DEPLOYMENT
@@ -69,7 +70,8 @@ async def time_deployment(
         # On a foreign cluster the engines cannot be told from other processes.
         return times if state.cluster_id else replace(times, ours_s=times.busy_s)
 
-    pool, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    pool = aiohttp.TCPConnector(limit=0, ssl=trusting(state.tls_cert) or True)
+    no_limit = aiohttp.ClientTimeout(total=None)
     try:
         async with aiohttp.ClientSession(
             timeout=no_limit, connector=pool, headers=authorization(os.environ)

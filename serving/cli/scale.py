@@ -11,7 +11,7 @@ import typer
 from minicluster.errors import Inconclusive, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
 from serving.cli.progress import progress
-from serving.cluster.state import DEPLOYMENT, PLAN
+from serving.cluster.state import DEPLOYMENT, PLAN, changing
 from serving.operations.scale import replica_changes
 from serving.operations.scale import scale as apply_scale
 from serving.operations.scaling_policy import Advice, advise
@@ -57,7 +57,7 @@ def scale(
     if not found.conclusive:
         raise Inconclusive("scale: measure longer (--window), or under load")
     if not advice:
-        with progress() as report:
+        with progress() as report, changing():
             changed = apply_scale(state, found.replicas, report)
         for change in changed.changes:
             typer.echo(f"not as planned, by request: {change}")
@@ -74,7 +74,7 @@ def _measured_advice(state: State, window_s: float) -> Advice:
     plan, now = read_plan(PLAN), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")
-    before = scrape(state.base_url)
+    before = scrape(state.base_url, state.tls_cert)
     time.sleep(window_s)
-    seen = window_metrics(before, scrape(state.base_url), plan.slo)
+    seen = window_metrics(before, scrape(state.base_url, state.tls_cert), plan.slo)
     return advise(seen, {pool.role: pool for pool in now.pools}, plan.slo)

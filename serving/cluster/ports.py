@@ -34,7 +34,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
         OSError: *host* is no address of this machine.
         TargetFailed: there are not so many.
     """
-    socket.create_server((host, 0)).close()
+    _bound(host, 0).close()
     found: list[int] = []
     for port in random.sample(SERVER_PORTS, k=len(SERVER_PORTS)):
         if len(found) == count:
@@ -65,7 +65,13 @@ def free_nixl_port(num_workers: int) -> int:
 def is_free(host: str, port: int) -> bool:
     """Return whether a server could listen there."""
     try:
-        socket.create_server((host, port)).close()
+        _bound(host, port).close()
     except OSError:
         return False
     return True
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a listening socket, for IPv6 where *host* is such an address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
 from minicluster.errors import TargetFailed
 from serving.cluster.token import use_token
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MARK = "MINICLUSTER_CLUSTER"
 """
@@ -28,6 +26,11 @@ KEEP_AFFINITY = "MINICLUSTER_KEEP_AFFINITY"
 RAYLET = "MINICLUSTER_RAYLET"
 """Environment variable that every process of one raylet inherits; it stops one raylet alone."""
 
+LOG_BYTES = 64 << 20
+"""Length at which Ray begins a new log file of a process; two older ones are kept."""
+SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\S+")  # noqa: S108  (others' files)
+"""Shared memory and semaphores of Python's `multiprocessing`, among the maps of a process."""
+
 STOP_LIMIT_S = 30.0
 """Longest time for processes to end."""
 
@@ -35,6 +38,9 @@ STOP_LIMIT_S = 30.0
 def environment(cluster_id: str, token: Path) -> dict[str, str]:
     """Return the environment of the processes of a cluster, with its token."""
     variables = {
+        # Without them a process that logs without end would fill the disk.
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": "2",
         **os.environ,
         MARK: cluster_id,
         # setproctitle would overwrite the environment that the mark is read from.
@@ -69,21 +75,28 @@ def stop(mark: str, *, variable: str = MARK, grace_s: float = 1.0) -> None:
     Stop every process of a cluster (or raylet): by SIGTERM, then by SIGKILL.
 
     SIGKILL comes when none has ended for *grace_s*: Ray's head never ends by SIGTERM, and the
-    others end one after another, on a slow machine later.
+    others end one after another, on a slow machine later. Shared memory and semaphores of Python
+    that these processes used are removed: what is killed (vLLM's engines) leaves them for ever.
 
     Raises:
         TargetFailed: some do not end, because the kernel blocks them.
     """
     started = ended = time.monotonic()
     before: set[int] = set()
+    shared: set[str] = set()
     while alive := cluster_processes(mark, variable):
         now = time.monotonic()
         if now > started + STOP_LIMIT_S:
             raise TargetFailed(f"processes {sorted(alive)} do not end; their state is kept")
         if before - alive:
             ended = now
+        for pid in alive - before:
+            with suppress(OSError):  # ended meanwhile
+                shared |= {*SHARED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))}
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if now < ended + grace_s else signal.SIGKILL)
         before = alive
         time.sleep(0.2)
+    for file in shared:
+        Path(file).unlink(missing_ok=True)

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import pickle
+import signal
+import threading
+import uuid
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray._private import state
+from ray._private import state, worker
 from ray.llm._internal.serve.utils import broadcast as broadcasting
-from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import SERVE_LOGGER_NAME
+from ray.serve._private.common import DeploymentID, RequestMetadata
+from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
 broadcast = broadcasting.broadcast
 free_resources = state.available_resources_per_node
@@ -114,6 +120,55 @@ async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa:
 def serve_logs() -> Path:
     """Return the folder of Ray Serve's logs, in a replica."""
     return Path(get_serve_logs_dir())
+
+
+def call_replicas(
+    handle: Any,  # noqa: ANN401
+    method: str,
+    arguments: Callable[[], list[Any]],
+) -> list[Any]:
+    """
+    Call a method of every replica that *handle* knows; return Ray's references of their answers.
+
+    As `broadcast`, which waits without limit: its thread would outlive Ctrl-C, and call a Ray that
+    has been shut down.
+    """
+    request_router = handle._router._asyncio_router.request_router  # noqa: SLF001
+    references = []
+    for replica in request_router.curr_replicas:
+        name = f"broadcast-{uuid.uuid4()}"
+        asked = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
+        with suppress(ValueError):  # it has ended
+            actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
+            references.append(actor.handle_request.remote(pickle.dumps(asked), *arguments()))
+    return references
+
+
+def before_sigterm(wait: Callable[[], object]) -> None:
+    """
+    Call *wait*, in a thread, when SIGTERM comes to this worker of Ray, and let it end afterwards.
+
+    Ray's handler ends it at once, and only the main thread, which is Ray's, may set another one:
+    so we replace what that handler calls (ray 2.60.0, `Worker.main_loop`).
+    """
+    leave = worker.raise_sys_exit_with_custom_error_message
+    begun, over = threading.Event(), threading.Event()
+
+    def end() -> None:
+        try:
+            wait()
+        finally:
+            over.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_sigterm(*given: Any, **named: Any) -> None:  # noqa: ANN401
+        if over.is_set():
+            leave(*given, **named)
+        elif not begun.is_set():
+            begun.set()
+            threading.Thread(target=end, daemon=True).start()
+
+    worker.raise_sys_exit_with_custom_error_message = on_sigterm
 
 
 def keep_log_open() -> None:

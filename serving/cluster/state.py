@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import locked, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Record = TypeVar("Record")
 
 HOME = Path(".minicluster/serving")
+LOCK = HOME.parent / "serving.lock"
+"""Lock of the commands that change the deployment of this directory, one at a time."""
+
 STATE = HOME / "state.json"
 PLAN = HOME / "plan.json"
 """Copy of the plan, or of the deployment to measure."""
@@ -25,6 +31,9 @@ DEPLOYMENT = HOME / "deployment.json"
 
 TOKEN = HOME / "token"
 """Token of the Ray cluster, if `serving up` started it; only its owner may read the file."""
+
+API_KEYS = HOME / "api-keys"
+"""The API keys of `MINICLUSTER_API_KEYS`; only their owner may read the file."""
 
 LOGS = HOME / "logs"
 """Logs of the last deployment, after it has been stopped."""
@@ -40,6 +49,7 @@ class State:
             which `serving up` did not start.
         address: of the Ray cluster.
         base_url: of the endpoint.
+        tls_cert: file of its certificate, which our own commands trust; empty: plain HTTP.
         plan_hash: SHA-256 of the plan, 16 hex digits.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
@@ -60,6 +70,7 @@ class State:
     session: str
     started: str
     instance: str = ""
+    tls_cert: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()
     deadlines_s: tuple[float | None, float | None] = (None, None)
@@ -72,6 +83,23 @@ class State:
     def logs(self) -> Path:
         """Directory of the running cluster's logs."""
         return Path(self.session) / "session_latest" / "logs"
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """
+    Let no other command change the deployment of this directory meanwhile.
+
+    Raises:
+        InputError: another one does.
+    """
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(LOCK, str(HOME), "serving up or scale"):
+            yield
+    finally:
+        with suppress(OSError):  # what has refused its arguments leaves no empty directory
+            LOCK.parent.rmdir()
 
 
 def read_state() -> State | None:
@@ -112,5 +140,5 @@ def remove_state(state: State) -> None:
             with suppress(OSError):
                 shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
         shutil.rmtree(state.session, ignore_errors=True)
-    for file in (TOKEN, PLAN, DEPLOYMENT, STATE):
+    for file in (TOKEN, API_KEYS, PLAN, DEPLOYMENT, STATE):
         file.unlink(missing_ok=True)

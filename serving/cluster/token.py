@@ -24,10 +24,15 @@ TOKEN_ON_HOSTS = "/etc/minicluster-keys/ray-token"  # noqa: S105  (a path)
 
 def write_token(file: Path) -> None:
     """Write a new random token into a file that only its owner may read."""
+    write_private(file, secrets.token_hex(32))
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a secret into a file that only its owner may read."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
-        token.write(secrets.token_hex(32))
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as private:
+        private.write(text)
 
 
 def use_token(environ: MutableMapping[str, str], file: Path) -> None:

@@ -45,6 +45,9 @@ STARTED_AT_ONCE = 16
 DRAIN_POLL_S = 2.0
 """Interval at which a draining replica checks whether its last request has ended."""
 
+DRAIN_LIMIT_S = 300.0
+"""Longest time that `serving down` waits for answers under way, and then for replicas to end."""
+
 DRAIN_FACTOR = 2.0
 """Time to drain, as a multiple of the plan's longest request; machines can be slower."""
 
@@ -122,6 +125,7 @@ def limits(
         return {
             **common,
             "max_ongoing_requests": UNPLANNED_REQUESTS,
+            "max_queued_requests": pool.replicas * UNPLANNED_REQUESTS,
             "graceful_shutdown_timeout_s": UNPLANNED_DRAIN_S,
         }
     prefill_s, handoff_s = deadlines(plan, deadlines_s)

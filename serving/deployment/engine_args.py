@@ -10,7 +10,7 @@ from serving.cluster.processes import KEEP_AFFINITY
 from serving.protocol.app_spec import CORES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from minicluster.plan import Deployment, Pool
 
@@ -21,6 +21,17 @@ SIMULATED = "simulated"
 """Kind of a target whose engines are simulated."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+MEDIA_DOMAINS = "MINICLUSTER_MEDIA_DOMAINS"
+"""
+Environment variable of `serving up`: hosts, separated by commas, from which engines of multimodal
+models may fetch images, sounds and videos that a request names by URL. None by default: a client
+could have the engines ask any address of the hosts' network.
+"""
+
+NO_MEDIA = ("none.invalid",)
+"""The allowed hosts if there are none: vLLM takes an empty list for all, and this name is of no
+host (RFC 6761)."""
+
 LEASE_S = {"shared memory": 30, "tcp": 4}
 """
 Time that prefill keeps KV blocks which are not fetched, by transport. Decode sends a heartbeat
@@ -40,6 +51,7 @@ class DeployTarget:
         nixl_port: first of the ports at which the engines exchange the places of KV caches.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
+        media_domains: hosts from which engines may fetch what a request names by URL.
     """
 
     kind: str
@@ -48,11 +60,18 @@ class DeployTarget:
     nixl_port: int = NIXL_PORT
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None
+    media_domains: tuple[str, ...] = NO_MEDIA
 
     @property
     def transport(self) -> str:
         """The transport of KV caches, a key of `LEASE_S`."""
         return "shared memory" if self.one_host or self.kind == "gpu" else "tcp"
+
+
+def read_media_domains(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts that `MEDIA_DOMAINS` names, or one that does not exist."""
+    named = (part.strip() for part in environment.get(MEDIA_DOMAINS, "").split(","))
+    return tuple(filter(None, named)) or NO_MEDIA
 
 
 def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> dict[str, Any]:
@@ -69,6 +88,7 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         "kv_cache_memory_bytes": int(pool.kv_bytes),
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "enable_per_request_metrics": True,
+        "allowed_media_domains": list(target.media_domains),
     }
     if engine.chunked_prefill_tokens:
         kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
@@ -104,7 +124,11 @@ def environment(
     deployment: Deployment, replicas: Sequence[tuple[int, ...]], target: DeployTarget
 ) -> dict[str, str]:
     """Return the environment of a pool's processes; *replicas* are the devices of each."""
-    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # to hosts that are not allowed
+    }
     if deployment.model.source.startswith("/"):
         variables["HF_HUB_OFFLINE"] = "1"
     if target.kind == "cpu":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -13,10 +15,11 @@ from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
-from serving.api.auth import KEYS, KEYS_FILE
+from serving.api.auth import HOSTS
+from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
-from serving.deployment.compile import compile_app, ray_nodes
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
+from serving.deployment.engine_args import DeployTarget, read_media_domains
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import located, this_machine
 from serving.protocol.app_spec import APP, ServedApp
@@ -37,6 +40,26 @@ KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 
 PORT = 8000
 """Port of the endpoint."""
+
+SERVICE = f"{APP}-serve-svc"
+"""Name of the service that KubeRay makes for the endpoint."""
+HEAD_PROBE = """\
+import sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen("http://127.0.0.1:{port}" + sys.argv[1], timeout=9)
+except urllib.error.HTTPError as error:
+    sys.exit(error.code >= 500)
+except urllib.error.URLError as error:
+    sys.exit(not isinstance(error.reason, ConnectionRefusedError))
+"""
+"""Kubernetes' probe of the head: the endpoint answers a path without an error of the server, or
+nothing is deployed there yet (no listener, or 404 of Ray Serve's proxy)."""
+
+OPEN_FILES = 65536
+"""Limit of open files of a container's process: each connection of Ray or a client is one."""
+
+STOP_MARGIN_S = 60.0
+"""Time for the replicas, Ray and the commands to end, after the drain."""
 
 PLAN_DIRECTORY = "/etc/minicluster"
 """Directory of the plan in pods and containers."""
@@ -88,7 +111,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
         "model": manifest.model_source,
         **({"access": OPEN} if manifest.open_access else {}),
     }
-    keys = {"runtime_env": {"env_vars": {KEYS_FILE: KEYS_PATH}}}
+    access = {HOSTS: SERVICE} if manifest.open_access else {KEYS_FILE: KEYS_PATH}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "0.0.0.0", "port": PORT},  # noqa: S104  (a cluster's)
@@ -98,7 +121,7 @@ def ray_serve(manifest: Manifest) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
-                **({} if manifest.open_access else keys),
+                "runtime_env": {"env_vars": access},
                 "external_scaler_enabled": True,
                 "deployments": [
                     {"name": pool.name}
@@ -118,13 +141,16 @@ def ray_service(manifest: Manifest) -> str:
     """
     Return a plan as Kubernetes objects for KubeRay.
 
-    The YAML holds a ConfigMap with the plan, a NetworkPolicy and a RayService.
+    The YAML holds a ConfigMap with the plan, a NetworkPolicy, a RayService, and for its head and
+    each role a PodDisruptionBudget.
     """
     _, documents = _rendered(
         "kuberay.yaml.j2",
         manifest,
         serve_config=as_yaml(ray_serve(manifest)),
         ray=RAY,
+        head_probe=HEAD_PROBE.format(port=PORT),
+        budgets={"head": 1} | Counter(node.role for node in manifest.served.nodes),
         plan_directory=PLAN_DIRECTORY,
         keys_directory=str(Path(KEYS_PATH).parent),
     )
@@ -138,7 +164,12 @@ def compose(manifest: Manifest) -> str:
     It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
     """
     text, documents = _rendered(
-        "compose.yaml.j2", manifest, keys_file=KEYS_FILE, object_store_bytes=OBJECT_STORE_BYTES
+        "compose.yaml.j2",
+        manifest,
+        keys_file=KEYS_FILE,
+        object_store_bytes=OBJECT_STORE_BYTES,
+        hosts=HOSTS,
+        open_files=OPEN_FILES,
     )
     comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(comments) + as_yaml(*documents)
@@ -155,9 +186,18 @@ def _rendered(name: str, manifest: Manifest, **values: object) -> tuple[str, lis
     environment.filters |= {"here": _here, "quote": quote, "ray_options": ray_options}
     template = (Path(__file__).parent / name).read_text(encoding="utf-8")
     text = environment.from_string(template).render(
-        manifest=manifest, port=PORT, keys_name=KEYS_NAME, **values
+        manifest=manifest, port=PORT, keys_name=KEYS_NAME, stop_s=stop_s(manifest), **values
     )
     return text, list(yaml.safe_load_all(text))
+
+
+def stop_s(manifest: Manifest) -> int:
+    """Return the whole seconds that a head may take from SIGTERM to its end."""
+    drains_s = [
+        float(pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"])
+        for pool in manifest.served.pools
+    ]
+    return math.ceil(min(max(drains_s), DRAIN_LIMIT_S) + STOP_MARGIN_S)
 
 
 def _here(path: str) -> str:
@@ -196,7 +236,7 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     Args:
         args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, its path on every host;
             `access`, `open` for an endpoint that asks for no key.
-        environment: names keys and the longest answer (`serving.api.auth`,
+        environment: names keys and the longest answer (`serving.api.keys`,
             `serving.request.length`).
 
     Raises:
@@ -213,5 +253,10 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     # Serve waits for missing nodes, so the plan's nodes count as present.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
     refuse([*plan_findings(plan, kind), *findings(deployment, this_machine(kind, nodes))])
-    target = DeployTarget(kind=kind, one_host=False, token_limit=read_token_limit(environment))
+    target = DeployTarget(
+        kind=kind,
+        one_host=False,
+        token_limit=read_token_limit(environment),
+        media_domains=read_media_domains(environment),
+    )
     return compile_app(deployment, target, plan=plan)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.specs.step import StepTable
 from minicluster.workload.arrivals import length_quantiles
 from serving.deployment.engine_args import LEASE_S, planned_facts
 from serving.protocol.endpoint_config import SimulatedEngines
@@ -59,6 +60,8 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
             changed[field.name] = (
                 {name: each * factor for name, each in value.items()} if (factor != 1.0) else value
             )
+        elif isinstance(value, StepTable):
+            changed[field.name] = value.scaled(slowdown)
         elif isinstance(value, float) and factor != 1.0:
             changed[field.name] = value * factor
         else:
@@ -90,7 +93,7 @@ def simulated_settings(
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
         lanes=pool.dp * pool.pp,
-        step=step_model.prefill if pool.role == "prefill" else step_model.decode,
+        step=step_model.of(pool.role),
         path=step_model.path,
         lease_s=LEASE_S[target.transport],
         model=model.id,

@@ -6,24 +6,29 @@ import logging
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from minicluster.command import uninterrupted
-from minicluster.errors import InputError, TargetFailed
+from minicluster.errors import InputError, MiniclusterError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
-from serving.api.auth import KEYS, KEYS_FILE
+from serving.api.keys import KEYS, KEYS_FILE
+from serving.api.tls import TlsFiles
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
 from serving.cluster.processes import stop
 from serving.cluster.raylets import session_path, start_nodes
 from serving.cluster.state import (
+    API_KEYS,
     DEPLOYMENT,
-    HOME,
     PLAN,
     TOKEN,
     State,
@@ -31,8 +36,8 @@ from serving.cluster.state import (
     remove_state,
     write_state,
 )
-from serving.cluster.token import refuse_missing_certificates
-from serving.deployment.compile import compile_app, ray_nodes
+from serving.cluster.token import refuse_missing_certificates, write_private
+from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
@@ -41,7 +46,7 @@ from serving.operations.status import is_gone
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -50,9 +55,6 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 900.0
 """Longest start: loading hundreds of gigabytes of weights takes minutes."""
-
-DRAIN_LIMIT_S = 300.0
-"""Longest drain on a foreign cluster; on our own, replicas are stopped without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Site:
         target: without the ports and the number of hosts, which the deployment finds out.
         address: of an existing Ray cluster; `None`: one is started on this machine.
         wait_s: longest wait for that cluster's nodes.
+        tls: certificate and key of the endpoint; `None`: plain HTTP.
     """
 
     target: DeployTarget
@@ -71,11 +74,13 @@ class Site:
     port: int
     address: str | None = None
     wait_s: float = 0.0
+    tls: TlsFiles | None = None
 
     @property
     def base_url(self) -> str:
         """The endpoint's URL."""
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
 
 
 def deploy(
@@ -83,6 +88,7 @@ def deploy(
     site: Site,
     state: State,
     *,
+    record: Callable[[State], None],
     vocab_size: int,
     report: Callable[[str], None],
 ) -> tuple[State, Readiness]:
@@ -94,14 +100,18 @@ def deploy(
         site: where.
         state: of a deployment that is new, or that runs on the same nodes and is updated in place:
             Ray Serve keeps the replicas whose engines are the same.
+        record: writes the state; called before something is started or changed, so that whoever
+            reads the state finds all that there is to stop.
         vocab_size: the probes' prompts hold ids below it.
         report: receives a line of text about each step.
 
     Raises:
+        InputError: another deployment runs on the cluster.
         TargetFailed: Ray or an engine did not start, or a probe failed.
     """
-    write_state(state)
+    move_keys(os.environ)
     if not state.address:
+        record(state)
         address = start_nodes(
             served.nodes,
             cluster_id=state.cluster_id,
@@ -111,10 +121,17 @@ def deploy(
         )
         state = replace(state, address=address)
         write_state(state)
-    readiness = _serve(served, site, state, vocab_size, report)
+    readiness = _serve(served, site, state, record, vocab_size, report)
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
+
+
+def move_keys(environ: MutableMapping[str, str]) -> None:
+    """Move API keys from the environment, which every process inherits, into a file."""
+    if KEYS in environ and KEYS_FILE not in environ:
+        write_private(API_KEYS, environ.pop(KEYS).replace(",", "\n"))
+        environ[KEYS_FILE] = str(API_KEYS.absolute())
 
 
 def _new_state(site: Site, nixl_port: int) -> State:
@@ -140,7 +157,12 @@ def _new_state(site: Site, nixl_port: int) -> State:
 
 
 def _serve(
-    served: ServedApp, site: Site, state: State, vocab_size: int, report: Callable[[str], None]
+    served: ServedApp,
+    site: Site,
+    state: State,
+    record: Callable[[State], None],
+    vocab_size: int,
+    report: Callable[[str], None],
 ) -> Readiness:
     report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
     # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
@@ -158,11 +180,14 @@ def _serve(
             each.addFilter(lambda record: record.levelno > logging.INFO)
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     with connected(state.address):
+        if read_state() is None:
+            _refuse_another(state.address)
+        record(state)
         serve.start(proxy_location="Disabled", logging_config=quiet)
         serve.run_many(
             [
                 serve.RunTarget(
-                    build_app(served, (site.host, site.port)),
+                    build_app(served, (site.host, site.port), site.tls),
                     name=APP,
                     logging_config=quiet,
                     external_scaler_enabled=True,  # `serving scale`
@@ -173,7 +198,11 @@ def _serve(
         )
         _wait_until_running(served, state.logs, report)
         return wait_until_ready(
-            served, base_url=site.base_url, vocab_size=vocab_size, report=report
+            served,
+            base_url=site.base_url,
+            tls_cert=state.tls_cert,
+            vocab_size=vocab_size,
+            report=report,
         )
 
 
@@ -211,9 +240,13 @@ def bring_up(
     report: Callable[[str], None],
     plan: Plan | None = None,
     before_start: Callable[[Deployment], None] | None = None,
+    replacing: bool = False,
 ) -> tuple[State, Readiness]:
     """
-    Check, compile and deploy; returns when ready. A failure or Ctrl-C leaves nothing behind.
+    Check, compile and deploy; returns when ready.
+
+    A failure or Ctrl-C leaves nothing behind of what this call has started or changed, and leaves
+    everything else as it was.
 
     A plan for the same nodes as a running deployment to measure (`serving up deployment.json`)
     updates it in place: engines with the same settings keep running.
@@ -224,29 +257,36 @@ def bring_up(
         report: receives a line of text about each step.
         plan: the plan behind the deployment, if there is one.
         before_start: called with the deployment after all checks, before a first start.
+        replacing: take down what runs from this directory, or on the cluster of *site*, first.
 
     Raises:
         NegativeAnswer: the deployment cannot be realised there; one reason per line.
-        InputError: there is a deployment from this directory already, the port is taken, or the
-            cluster's token is missing.
+        InputError: there is a deployment from this directory or on the cluster already, the port
+            is taken, or the cluster's token is missing.
         TargetFailed: it did not become ready, and has been stopped.
     """
-    nodes = _live_nodes(deployment, site, report)
+    refuse_missing_certificates(os.environ)
+    running = _running_here()
+    if replacing:
+        report("taking down what runs")
+        _make_way(running, site)
+        running = None
+    nodes = _live_nodes(deployment, site, report, running)
     labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
     machine = this_machine(site.target.kind, labels)
     deployment = located(deployment)
-    state = _check(deployment, site, machine, plan)
+    _check(deployment, site, machine, plan, running)
     one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
-    if state is None:
-        if before_start is not None:
-            before_start(deployment)
-        workers = max(pool.gpus for pool in deployment.pools)
-        state = _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
+    if running is None and before_start is not None:
+        before_start(deployment)
+    workers = max(pool.gpus for pool in deployment.pools)
+    state = running or _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     target = replace(site.target, one_host=one_host, nixl_port=state.nixl_port)
     served = compile_app(deployment, target, plan=plan)
     state = replace(
         state,
         base_url=site.base_url,
+        tls_cert="" if site.tls is None else site.tls.cert,
         plan_hash=served.endpoint.plan_hash,
         planned=plan is not None,
         slowdown=target.slowdown,
@@ -254,40 +294,69 @@ def bring_up(
         token_limit=target.token_limit,
         ready=False,
     )
-    try:
+
+    def record(state: State) -> None:
         # `serving verify` compares with these copies, beside the state file.
-        HOME.mkdir(parents=True, exist_ok=True)
+        write_state(state)
         write_atomically(PLAN, to_json(plan or deployment))
         write_atomically(DEPLOYMENT, to_json(deployment))
-        return deploy(served, site, state, vocab_size=deployment.model.vocab_size, report=report)
+
+    vocab_size = deployment.model.vocab_size
+    try:
+        return deploy(served, site, state, record=record, vocab_size=vocab_size, report=report)
     except BaseException:
         with uninterrupted():
-            report("stopping what was started")
-            take_down(state)
+            # Only what has been recorded has been started, or changed.
+            started = read_state()
+            if started is not None and started != running:
+                report("stopping what was started")
+                take_down(started)
         raise
 
 
-def _check(deployment: Deployment, site: Site, machine: Target, plan: Plan | None) -> State | None:
-    """
-    Refuse an unrealisable deployment or a taken address; remove the state of a dead deployment.
-
-    Returns:
-        The running deployment to measure that this one updates in place, if there is one.
-    """
-    refuse_missing_certificates(os.environ)
+def _running_here() -> State | None:
+    """Return what runs from this directory; the state of what has ended is removed."""
     running = read_state()
     if running is not None and is_gone(running):
         remove_state(running)
-        running = None
+        return None
+    return running
+
+
+def _make_way(running: State | None, site: Site) -> None:
+    """Take down *running*, and what runs on the cluster of *site*."""
+    if running is not None:
+        take_down(running)
+    if site.address is not None:
+        drain(site.address)
+        remove_application(site.address)
+
+
+def _refuse_another(address: str) -> None:
+    """Refuse to replace what this directory has not deployed; needs a connection."""
+    from ray import serve  # noqa: PLC0415  (seconds to import)
+
+    if APP in serve.status().applications:
+        raise InputError(
+            "--address",
+            address,
+            "a Ray cluster on which no other `serving up` has deployed",
+            f"--replace, or `serving down --address {address}` before",
+        )
+
+
+def _check(
+    deployment: Deployment, site: Site, machine: Target, plan: Plan | None, running: State | None
+) -> None:
+    """Refuse an unrealisable deployment, a taken address, and what *running* cannot become."""
     # The memory and cores of running engines would count as taken.
     if running is None and plan is not None and site.target.kind == SIMULATED:
         refuse(simulated_findings(plan, machine.memory_bytes))
     elif running is None:
         refuse(findings(deployment, machine))
     elif not _can_update(deployment, running, site):
-        raise InputError(
-            "serving", running.base_url, "nothing deployed from this directory", "`serving down`"
-        )
+        expectation = "nothing deployed from this directory"
+        raise InputError("serving", running.base_url, expectation, "`serving down`, or --replace")
     if site.address is not None and KEYS in os.environ:
         raise InputError(KEYS, "set", f"{KEYS_FILE} where the cluster is not started here")
     ours = running is not None and running.base_url == site.base_url
@@ -295,7 +364,6 @@ def _check(deployment: Deployment, site: Site, machine: Target, plan: Plan | Non
         raise InputError(
             "--port", site.port, f"a port of {site.host} that is free", "choose another one"
         )
-    return running
 
 
 def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
@@ -312,12 +380,15 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
 
 
 def _live_nodes(
-    deployment: Deployment, site: Site, report: Callable[[str], None]
+    deployment: Deployment, site: Site, report: Callable[[str], None], running: State | None
 ) -> list[dict[str, Any]] | None:
     """
     Return the nodes of an existing cluster as Ray describes them; `None`: one will be started.
 
     Nodes that the deployment needs are waited for, as long as *site* allows.
+
+    Raises:
+        InputError: something else than *running* is deployed there.
     """
     if site.address is None:
         return None
@@ -327,6 +398,8 @@ def _live_nodes(
 
     deadline = time.monotonic() + site.wait_s
     with connected(site.address):
+        if running is None:
+            _refuse_another(site.address)
         while True:
             found = [node for node in ray.nodes() if node["Alive"]]
             missing = [*missing_nodes(deployment, tuple(node["Labels"] for node in found))]
@@ -340,18 +413,60 @@ def take_down(state: State) -> None:
     """
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
+    Answers under way may end first (`drain`).
+
     Raises:
         TargetFailed: a process does not end, even after SIGKILL.
     """
+    if state.ready and (not state.cluster_id or _has_clients(state.base_url)):
+        drain(state.address)
     with uninterrupted():
         if state.cluster_id:
             stop(state.cluster_id)
         else:
-            _remove_application(state.address)
+            remove_application(state.address)
         remove_state(state)
 
 
-def _remove_application(address: str) -> None:
+def _has_clients(base_url: str) -> bool:
+    """Return whether anything is connected to the endpoint on this machine."""
+    port = urlsplit(base_url).port
+    return any(
+        each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED
+        for each in psutil.net_connections("tcp")
+    )
+
+
+def drain(address: str) -> None:
+    """
+    Have the endpoint on a cluster refuse new requests, and wait for the others to end.
+
+    It waits for `DRAIN_LIMIT_S`, or the drain of the plan's replicas if that is shorter; Ctrl-C,
+    or an endpoint that does not run, ends it.
+    """
+    with suppress(KeyboardInterrupt, MiniclusterError):
+        _drain(address)
+
+
+def _drain(address: str) -> None:
+    from ray import serve  # noqa: PLC0415  (seconds to import)
+    from ray.exceptions import RayError  # noqa: PLC0415
+
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.replicas.app import INGRESS  # noqa: PLC0415
+    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
+
+    with connected(address):
+        app = serve.status().applications.get(APP)
+        endpoint = None if app is None else app.deployments.get(INGRESS)
+        if endpoint is None or not endpoint.replica_states.get("RUNNING"):
+            return  # Serve would hold the call until there is one
+        with suppress(RayError, *NO_REPLICA_ERRORS):
+            drained = serve.get_deployment_handle(INGRESS, APP).drain.remote()
+            drained.result(timeout_s=DRAIN_LIMIT_S)
+
+
+def remove_application(address: str) -> None:
     """Delete our application from a shared cluster, and stop Serve if no other one runs."""
     from ray import serve  # noqa: PLC0415  (seconds to import)
 

@@ -10,15 +10,16 @@ import random
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
-from serving.api.auth import authorization
-from serving.cluster.serve_compat import broadcast
+from serving.api.keys import authorization
+from serving.api.tls import trusting
+from serving.cluster.serve_compat import call_replicas
 from serving.protocol.app_spec import APP
 from serving.protocol.messages import STALL_S, Readiness, RequestPhases
 from serving.replicas.serve_backend import NO_REPLICA_ERRORS
@@ -58,7 +59,12 @@ OUTPUT_TOKENS = 4
 
 
 def wait_until_ready(
-    served: ServedApp, *, base_url: str, vocab_size: int, report: Callable[[str], None]
+    served: ServedApp,
+    *,
+    base_url: str,
+    vocab_size: int,
+    report: Callable[[str], None],
+    tls_cert: str = "",
 ) -> Readiness:
     """
     Probe until three rounds in a row went without a stall, then stream one completion.
@@ -92,7 +98,7 @@ def wait_until_ready(
             f"KV transfers keep stalling: {stalls} of {ROUNDS * pairs} took more than {STALL_S} s"
         )
     prompt = _prompt(vocab_size, rng)
-    ttft_s = stream_completion(base_url, served.model_id, prompt, limit_s)
+    ttft_s = stream_completion(base_url, served.model_id, prompt, limit_s, tls_cert)
     return Readiness(stalls=stalls, handoff_s=slowest, ttft_s=ttft_s)
 
 
@@ -116,7 +122,7 @@ def _round(
         raise TargetFailed(f"no {server.role} replica answers: {reason}") from None
     try:
         answers: list[list[RequestPhases]] = ask_replicas(
-            handle, "probe", limit_s, lambda _replica: [next(waiting), prefill]
+            handle, "probe", limit_s, lambda: [next(waiting), prefill]
         )
     except TimeoutError:
         raise TargetFailed(f"a KV transfer did not come within {limit_s:.0f} s") from None
@@ -150,14 +156,10 @@ def ask_replicas(
     handle: DeploymentHandle[Any],
     method: str,
     limit_s: float,
-    arguments: Callable[[Any], list[Any]] | None = None,
+    arguments: Callable[[], list[Any]] = list,
 ) -> list[Any]:
     """Return every replica's answer to a call, within *limit_s*; raises as `known_handle`."""
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        answers: list[Any] = pool.submit(broadcast, handle, method, arguments).result(limit_s)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    answers: list[Any] = ray.get(call_replicas(handle, method, arguments), timeout=limit_s)
     return answers
 
 
@@ -169,10 +171,16 @@ def _message(error: Exception, limit_s: float) -> str:
 
 
 def stream_completion(
-    base_url: str, model_id: str, prompt: list[int], limit_s: float = LEAST_LIMIT_S
+    base_url: str,
+    model_id: str,
+    prompt: list[int],
+    limit_s: float = LEAST_LIMIT_S,
+    tls_cert: str = "",
 ) -> float:
     """
     Stream a short completion from the endpoint, with *limit_s* for each part.
+
+    By HTTPS, the certificate of *tls_cert* is trusted (`serving.api.tls.trusting`).
 
     Returns:
         Seconds to the first token.
@@ -189,7 +197,9 @@ def stream_completion(
     )
     started = time.perf_counter()
     try:
-        with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            request, timeout=limit_s, context=trusting(tls_cert)
+        ) as answer:
             parser = EventParser()
             arrivals = [
                 (time.perf_counter() - started, event)

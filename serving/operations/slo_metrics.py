@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minicluster.errors import TargetFailed
 from minicluster.phases import PREFILL_QUEUE
-from serving.api.auth import authorization
+from serving.api.keys import authorization
+from serving.api.tls import trusting
 from serving.operations.scaling_policy import WindowMetrics
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ Samples = dict[tuple[str, str, float], float]
 """Values of the histograms since the endpoint's start, by latency, suffix and bound of a bucket."""
 
 
-def scrape(base_url: str) -> Samples:
+def scrape(base_url: str, tls_cert: str = "") -> Samples:
     """
-    Read the endpoint's histograms.
+    Read the endpoint's histograms; by HTTPS, the certificate of *tls_cert* is trusted.
 
     Raises:
         TargetFailed: the endpoint does not answer, or a histogram is missing.
@@ -36,7 +37,8 @@ def scrape(base_url: str) -> Samples:
         request = urllib.request.Request(  # noqa: S310  (our own endpoint)
             f"{base_url}/metrics", headers=authorization(os.environ)
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        context = trusting(tls_cert)
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:  # noqa: S310
             return read_histograms(answer.read().decode())
     except OSError as error:
         raise TargetFailed(f"{base_url}/metrics: {error}") from None

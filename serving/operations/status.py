@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import NegativeAnswer, TargetFailed
+from serving.api.tls import trusting
 from serving.cluster.processes import cluster_processes
 from serving.cluster.state import read_state
 from serving.protocol.app_spec import APP
@@ -108,7 +109,7 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
                 silent=tuple(name for name, each in reported.items() if each is None),
                 options={name: options[name] for name in found if facts},
             )
-        return Deployed(pools=pools, answers=_answers(state.base_url))
+        return Deployed(pools=pools, answers=_answers(state))
 
 
 def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -135,9 +136,11 @@ def _facts(name: str) -> list[dict[str, Any]] | None:
         return None
 
 
-def _answers(base_url: str) -> bool:
+def _answers(state: State) -> bool:
+    url = f"{state.base_url}/health"
     try:
-        with urllib.request.urlopen(f"{base_url}/health", timeout=10) as answer:  # noqa: S310
+        context = trusting(state.tls_cert)
+        with urllib.request.urlopen(url, timeout=10, context=context) as answer:  # noqa: S310
             return bool(answer.status == 200)  # noqa: PLR2004
     except OSError:
         return False

@@ -58,6 +58,11 @@ class PoolConfig:
     max_num_batched_tokens: int
     kv_bytes: float
 
+    @property
+    def sequences(self) -> int:
+        """Sequences that all replicas decode at once."""
+        return self.max_num_seqs * sum(self.replicas.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEngines:

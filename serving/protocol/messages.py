@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STALL_S = 1.0
 """A KV transfer that takes longer is counted as stalled."""
 
+RETRY_SPREAD = 0.25
+"""Largest part by which `Retry-After` is off, so that clients do not come back all at once."""
+
 PATH_HEADER = "X-Minicluster-Path"
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

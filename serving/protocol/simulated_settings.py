@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.specs.step import PathCoefficients, StepCoefficients
+from minicluster.specs.step import PathCoefficients, StepSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class SimulatedSettings:
     slowdown: float
     limits: EngineLimits
     lanes: int
-    step: StepCoefficients
+    step: StepSpec
     path: PathCoefficients
     lease_s: float
     model: str

@@ -12,18 +12,20 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from serving.admission.controller import ADMISSION, FORMER_NAME
-from serving.api.auth import KEYS_FILE, ORIGINS
+from serving.api.auth import HOSTS, ORIGINS
+from serving.api.keys import KEYS_FILE
 from serving.cluster.serve_compat import with_version
-from serving.deployment.compile import IN_ONE_THREAD
+from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
-from serving.replicas.ingress import Ingress
+from serving.replicas.ingress import CLOSE_S, Ingress
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serving.api.tls import TlsFiles
     from serving.protocol.app_spec import ServedApp, ServedPool
 
 INGRESS = "Ingress"
@@ -33,7 +35,7 @@ OPTIONS = "deployment_config"
 INGRESS_REQUESTS = 100_000
 """Serve's request limit of the ingress: never reached, because admission control is the limit."""
 
-ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
+ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
 
 TRACING = "OTEL_"
@@ -49,8 +51,10 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
     return build_app(compile_from_args(args, os.environ))
 
 
-def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:  # noqa: ANN401
-    """Return the application for `serve.run`; see `serving.replicas.ingress` for *address*."""
+def build_app(
+    served: ServedApp, address: tuple[str, int] | None = None, tls: TlsFiles | None = None
+) -> Any:  # noqa: ANN401
+    """Return the application for `serve.run`; see `serving.replicas.ingress` for the others."""
     config = to_plain(served.endpoint)
     prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
     servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
@@ -59,11 +63,14 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
         for name, value in os.environ.items()
         if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
     }
+    drain_s = max(pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools)
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=drain_s + 2 * CLOSE_S,
         ray_actor_options={
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
@@ -71,7 +78,9 @@ def build_app(served: ServedApp, address: tuple[str, int] | None = None) -> Any:
             "runtime_env": {"env_vars": IN_ONE_THREAD | variables},
         },
     )
-    return ingress.bind(config, servers=servers, prefill=prefill, address=address)
+    return ingress.bind(
+        config, servers=servers, prefill=prefill, address=address, tls=tls, drain_s=drain_s
+    )
 
 
 def _bound(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import DIRECT_CALLS, keep_log_open, live_replica_ids
 from serving.protocol.messages import LocalPrefill
 from serving.replicas.generation import AnswerRole
@@ -44,7 +44,7 @@ class SimulatedServer(EngineServer):
         self._settings = settings
         self._engine = SimulatedEngine(
             settings.limits,
-            FittedStep(settings.step),
+            PlannedStep(settings.step),
             EngineClock(settings.slowdown),
             prefill_only=settings.role == "prefill",
             lanes=settings.lanes,

@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 TOKENS_PER_BYTE = 0.25
 """Tokens per byte of text until answers have been counted: about that of English text."""
@@ -39,8 +39,11 @@ Weight that earlier texts keep when a text is refused for its estimated length: 
 ever correct that estimate.
 """
 
-TEMPLATE_FIELDS = ("content", "text", "tool_calls", "function", "arguments")
-"""The fields of a message, its parts and its calls that a chat template writes out."""
+MEDIA_FIELDS = frozenset({"image_url", "audio_url", "video_url", "input_audio", "image_embeds"})
+"""Fields of a message's parts whose text is an address or data: no template writes it out."""
+
+TEMPLATE_ARGUMENTS = ("tools", "documents", "chat_template_kwargs")
+"""Fields of a chat beside its messages that its template gets."""
 
 LENGTH_FIELDS = {"chat": ("max_completion_tokens", "max_tokens"), "completions": ("max_tokens",)}
 """By endpoint, the fields that name the answer's length; the first that is set counts (vLLM)."""
@@ -118,8 +121,8 @@ def prompts_in(kind: str, body: Mapping[str, Any]) -> list[Any]:
     """
     if kind != "chat":
         return prompts_of(body.get("prompt"))
-    lists = (body[name] for name in ("tools", "documents") if body.get(name))
-    return [[body.get("messages"), *(json.dumps(each, ensure_ascii=False) for each in lists)]]
+    found = (body[name] for name in TEMPLATE_ARGUMENTS if body.get(name))
+    return [[body.get("messages"), *(json.dumps(each, ensure_ascii=False) for each in found)]]
 
 
 def prompts_of(prompt: object) -> list[Any]:
@@ -139,22 +142,37 @@ def prompt_tokens(prompt: object, estimate: TokenEstimate = DEFAULT_ESTIMATE) ->
 
 def prompt_size(prompt: object) -> tuple[int, int]:
     """
-    Return a prompt's token ids and its bytes of text, without roles and what a template adds.
+    Return a prompt's token ids and its bytes of text, without what a template adds.
 
-    *prompt* is a string, ids, or the messages of a chat; of other JSON, which the engine will
-    refuse, each number counts as an id. The sum bounds the prompt's tokens: a token of text has at
-    least one byte.
+    *prompt* is a string, ids, or the messages of a chat, of which every string counts (`texts_in`);
+    of other JSON, which the engine will refuse, each number counts as an id. The sum bounds the
+    prompt's tokens: a token of text has at least one byte.
     """
-    if isinstance(prompt, str):
-        return 0, len(prompt.encode())
-    if isinstance(prompt, dict):
-        return 0, sum(prompt_size(prompt.get(name))[1] for name in TEMPLATE_FIELDS)
+    if isinstance(prompt, str | dict):
+        return 0, sum(len(text.encode()) for text in texts_in(prompt))
     if not isinstance(prompt, list):
         return (0 if prompt is None else 1), 0
     if prompt and isinstance(prompt[0], int):
         return len(prompt), 0
     sizes = [prompt_size(part) for part in prompt]
     return sum(ids for ids, _ in sizes), sum(size_bytes for _, size_bytes in sizes)
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """
+    Yield every text of a message: role, name, reasoning, calls and whatever a template may write.
+
+    A list of known fields would let clients hide prompts in others.
+    """
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts_in(part)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in MEDIA_FIELDS:
+                yield from texts_in(inner)
 
 
 def requested_tokens(kind: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
+
+MAX_PARTS = 65_536
+"""Most strings, and most lists and objects, of a body: 20 ms of the parser."""
 
 UNSUPPORTED = {
     "kv_transfer_params": "no such parameter: the server alone says where KV comes from",
@@ -35,38 +39,61 @@ TOKEN_IDS = 2**31
 """Upper bound of token ids: vLLM's tokenizers fail on ids beyond 32 bits (`echo`)."""
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
+def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     """
-    Read the body of a request.
+    Read the body of a request for a model with this context, in tokens.
 
     Raises:
-        RequestRefused: 400 for a body that is not a JSON object, or that no process could pass on:
-            deep nesting, half of a surrogate pair.
+        RequestRefused: 400 for a body that is not a JSON object, that takes long to parse (very
+            many values), or that no process could pass on: deep nesting, half of a surrogate pair,
+            a number beyond a float's range.
     """
+    _refuse_many_values(raw, MAX_PARTS + 2 * max_model_len)
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         refuse(400, f"The body is not valid JSON: {error}")
     if not isinstance(body, dict):
         refuse(400, "The body is not a JSON object.")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        refuse(400, f"The body is nested too deeply: at most {MAX_DEPTH} levels.")
+    _check_levels(body)
     return body
 
 
-def _depth(body: dict[str, Any]) -> int:
-    """Return the number of levels, without recursion."""
-    depth = 0
+def _refuse_many_values(raw: bytes, most_values: int) -> None:
+    """
+    Refuse a body whose parts are too many, before it is parsed.
+
+    The parser keeps Python's lock, and 16 MB of empty lists are more than a second of it.
+    """
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = plain.count(b'"') // 2
+    if strings <= MAX_PARTS:
+        outside = b"".join(plain.split(b'"')[::2])
+        containers = outside.count(b"[") + outside.count(b"{")
+        if containers <= MAX_PARTS and outside.count(b",") <= most_values:
+            return
+    message = (
+        f"The body has too many parts: at most {MAX_PARTS} strings, {MAX_PARTS} lists and objects, "
+        f"and {most_values} values."
+    )
+    refuse(400, message, code="too_many_parts")
+
+
+def _check_levels(body: dict[str, Any]) -> None:
+    """Refuse deep nesting and infinite numbers, without recursion."""
     level: list[Any] = [body]
+    depth = 0
     while level:
         depth += 1
-        inner = (
-            each
-            for value in level
-            for each in (value.values() if isinstance(value, dict) else value)
-        )
-        level = [each for each in inner if isinstance(each, dict | list)]
-    return depth
+        if depth > MAX_DEPTH:
+            refuse(400, f"The body is nested too deeply: at most {MAX_DEPTH} levels.")
+        inner: list[Any] = []
+        for container in level:
+            values = container.values() if isinstance(container, dict) else container
+            if math.inf in values or -math.inf in values:
+                refuse(400, "The body is not valid JSON: a number is out of range.")
+            inner += [each for each in values if isinstance(each, dict | list)]
+        level = inner
 
 
 def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
@@ -88,6 +115,8 @@ def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int)
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
+    if not isinstance(body.get("stream"), bool | None):
+        _refuse("stream", "true or false")
     checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
     checked["model"] = model_id
     if kind == "chat":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.protocol.messages import Refusal
-from serving.request.length import TEMPLATE_FIELDS, answer_tokens, prompt_size, prompts_in
+from serving.request.length import answer_tokens, prompt_size, prompts_in, texts_in
 from serving.request.validation import engine_request_id
 
 BYTES_PER_TOKEN = 4
@@ -87,6 +88,9 @@ class AnswerRules:
         for name, expected in UNSUPPORTED.items():
             if body.get(name) not in (None, False, 0, [], 1 if name == "n" else None):
                 return _refusal(name, f"{name}: expected {expected}.")
+        salt = body.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and salt):
+            return _refusal("cache_salt", "cache_salt: expected a string that is not empty.")
         prompts = prompts_in(kind, body)
         if len(prompts) > 1:
             return _refusal("prompt", "prompt: expected one: a simulated engine gives one answer.")
@@ -108,7 +112,7 @@ class AnswerRules:
             request_id=engine_request_id(body),
             model=self.model,
             prompt_tokens=len(tokens),
-            blocks=block_ids(tokens, self.block_size),
+            blocks=block_ids(tokens, self.block_size, salt or ""),
             seed=prompt_seed(tokens),
             vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),
@@ -124,7 +128,7 @@ class AnswerRules:
         """Return the ids of a prompt; of a text without a tokenizer, numbers of four bytes each."""
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
-        text = _text_of(prompt)
+        text = "\n".join(texts_in(prompt))
         if self.tokenizer is not None:
             ids: list[int] = self.tokenizer.encode(text).ids
             return ids
@@ -133,17 +137,6 @@ class AnswerRules:
             int.from_bytes(raw[start : start + BYTES_PER_TOKEN], "little")
             for start in range(0, len(raw), BYTES_PER_TOKEN)
         ]
-
-
-def _text_of(prompt: object) -> str:
-    """Return the text of a prompt: of messages all that a chat template writes out, in lines."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list):
-        return "\n".join(_text_of(part) for part in prompt)
-    if isinstance(prompt, dict):
-        return "\n".join(_text_of(prompt[name]) for name in TEMPLATE_FIELDS if prompt.get(name))
-    return ""
 
 
 @lru_cache(maxsize=1)
@@ -157,9 +150,9 @@ def read_tokenizer(source: str) -> Any:  # noqa: ANN401  (of a library without t
     return Tokenizer.from_file(str(file))
 
 
-def block_ids(tokens: list[int], block_size: int) -> tuple[int, ...]:
-    """Return an id for each whole block, which it and all blocks before it determine."""
-    found, before = [], 0
+def block_ids(tokens: list[int], block_size: int, cache_salt: str = "") -> tuple[int, ...]:
+    """Return an id for each whole block, which it, all blocks before it and the salt determine."""
+    found, before = [], int.from_bytes(hashlib.sha256(cache_salt.encode()).digest()[:8])
     for start in range(0, len(tokens) - block_size + 1, block_size):
         before = hash((before, *tokens[start : start + block_size]))
         found.append(before)

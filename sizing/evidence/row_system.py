@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import TabulatedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.protocol import protocol_of, recipe_of
-from sizing.latency.fit import path_coefficients
+from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
 
@@ -32,6 +32,7 @@ OPEN_REQUESTS = 1500
 """Requests of an open loop whose row does not say how many or how long."""
 MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
+LARGEST_STEP_TOKENS = 65_536
 SEED = 20261120
 CROWD = 6, 5
 """Users per decode slot of a replica in recipes that name its slots."""
@@ -137,9 +138,10 @@ def _pool(
     table = step_table(
         config.machine,
         group.slicing,
-        max_sequences=sequences,
+        most=(LARGEST_STEP_TOKENS, sequences),
         contexts=(mean * row.isl, mean * (row.isl + row.osl)),
         prompt_tokens=max(1.0, mean * row.isl - row.prefix_tokens),
+        batches=1 if row.load == "static" else group.slicing.pp,
     )
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
@@ -152,7 +154,7 @@ def _pool(
         scheduled_ahead=config.async_scheduling,
     )
     replicas = 1 if group.role == "mixed" else queues
-    return SimulatedPool(replicas=replicas, limits=limits, step=TabulatedStep(table))
+    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table))
 
 
 def recipe_slots(users: int, replicas: int, ranks: int) -> int | None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.errors import InputError
 from minicluster.specs.cluster import topology_of
+from minicluster.specs.step import PathCoefficients
 from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
 from sizing.latency.tiered import TRAFFIC, tiered_s
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.topology import Topology
     from sizing.latency.communication import Exchange
+    from sizing.latency.step import Machine
 
 CROSSES = "nccl"
 """The library whose collectives cross HB domains."""
@@ -123,6 +126,23 @@ def kv_pull_s_per_byte(
         Contention of concurrent pulls, pools that share an HB domain.
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
+
+
+def path_coefficients(
+    machine: Machine, *, prefill_tp: int, decode_tp: int, tokens: float
+) -> PathCoefficients:
+    """Return engine constants of a request, and its KV pull (docs/model.md, eq. N4)."""
+    block = machine.engine.block_size
+    held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block)
+    per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, machine.cluster)
+    pieces = machine.model.num_layers / block
+    return PathCoefficients(
+        request_s=machine.engine.per_request_s,
+        transfer_base_s=machine.engine.transfer_base_s,
+        transfer_per_token_s=held / tokens * per_byte
+        + pieces * machine.engine.transfer_per_descriptor_s,
+        error_fraction=0.0,
+    )
 
 
 def pools_meet(cluster: ClusterSpec, topology: Topology) -> int:

@@ -144,6 +144,22 @@ def stage_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np
     return np.asarray(sum(seconds for _, seconds in terms))
 
 
+def interval_s(
+    machine: Machine, load: StepLoad, *, slicing: Slicing, batches: int
+) -> NDArray[np.float64]:
+    """
+    Seconds between two steps of one batch, with *batches* of them under way in a pipeline.
+
+        max(t, batches t_stage)      (docs/model.md, eq. L5)
+
+    Each has its next step when the slowest stage has served all of them.
+    """
+    seconds = step_s(machine, load, slicing=slicing)
+    if batches == 1:
+        return seconds
+    return np.maximum(seconds, batches * stage_s(machine, load, slicing=slicing))
+
+
 def stage_terms(
     machine: Machine, load: StepLoad, *, slicing: Slicing
 ) -> Iterator[tuple[Term, NDArray[np.float64]]]:

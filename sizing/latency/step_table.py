@@ -1,4 +1,4 @@
-"""A table of the term-by-term model, from which the simulation reads steps in a microsecond."""
+"""A table of the term-by-term model, from which a simulation reads steps in a microsecond."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.engine_model.step_seconds import StepTable
+from minicluster.specs.step import StepTable
 from sizing.latency.load import StepLoad, decode_load
-from sizing.latency.step import Machine, step_s
+from sizing.latency.step import Machine, interval_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.specs.slicing import Slicing
 
-TOKENS_PER_OCTAVE = 3
-LARGEST_PROMPT_TOKENS = 65_536
+POINTS_PER_OCTAVE = 3
+WHOLE_PROMPTS = 4
+"""Typical prompts, one to so many, that the grid holds: steps often compute just these."""
 FAR_TOKENS = 4096.0
 """Cached tokens at which the attention of prompts to earlier tokens is evaluated."""
+DIGITS = 6
+"""Digits of a number in the table: finer than its interpolation."""
 
 
 def step_table(
     machine: Machine,
     slicing: Slicing,
     *,
-    max_sequences: int,
+    most: tuple[int, int],
     contexts: tuple[float, float],
     prompt_tokens: float,
+    batches: int = 1,
 ) -> StepTable:
     """
     Tabulate the step model (docs/model.md, eq. S9).
 
     Args:
+        most: prompt tokens, and sequences decoded, of a step.
         contexts: shortest and longest mean context of a batch, tokens.
-        prompt_tokens: computed of a typical prompt: more tokens in a step are several prompts.
-
-    Returns:
-        A table; beyond its grids it extrapolates its last interval.
+        prompt_tokens: m, computed of a typical prompt: more tokens in a step are several prompts.
+        batches: under way in a pipeline at a time (eq. L5).
 
     Source:
         Of our step model: GEMMs see n + B rows, attention sees prompts and sequences apart.
@@ -46,29 +49,30 @@ def step_table(
     Ignores:
         Curvature between grid points, about 1 %, and that of attention over the contexts.
     """
-    tokens = np.concatenate([[0.0], _octaves(LARGEST_PROMPT_TOKENS)])
-    sequences = np.concatenate([[0.0], _octaves(max(2, max_sequences))])
-    n, b = np.meshgrid(tokens, sequences, indexing="ij")
-    plain = step_s(machine, replace(_prompts(n, prompt_tokens, 0.0), sequences=b), slicing=slicing)
-    plain[0, 0] = min(plain[0, 1], plain[1, 0])  # no step holds nothing: only interpolated
+    tokens, sequences = (_octaves(largest) for largest in most)
+    whole = prompt_tokens * np.arange(1, WHOLE_PROMPTS + 1)
+    tokens = np.unique(_rounded(np.append(tokens, whole[whole < most[0]])))
+
+    def seconds(load: StepLoad) -> NDArray[np.float64]:
+        return interval_s(machine, load, slicing=slicing, batches=batches)
+
+    n, b = np.meshgrid(tokens, sequences)
+    fixed_s = seconds(replace(_prompts(n, prompt_tokens, 0.0), sequences=b))
+    fixed_s[0, 0] = min(fixed_s[0, 1], fixed_s[1, 0])  # no step holds nothing: only interpolated
     prompts, batch = tokens[1:], sequences[1:]
-    behind, first = (
-        step_s(machine, _prompts(prompts, prompt_tokens, cached), slicing=slicing)
-        for cached in (FAR_TOKENS, 0.0)
-    )
-    per_cached = (behind - first) / FAR_TOKENS
+    behind_s = seconds(_prompts(prompts, prompt_tokens, FAR_TOKENS))
+    key_s = (behind_s - seconds(_prompts(prompts, prompt_tokens, 0.0))) / FAR_TOKENS
+    fixed_s[:, 1:] -= key_s * (np.minimum(prompts, prompt_tokens) + 1) / 2
     short, long = contexts[0], max(contexts[1], contexts[0] + 1)
-    low, high = (step_s(machine, decode_load(batch, s), slicing=slicing) for s in (short, long))
-    per_token = (high - low) / (long - short) / batch
-    fixed = low - plain[0, 1:] - per_token * batch * short
+    low_s, high_s = (seconds(decode_load(batch, context)) for context in (short, long))
+    context_s = (high_s - low_s) / (long - short) / batch
+    fixed_s[1:] += (low_s - fixed_s[1:, 0] - context_s * batch * short)[:, None]
     return StepTable(
-        tokens=tokens.tolist(),
-        sequences=sequences.tolist(),
-        plain=plain.T.tolist(),
-        per_cached=[float(per_cached[0]), *per_cached.tolist()],
-        attention=[0.0, *fixed.tolist()],
-        per_context_token=[float(per_token[0]), *per_token.tolist()],
-        prompt_tokens=prompt_tokens,
+        tokens=_rounded(tokens),
+        sequences=_rounded(sequences),
+        fixed_s=tuple(_rounded(row) for row in fixed_s),
+        per_key_s=_rounded(np.append(key_s[:1], key_s)),
+        per_context_token_s=_rounded(np.append(context_s[:1], context_s)),
     )
 
 
@@ -84,7 +88,12 @@ def _prompts(tokens: NDArray[np.float64], each: float, cached: float) -> StepLoa
     )
 
 
-def _octaves(largest: float) -> NDArray[np.float64]:
-    """1 to *largest*, evenly in its logarithm."""
-    points = int(np.ceil(np.log2(largest) * TOKENS_PER_OCTAVE)) + 1
-    return np.geomspace(1.0, largest, points)
+def _octaves(largest: int) -> NDArray[np.float64]:
+    """0, then 1 to *largest*, evenly in its logarithm."""
+    points = int(np.ceil(np.log2(largest) * POINTS_PER_OCTAVE)) + 1
+    return np.append(0.0, np.geomspace(1.0, largest, points))
+
+
+def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """Round, so that plans are short."""
+    return tuple(float(f"{value:.{DIGITS}g}") for value in values)

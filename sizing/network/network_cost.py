@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import length_quantiles
-from sizing.latency.collectives import pools_meet
-from sizing.latency.fit import path_coefficients
+from sizing.latency.collectives import path_coefficients, pools_meet
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
 

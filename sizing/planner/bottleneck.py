@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.phases import DECODE_QUEUE, PREFILL, PREFILL_QUEUE
+from minicluster.specs.step import StepCoefficients
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, step_terms
 from sizing.planner.step_models import machine
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan import Inputs
-    from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
     from sizing.planner.candidates import Candidate
 
@@ -76,8 +76,9 @@ def representative_terms(
 
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
     """Return what takes most of a step, kernel launches left out."""
-    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
-        return _fitted_bound(chosen, role, batch, context)
+    step = chosen.tandem.step_model.of(role)
+    if isinstance(step, StepCoefficients):
+        return _fitted_bound(step, chosen, role, batch, context)
     seconds = dict.fromkeys(BOUNDS, 0.0)
     for term in representative_terms(inputs, chosen, role, batch):
         seconds[term.bound] += float(np.sum(term.seconds))
@@ -85,9 +86,10 @@ def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, cont
     return max(seconds, key=lambda bound: seconds[bound])
 
 
-def _fitted_bound(chosen: Candidate, role: str, batch: float, context: float) -> str:
+def _fitted_bound(
+    step: StepCoefficients, chosen: Candidate, role: str, batch: float, context: float
+) -> str:
     """Compare what a fitted step reads, weights and cache, with what grows with tokens."""
-    step: StepCoefficients = getattr(chosen.tandem.step_model, role)
     if role == "prefill":
         n = float(chosen.tandem.computed_tokens.mean())
         compute = step.per_prefill_token_s * n + step.per_pair_s * n * n / 2

@@ -2,80 +2,192 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minicluster.plan import step_time
+from minicluster.specs.step import StepTable
 from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
-    from minicluster.specs.step import StepCoefficients
+    from minicluster.specs.step import StepSpec
     from sizing.planner.tandem import TandemLoad
 
 FIXED_POINT_STEPS = 50
 """Iterations of the decode batch: a step of twice the batch takes less than twice as long."""
 
+PRICES, PRICE_ROUNDS = 12, 4
+"""Prices of a token that are tried at a time, and how often between the best of them."""
+
 
 def prefill_s(tandem: TandemLoad) -> NDArray[np.float64]:
-    """
-    Return the seconds to prefill each of the tandem's prompts alone.
-
-        S = t(n) + (ceil(n / budget) - 1) base      (docs/model.md, eq. T1)
-    """
+    """Return the seconds to prefill each of the tandem's prompts alone (eq. T1)."""
     n = tandem.computed_tokens
     return _prompt_s(tandem, tandem.step_model.prefill, n, tandem.prefill.max_batched_tokens)
 
 
 def _prompt_s(
-    tandem: TandemLoad, step: StepCoefficients, tokens: NDArray[np.float64], budget: int
+    tandem: TandemLoad, step: StepSpec, tokens: NDArray[np.float64], budget: int
 ) -> NDArray[np.float64]:
-    chunks = np.ceil(tokens / budget)
-    alone = step_time.prefill_s(step, tokens, tandem.workload.prefix_tokens)
-    return np.asarray(alone + (chunks - 1) * step.base_s)
-
-
-def prefill_batch_s(tandem: TandemLoad, prompts: float) -> float:
     """
-    Return the mean seconds of a step that prefills several prompts together.
+    Return the seconds of prompts that are alone in their steps, in chunks of the token budget.
 
-        t(b) = base + experts (1 - q^(b n)) + max(stream, a b n) + c b pairs
-        (docs/model.md, eq. T2)
+        S = sum over i < k of t(budget, p + i budget) + t(n - k budget, p + k budget),
+        k = ceil(n / budget) - 1      (docs/model.md, eq. T1)
     """
-    step = tandem.step_model.prefill
-    n = tandem.computed_tokens
-    alone = float(prefill_s(tandem).mean())
-    linear = float(np.maximum(step.stream_s, step.per_prefill_token_s * n).mean())
-    once = float(step_time.fixed_s(step, n).mean()) + linear
-    filled = max(linear, step.per_prefill_token_s * float(n.mean()) * prompts)
-    shared = float(step_time.fixed_s(step, n * prompts).mean()) + filled
-    return shared + prompts * (alone - once)
+    whole, cached = np.ceil(tokens / budget) - 1, tandem.workload.prefix_tokens
+    last = step_time.prefill_s(step, tokens - whole * budget, cached + whole * budget)
+    if not whole.any():
+        return last
+    # A step is linear in the tokens before its chunk.
+    before = cached + budget * np.maximum(0.0, whole - 1) / 2
+    return np.asarray(last + whole * step_time.prefill_s(step, budget, before))
+
+
+def prefill_batch_s(tandem: TandemLoad, prompts: int) -> float:
+    """Return the mean seconds of a step that prefills so many equal prompts (eq. S2)."""
+    step, cached = tandem.step_model.prefill, tandem.workload.prefix_tokens
+    return float(step_time.prefill_s(step, tandem.computed_tokens, cached, prompts).mean())
 
 
 def decode_step_s(tandem: TandemLoad, batch: float) -> float:
     """Return the seconds of a decode step of mean context (eq. S3)."""
-    return float(step_time.decode_s(tandem.step_model.decode, batch, tandem.context[0]))
+    return tandem.step_model.decode.step_s(0, 0, batch, batch * tandem.context[0])
 
 
 def prefill_load(tandem: TandemLoad) -> float:
-    """Return the prefill replicas that full batches keep busy all the time (eq. T2)."""
-    b = tandem.prefill.max_batch_size
-    return tandem.prefill_requests_per_s * prefill_batch_s(tandem, b) / b
-
-
-def decode_load(tandem: TandemLoad) -> float:
     """
-    Return the decode replicas that full batches keep busy all the time.
+    Return the prefill replicas that the load keeps busy all the time.
 
-        lambda E[o] t(B_max) / B_max + lambda E[local prompts]      (docs/model.md, eq. T3)
+        lambda E[S] where a step holds one prompt; else lambda (u E[n] + w / b_max + c E[pairs]),
+        the largest with u n + w <= t(n, 0, 0, 0) at every n that a step may hold
+        (docs/model.md, eq. T2)
     """
-    b = tandem.decode.max_batch_size
-    rate = tandem.workload.requests_per_s
-    tokens_per_s = rate * float(tandem.output_tokens.mean())
-    local = rate * float(_local_s(tandem).sum()) / QUANTILES
-    return tokens_per_s * decode_step_s(tandem, b) / b + local
+    most, rate = tandem.prefill.max_batch_size, tandem.prefill_requests_per_s
+    if most == 1:
+        return rate * float(prefill_s(tandem).mean())
+    computed, cached = tandem.computed_tokens, tandem.workload.prefix_tokens
+    least = _Corners.of(tandem.step_model.prefill, tandem.prefill.max_batched_tokens, 0)
+    least = replace(least, sequences=np.ones_like(least.tokens))  # the step itself is shared
+    attended = float(_pairs(computed, cached).mean())
+    return rate * least.seconds(float(computed.mean()), 1 / most, pairs=attended)
+
+
+def decode_load(tandem: TandemLoad, *, split: bool) -> float:
+    """
+    Return the decode or mixed replicas that the load keeps busy all the time.
+
+        lambda (u E[n] + v E[steps] + c E[pairs] + d E[context]),
+        the largest with u n + v B <= t(n, B, 0, 0) at every n and B that a step may hold
+        (docs/model.md, eq. T3; of a mixed pool eq. L6)
+
+    Args:
+        tandem: load, step model and limits.
+        split: whether a prefill pool computes the prompts above the local threshold.
+    """
+    prompts, cached = tandem.all_tokens, tandem.workload.prefix_tokens
+    local = np.arange(QUANTILES) < (tandem.num_local if split else QUANTILES)
+    computed = np.where(local, np.maximum(1.0, prompts - cached), 0.0)
+    # The step that computes a prompt gives a token; of a pulled one the last token comes again.
+    own, pulled = local.astype(float), 1.0 - local
+    mean, square = tandem.output_tokens.mean(), np.mean(tandem.output_tokens**2)
+    steps = mean - own
+    grown = (square - (2 * own + 1) * mean + 2 * own) / 2  # E[k (k - 1) / 2] of so many steps k
+    stage = tandem.decode
+    least = _Corners.of(tandem.step_model.decode, stage.max_batched_tokens, stage.max_batch_size)
+    return tandem.workload.requests_per_s * least.seconds(
+        float(computed.mean()),
+        float(steps.mean()),
+        pairs=float(_pairs(computed, cached).mean()),
+        context=float(np.mean(steps * (prompts - pulled) + grown)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Corners:
+    """
+    Steps between which those of a pool lie: no step takes less than the line between two of them.
+
+    Attributes:
+        tokens, sequences, fixed_s: of each, without attention; arrays of one shape.
+        per_pair_s, per_context_token_s: the least of any step.
+    """
+
+    tokens: NDArray[np.float64]
+    sequences: NDArray[np.float64]
+    fixed_s: NDArray[np.float64]
+    per_pair_s: float
+    per_context_token_s: float
+
+    @classmethod
+    def of(cls, step: StepSpec, max_tokens: int, max_sequences: int) -> _Corners:
+        """Return the points of a table up to the limits of a step, or the limits themselves."""
+        if isinstance(step, StepTable):
+            tokens, columns = _up_to(step.tokens, [*step.fixed_s, step.per_key_s], max_tokens)
+            fixed, key_s = columns[:-1].T, columns[-1]
+            sequences, rows = _up_to(
+                step.sequences, [*fixed, step.per_context_token_s], max_sequences
+            )
+            fixed_s, context_s = rows[:-1], float(rows[-1].min())
+            pair_s = float((key_s[1:] / tokens[1:]).min())
+        else:
+            tokens = np.array([0.0, max_tokens])
+            sequences = np.unique([0.0, 1.0, max_sequences])
+            fixed_s = np.array([[step.step_s(n, 0, b, 0) for b in sequences] for n in tokens])
+            pair_s, context_s = step.per_pair_s, step.per_context_token_s
+        n, b = np.meshgrid(tokens, sequences, indexing="ij")
+        return cls(
+            tokens=n.ravel()[1:],
+            sequences=b.ravel()[1:],
+            fixed_s=fixed_s.ravel()[1:],
+            per_pair_s=pair_s,
+            per_context_token_s=context_s,
+        )
+
+    def seconds(
+        self, tokens: float, sequences: float, *, pairs: float, context: float = 0.0
+    ) -> float:
+        """
+        Return the least seconds of steps that hold so much together, whatever shares a step.
+
+        The dual of a linear program: every price of a token, u, at which no step is worth more
+        than it takes gives a bound, and the largest is concave in u.
+        """
+        prompts, decodes = self.tokens > 0, self.sequences > 0
+        low, high = 0.0, float((self.fixed_s[prompts] / self.tokens[prompts]).min())
+        n, b, fixed_s = (each[decodes] for each in (self.tokens, self.sequences, self.fixed_s))
+        for _ in range(PRICE_ROUNDS):
+            prices = np.linspace(low, high, PRICES if tokens else 1)
+            rest = ((fixed_s - prices[:, None] * n) / b).min(axis=1)
+            worth = prices * tokens + rest * sequences
+            best = int(worth.argmax())
+            low, high = prices[max(best - 1, 0)], prices[min(best + 1, len(prices) - 1)]
+        attention_s = self.per_pair_s * pairs + self.per_context_token_s * context
+        return float(worth[best]) + attention_s
+
+
+def _up_to(
+    grid: Sequence[float], rows: Sequence[Sequence[float]], limit: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cut a grid at a limit, or extend it, and interpolate rows over it there."""
+    points, values = np.asarray(grid), np.asarray(rows)
+    if limit <= 0:
+        return points[:1], values[:, :1]
+    at = int(np.clip(np.searchsorted(points, limit) - 1, 0, len(points) - 2))
+    share = (limit - points[at]) / (points[at + 1] - points[at])
+    end = values[:, at] + share * (values[:, at + 1] - values[:, at])
+    kept = points < limit
+    return np.append(points[kept], limit), np.column_stack([values[:, kept], end])
+
+
+def _pairs(tokens: NDArray[np.float64], cached: float) -> NDArray[np.float64]:
+    """Tokens that those of a prompt attend to, all together, after *cached* ones."""
+    return np.asarray(tokens * (cached + (tokens + 1) / 2))
 
 
 def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
@@ -102,39 +214,12 @@ def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
     return float(pace_s), float(batch)
 
 
-def mixed_load(tandem: TandemLoad) -> float:
-    """
-    Return the aggregated replicas that are busy all the time: prompts and tokens share steps.
-
-        D >= lambda (S_p + E[o] t_d(B)/B), S_p: compute and attention of one prompt
-        (docs/model.md, eq. L6)
-    """
-    step = tandem.step_model.decode
-    prompt_s = float(_work_s(step, tandem.computed_tokens, tandem.workload.prefix_tokens).mean())
-    token_s = step.per_sequence_s + step.per_context_token_s * tandem.context[0]
-    answer_s = float(tandem.output_tokens.mean()) * token_s
-    return max(tandem.workload.requests_per_s * (prompt_s + answer_s), decode_load(tandem))
-
-
-def _local_s(tandem: TandemLoad) -> NDArray[np.float64]:
-    """Return the seconds that each prompt computed by a decode replica adds to a step of it."""
-    cached = tandem.workload.prefix_tokens
-    n = np.maximum(1.0, tandem.all_tokens[: tandem.num_local] - cached)
-    return _work_s(tandem.step_model.decode, n, cached)
-
-
-def _work_s(step: StepCoefficients, n: NDArray[np.float64], cached: int) -> NDArray[np.float64]:
-    """Return the seconds that prompts add to a step that is made anyway."""
-    pairs = n * (cached + (n + 1) / 2)
-    return np.asarray(step.per_prefill_token_s * n + step.per_pair_s * pairs)
-
-
 def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float64]]:
     """
     Return the latencies of requests that are alone in the system.
 
-        split: TTFT = request + S + pull + t_d(1, n + 1);  aggregated: request + S
-        TPOT = ITL = t_d(1, n + o / 2)      (docs/model.md, eq. T4)
+        split: TTFT = request + S + pull + t_d(1, n - 1);  aggregated: request + S
+        TPOT = ITL = t_d(1, n + o / 2 - 1)      (docs/model.md, eq. T4)
 
     Args:
         tandem: load and step model; its rate does not matter.
@@ -157,12 +242,12 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
             tandem, model.prefill, computed, tandem.prefill.max_batched_tokens
         )
         remote_s = remote_s + step_time.transfer_s(model.path, prompts)
-        remote_s = remote_s + step_time.decode_s(model.decode, 1, prompts)
+        remote_s = remote_s + step_time.decode_s(model.decode, 1, prompts - 1)
         local = prompts <= tandem.local_threshold_tokens
         ttft = np.where(local, local_s, remote_s)
     else:
         ttft = local_s
-    context = prompts.mean() + tandem.output_tokens / 2
+    context = prompts.mean() + tandem.output_tokens / 2 - 1
     pace = step_time.decode_s(model.decode, 1, context)
     return {"ttft": np.sort(ttft), "tpot": np.sort(pace), "itl": np.sort(pace)}
 

@@ -126,7 +126,9 @@ def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Cand
     )
     mean, deviation = tandem.context
     most = max_decode_batch(inputs, layout.decode, context=mean, deviation=deviation)
-    batch = 1 if layout.prefill is None else prefill_batch(tandem)
+    # Of a measured machine batches of prompts were not timed.
+    alone = layout.prefill is None or inputs.calibration is not None
+    batch = 1 if alone else prefill_batch(tandem)
     whole = replace(tandem, prefill=replace(one, max_batch_size=batch))
     found = Candidate(layout=layout, max_batch=most, tandem=whole).limited(max(1, most))
     return found.sized(1, 1)
@@ -136,14 +138,11 @@ def prefill_batch(tandem: TandemLoad) -> int:
     """
     Prompts that a prefill step should hold.
 
-        largest b with t(b) <= 1.5 t(1) and b E[n] <= budget      (docs/model.md, eq. L1)
+        largest k with t(k) <= 1.5 t(1) and k E[n] <= budget      (docs/model.md, eq. L1)
 
     A prompt that saturates compute by itself gains nothing from a batch, and waits for it.
     """
-    most = min(
-        tandem.step_model.prefill.max_batch,
-        int(tandem.prefill.max_batched_tokens // tandem.computed_tokens.mean()),
-    )
+    most = int(tandem.prefill.max_batched_tokens // tandem.computed_tokens.mean())
     longest_s = MAX_BATCH_SLOWDOWN * bounds.prefill_batch_s(tandem, 1)
     batch = 1
     while batch < most and bounds.prefill_batch_s(tandem, batch + 1) <= longest_s:
@@ -284,10 +283,10 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
     """
     tandem = candidate.tandem
     if candidate.layout.prefill is None:
-        return {"mixed": bounds.mixed_load(tandem) / tandem.decode.replicas}
+        return {"mixed": bounds.decode_load(tandem, split=False) / tandem.decode.replicas}
     return {
         "prefill": bounds.prefill_load(tandem) / tandem.prefill.replicas,
-        "decode": bounds.decode_load(tandem) / tandem.decode.replicas,
+        "decode": bounds.decode_load(tandem, split=True) / tandem.decode.replicas,
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
+from minicluster.specs.step import StepCoefficients
 from sizing.planner import bounds
 from sizing.planner.bottleneck import mean_batch, representative_terms
 from sizing.planner.candidates import Candidate, utilisations
@@ -16,7 +17,6 @@ from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan, Pool
-    from minicluster.specs.step import StepCoefficients
     from sizing.latency.step import Term
 
 TTFT_EQUATION = "Q5"
@@ -133,8 +133,9 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
     """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
     source = _source(plan)
-    if inputs.calibration is not None or inputs.gpu.kind == "cpu":
-        return _fitted_terms(chosen, role, batch, source)
+    step = chosen.tandem.step_model.of(role)
+    if isinstance(step, StepCoefficients):
+        return _fitted_terms(step, chosen, role, batch, source)
     found = representative_terms(inputs, chosen, role, batch)
     total = sum(float(np.sum(term.seconds)) for term in found)
     return [
@@ -166,9 +167,10 @@ def _achieved(term: Term, plan: Plan) -> float | None:
     return None
 
 
-def _fitted_terms(chosen: Candidate, role: str, batch: float, source: str) -> list[ExplainedTerm]:
-    """Return the terms of eq. S2 or S3 at the load's mean lengths."""
-    step: StepCoefficients = getattr(chosen.tandem.step_model, role)
+def _fitted_terms(
+    step: StepCoefficients, chosen: Candidate, role: str, batch: float, source: str
+) -> list[ExplainedTerm]:
+    """Return the terms of eq. S1 at the load's mean lengths."""
     if role == "prefill":
         n = float(chosen.tandem.computed_tokens.mean())
         cached = chosen.tandem.workload.prefix_tokens

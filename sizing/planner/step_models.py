@@ -1,8 +1,7 @@
-"""Step models of every layout: the calibration's, or fitted once per replica shape."""
+"""Step models of every layout: the calibration's, or a table once per replica shape."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,23 +10,23 @@ from minicluster.errors import InputError
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
 from minicluster.workload.arrivals import length_quantiles
-from sizing.latency.fit import decode_coefficients, path_coefficients, prefill_coefficients
-from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import Machine, stage_s, step_s
+from sizing.latency.collectives import path_coefficients
+from sizing.latency.step import Machine
+from sizing.latency.step_table import step_table
 from sizing.planner.layout import max_decode_batch
 from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from minicluster.plan import Inputs
     from minicluster.specs.calibration import CalibrationKey
-    from minicluster.specs.slicing import Slicing
-    from minicluster.specs.step import PathCoefficients, StepCoefficients
-    from sizing.latency.load import StepLoad
+    from minicluster.specs.step import PathCoefficients, StepTable
     from sizing.planner.layout import Layout, LayoutShape
 
 
 class StepModels:
-    """The step models of one scenario; a replica shape is fitted when it is first used."""
+    """The step models of one scenario; a replica shape is tabulated when it is first used."""
 
     def __init__(self, inputs: Inputs) -> None:
         """
@@ -47,8 +46,8 @@ class StepModels:
                 " `serving measure`), then pass --calibration calibration.json",
             )
         self._inputs = inputs
-        self._prefill: dict[LayoutShape, StepCoefficients] = {}
-        self._decode: dict[LayoutShape, StepCoefficients] = {}
+        self._batches: dict[LayoutShape, int] = {}
+        self._tables: dict[tuple[LayoutShape, int, float], StepTable] = {}
 
     def of(self, layout: Layout) -> StepModel:
         """Return the step model of *layout*, of one batch of each replica."""
@@ -61,15 +60,13 @@ class StepModels:
                 interference=found.interference,
             )
         first, last = layout.prefill or layout.decode, layout.decode
-        prefill, decode = self._fitted_prefill(first), self._fitted_decode(last)
         local = self._inputs.scenario.search.local_threshold_tokens
-        if layout.prefill is None or local:
-            longest = local if local and layout.prefill is not None else np.inf
-            decode = aggregated_steps(
-                self._fitted_prefill(last), decode, self._mean_computed(longest)
-            )
+        longest = np.inf if layout.prefill is None else local or np.inf
         return StepModel(
-            prefill=prefill, decode=decode, path=self._path(layout), interference=Interference()
+            prefill=self._table(first, 1, self._mean_computed()),
+            decode=self._table(last, self._largest_batch(last), self._mean_computed(longest)),
+            path=self._path(layout),
+            interference=Interference(),
         )
 
     def _path(self, layout: Layout) -> PathCoefficients:
@@ -95,80 +92,35 @@ class StepModels:
         prompts = prompts[prompts <= max(longest, prompts[0])]
         return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
 
-    def _fitted_prefill(self, shape: LayoutShape) -> StepCoefficients:
-        """Fit over the prompts of the load, in chunks of at most the token budget."""
-        if shape not in self._prefill:
-            load = self._inputs.scenario.workload
-            computed = length_quantiles(load.input_tokens, QUANTILES) - load.prefix_tokens
-            on = machine(self._inputs, shape.gpu)
-            fitted = prefill_coefficients(
-                on,
-                slicing=shape.slicing,
-                shortest=max(1, int(computed.min())),
-                longest=max(1, int(computed.max())),
-                cached=load.prefix_tokens,
+    def _largest_batch(self, shape: LayoutShape) -> int:
+        """Return the sequences of mean context that engine and memory allow in one batch."""
+        if shape not in self._batches:
+            prompts, answers = self._lengths()
+            context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
+            found = max_decode_batch(self._inputs, shape, context=context, deviation=0.0)
+            self._batches[shape] = max(1, found)
+        return self._batches[shape]
+
+    def _table(self, shape: LayoutShape, max_sequences: int, prompt_tokens: float) -> StepTable:
+        """Tabulate the steps of one batch of a replica; every batch of a pipeline is under way."""
+        key = shape, max_sequences, prompt_tokens
+        if key not in self._tables:
+            prompts, answers = (float(each.mean()) for each in self._lengths())
+            self._tables[key] = step_table(
+                machine(self._inputs, shape.gpu),
+                shape.slicing,
+                most=(self._inputs.engine_on(shape.gpu).max_num_batched_tokens, max_sequences),
+                contexts=(prompts, prompts + answers),
+                prompt_tokens=prompt_tokens,
+                batches=shape.slicing.pp,
             )
-            typical = prefill_load(self._mean_computed(), load.prefix_tokens)
-            self._prefill[shape] = fitted.scaled(full_pipeline(on, typical, shape.slicing))
-        return self._prefill[shape]
+        return self._tables[key]
 
-    def _fitted_decode(self, shape: LayoutShape) -> StepCoefficients:
-        """Fit over every batch that engine and memory allow, at the contexts of the load."""
-        if shape not in self._decode:
-            load = self._inputs.scenario.workload
-            prompts = length_quantiles(load.input_tokens, QUANTILES)
-            answers = length_quantiles(load.output_tokens, QUANTILES)
-            middle = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-            on = machine(self._inputs, shape.gpu)
-            batch = max(1, max_decode_batch(self._inputs, shape, context=middle, deviation=0.0))
-            fitted = decode_coefficients(
-                on,
-                slicing=shape.slicing,
-                max_batch=batch,
-                contexts=(middle / 2, middle * 1.5),
-            )
-            typical = decode_load(batch / 4, middle)
-            self._decode[shape] = fitted.scaled(full_pipeline(on, typical, shape.slicing))
-        return self._decode[shape]
-
-
-def full_pipeline(on: Machine, load: StepLoad, slicing: Slicing) -> float:
-    """
-    Return the time between two steps of one batch, over the time of one pass of the pipeline.
-
-        max(1, pp t_stage / t)      (docs/model.md, eq. L5)
-
-    pp batches are under way: each has its step when the slowest stage has served all of them.
-    """
-    if slicing.pp == 1:
-        return 1.0
-    through = float(step_s(on, load, slicing=slicing))
-    return max(1.0, slicing.pp * float(stage_s(on, load, slicing=slicing)) / through)
-
-
-def aggregated_steps(
-    prefill: StepCoefficients, decode: StepCoefficients, tokens: float
-) -> StepCoefficients:
-    """
-    Return the step model of an aggregated pool.
-
-        b, d and what is read from decode, a, c from prefill; the fixed extra cost of a prompt's
-        step is spread over its tokens: a + max(0, base_p - base_d) / E[n]
-        (docs/model.md, eq. L6)
-
-    Args:
-        prefill: step model of a prefill pool of the same replicas.
-        decode: step model of a decode pool of the same replicas.
-        tokens: E[n], mean tokens of a prompt that are computed.
-    """
-    extra = max(0.0, prefill.base_s - decode.base_s) / tokens
-    return replace(
-        decode,
-        per_prefill_token_s=prefill.per_prefill_token_s + extra,
-        per_pair_s=prefill.per_pair_s,
-        max_tokens=prefill.max_tokens,
-        error_fraction=max(prefill.error_fraction, decode.error_fraction),
-    )
+    def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return equally likely tokens of prompts and of answers."""
+        load = self._inputs.scenario.workload
+        prompts, answers = load.input_tokens, load.output_tokens
+        return length_quantiles(prompts, QUANTILES), length_quantiles(answers, QUANTILES)
 
 
 def machine(inputs: Inputs, gpu: str | None = None) -> Machine:

@@ -232,8 +232,7 @@ def fit_error(plan: Plan) -> str:
     steps = plan.calibration.error_fraction
     if steps is not None:
         return f"{steps:.1%} from the measured steps"
-    fitted = max(plan.step_model.prefill.error_fraction, plan.step_model.decode.error_fraction)
-    return f"{fitted:.1%} from the term-by-term model"
+    return "the term-by-term model"
 
 
 def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.planned_limits import planned_limits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.routing import ANSWER_POLICY
 from sizing.simulation.outcome import simulate
@@ -39,7 +39,7 @@ def deployed_system(
     path, policy = model.path, deployment.routing.policy
     last = roles.get("mixed") or deployment.pool("decode")
     first = roles.get("prefill")
-    prefill, decode = FittedStep(model.prefill), FittedStep(model.decode)
+    prefill, decode = PlannedStep(model.prefill), PlannedStep(model.decode)
     if any(asdict(model.interference).values()):
         prefill = PrefillWithInterference(model.prefill, model.interference)
         decode = DecodeWithInterference(model.decode, model.interference)
@@ -92,7 +92,7 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
         )
 
 
-def _pool(deployment: Deployment, pool: Pool, step: FittedStep) -> SimulatedPool:
+def _pool(deployment: Deployment, pool: Pool, step: PlannedStep) -> SimulatedPool:
     """Return one pool, a queue for each of its batches; vLLM caches prefixes by default."""
     return SimulatedPool(
         replicas=pool.lanes, limits=planned_limits(deployment, pool), step=step, prefix_cache=True

@@ -57,5 +57,6 @@ def serving_here(
 @contextmanager
 def taken_port(host: str = "127.0.0.1") -> Iterator[str]:
     """Have a port taken, so that `serving up` starts nothing."""
-    with socket.create_server((host, 0)) as other:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as other:
         yield str(other.getsockname()[1])

@@ -30,13 +30,15 @@ def used(
     servers: FakeServers,
     use: Use,
     environment: dict[str, str] | None = None,
+    *,
+    host: str = "",
 ) -> Any:  # noqa: ANN401
     """Let *use* talk to an endpoint in this process, whose servers take no real time."""
 
     async def talk() -> Any:  # noqa: ANN401
-        app = api_app(config, servers, environment or {})
+        app = api_app(config, servers, environment or {}, host=host)
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await use(client)
 
     return run(talk())

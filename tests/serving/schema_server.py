@@ -29,14 +29,14 @@ class SchemaServers(FakeServers):
     """Refuses what vLLM's request classes refuse."""
 
     async def answer(
-        self, domain: str, kind: str, body: dict[str, Any]
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
     ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
             yield request
             return
         pickle.dumps(body)  # as it goes to another process
-        async for item in super().answer(domain, kind, body):
+        async for item in super().answer(domain, kind, body, tried):
             yield item
 
 

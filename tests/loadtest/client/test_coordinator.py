@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadtest.client.coordinator import Coordinator
-from loadtest.run.client_health import read_client
+from loadtest.run.client_health import KILLED, UNWRITABLE, read_client
 from tests.loadtest.made import CLIENT, JOB
 
 
@@ -119,6 +120,31 @@ def test_no_worker_is_missing_between_runs(
     assert [to for kind, to in wire.sent if kind == "start_run"] == ["a", "b", "a", "c"]
 
 
+def test_a_full_disk_ends_the_run_and_keeps_its_samples(
+    wire: Wire, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """The run ends at the first sample without room; there is some again at the end."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    samples = tmp_path / "samples.jsonl"
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
+        wire.report("a", "first", left=5)
+        wire.report("b", "second", left=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert samples.read_text() == "first"
+    assert wire.sent[2:] == [("end_run", {"reason": UNWRITABLE})]
+    wire.report("a", "third", left=4)
+    assert read_client(tmp_path / "client.json").stop == KILLED
+    for worker in ("a", "b"):
+        wire.client(worker, UNWRITABLE)
+
+    assert coordinator.finished.is_set()
+    assert samples.read_text() == "first\nsecond\nthird\n"
+    assert read_client(tmp_path / "client.json").stop == UNWRITABLE
+    assert isinstance(coordinator.write_error, OSError)
+
+
 @pytest.mark.parametrize("gone", ["before the start", "during the run"])
 def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) -> None:
     """Results that cannot be written are an error; late reports are dropped."""
@@ -132,7 +158,8 @@ def test_a_run_whose_folder_is_gone_ends(wire: Wire, tmp_path: Path, gone: str) 
     wire.client("a", "complete")
 
     assert coordinator.finished.is_set()
-    assert isinstance(coordinator.write_error, FileNotFoundError)
+    assert coordinator.write_error is not None
+    assert str(folder) in str(coordinator.write_error)
 
     folder.mkdir()
     coordinator.drop_missing(())

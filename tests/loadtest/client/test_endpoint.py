@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
-import ipaddress
 import socket
 import ssl
 import threading
@@ -15,15 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import VARIABLES, authorization, served_models
 from loadtest.run.run_config import RunLength
 from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.workload.samples import read_samples
+from tests.certificates import write_certificate
 from tests.loadtest.command import FAST, ServerStarter, answered, run
 from tests.loadtest.made import judged
 from tests.loadtest.sending import order, send
@@ -46,25 +42,7 @@ def certify(tmp_path: Path) -> Callable[[str], Path]:
     """Return a function that writes a self-signed certificate, with its key in the same file."""
 
     def make(address: str) -> Path:
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-        now = dt.datetime.now(dt.UTC)
-        named = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-        certificate = (
-            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(named, critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        secret = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        path = tmp_path / f"{address}.pem"
-        path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
-        return path
+        return write_certificate(tmp_path / f"{address}.pem", address)
 
     return make
 
@@ -184,7 +162,7 @@ def test_where_only_answers_want_a_key_the_variable_is_named_too(
     start_server: ServerStarter, tmp_path: Path
 ) -> None:
     host = start_server(fail_every=1, status=403)
-    with pytest.raises(TargetFailed, match=f"403.*{OURS}"):
+    with pytest.raises(TargetFailed, match=f"403: configured to fail; .*{OURS}"):
         learn_chat(host, "fake")
     completions = judged(send(order(host, FEW), tmp_path))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import loadtest
+from loadtest.run.client_health import KILLED, read_client
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength
 from minicluster.specs.workload import Lengths
@@ -67,13 +68,17 @@ def test_web_interface_starts_runs_and_shows_them(
     order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path)
     url = f"http://127.0.0.1:{free_port}"
     done = tmp_path / "client.json"
+
+    def over() -> bool:
+        return done.exists() and read_client(done).stop != KILLED
+
     options = ["--web-host", "127.0.0.1", "--web-port", str(free_port)]
     with locust(tmp_path, *options):
         for _ in range(2):
             done.unlink(missing_ok=True)
             wait_for(lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"})
             assert ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")["success"]
-            wait_for(done.exists)
+            wait_for(over)
             run = read_run(tmp_path)
 
             assert len(run.measured) == 30
@@ -91,7 +96,7 @@ def test_stop_button_keeps_what_there_is(
         ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")
         wait_for(lambda: shown(url) > 5)
         ask(f"{url}/stop", b"")
-        wait_for((tmp_path / "client.json").exists)
+        wait_for(lambda: read_client(tmp_path / "client.json").stop != KILLED)
     run = read_run(tmp_path)
 
     assert run.client.stop == "interrupted"

@@ -295,7 +295,7 @@ def test_a_server_with_so_many_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
-    monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, _job: queued(folder))
+    monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, *_: queued(folder))
     slo = SloSpec(ttft_s=0.5, tpot_s=None, percentile="p50")
     plan = plan_json(make_plan(rate=30.0, num_output=11, slo=slo), tmp_path)
     out = tmp_path / "search"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from serving.admission.controller import (
     read_admission,
 )
 from serving.admission.policy import RequestCost, Shed, request_cost
+from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.request.length import DEFAULT_ESTIMATE
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -33,6 +34,7 @@ STEP_TOKENS = 1000
 PLACES = 16
 ASKED = RequestCost(prompt_tokens=400, output_tokens=10)
 LOCAL = RequestCost(prompt_tokens=400, output_tokens=1, local=True)
+ALICE, BOB = KeyHolder(name="alice"), KeyHolder(name="bob")
 
 
 @pytest.fixture
@@ -73,8 +75,10 @@ def _let_in(
     return admitted, found
 
 
-def _in(admission: AdmissionController, asked: RequestCost) -> InflightRequest:
-    found = admission.admit(asked)
+def _in(
+    admission: AdmissionController, asked: RequestCost, client: KeyHolder = ANONYMOUS
+) -> InflightRequest:
+    found = admission.admit(asked, client)
     assert isinstance(found, InflightRequest)
     assert found.forecast is not None
     return found
@@ -110,16 +114,38 @@ def test_domains_share_the_prefill_pool_that_they_are_paired_with(config: Endpoi
     assert inflight.backlog_s() == {"d0": 0.0, "d1": 0.05}
 
 
-def test_a_text_that_may_come_again_says_nothing_of_its_length(config: EndpointConfig) -> None:
-    """Only a text that was refused for good makes the estimates of texts fall back."""
-    admission = AdmissionController(config, seed=1)
+def test_a_refused_text_erases_little_of_what_was_learned(config: EndpointConfig) -> None:
+    """A line is discounted once a minute, only by a text refused for good, and only its key's."""
+    clock = Clock()
+    slo = SloSpec(ttft_s=0.15, tpot_s=0.05)
+    admission = AdmissionController(replace(config, slo=slo), seed=1, clock=clock)
+    dense, long = ({"prompt": "x" * size, "max_tokens": 2} for size in (900, 2000))
+    for client in (ALICE, BOB):
+        for _ in range(20):
+            cost = admission.cost("completions", dense, client)
+            admission.end(_in(admission, cost, client), None, 800)
+    learned = admission.cost("completions", long, ALICE)
+    assert learned.prompt_tokens > 1500  # refused for good; in truth it has 500
+    for _ in range(100):
+        shed = admission.admit(admission.cost("completions", long, ALICE), ALICE)
+        assert isinstance(shed, Shed)
+        assert shed.retry_after_s is None
+    once = admission.cost("completions", long, ALICE)
+    assert 0.9 * learned.prompt_tokens < once.prompt_tokens <= learned.prompt_tokens
+    while isinstance(admission.admit(admission.cost("completions", long, ALICE), ALICE), Shed):
+        clock.now_s += 60
+    assert clock.now_s <= 60 * 60  # it does not last
+    assert admission.cost("completions", long, BOB) == learned
+
+
+def test_texts_of_one_key_say_nothing_of_those_of_others(admission: AdmissionController) -> None:
     text = {"prompt": "x" * 900, "max_tokens": 2}
-    dense = _in(admission, admission.cost("completions", text))
-    admission.end(dense, None, 600)
-    asked = admission.cost("completions", text)
-    _, shed = _let_in(admission, asked)
-    assert shed.retry_after_s
-    assert admission.cost("completions", text) == asked
+    before = admission.cost("completions", text, BOB)
+    for _ in range(20):
+        cost = admission.cost("completions", text, ALICE)
+        admission.end(_in(admission, cost, ALICE), None, 800)
+    assert admission.cost("completions", text, ALICE).prompt_tokens == pytest.approx(800, rel=0.05)
+    assert admission.cost("completions", text, BOB) == before
 
 
 def test_prompts_that_wait_for_decode_are_seen(mixed: EndpointConfig) -> None:
@@ -238,6 +264,61 @@ def test_the_margin_is_a_quantile_of_the_last_four_hundred() -> None:
     assert misses.quantile_s(0.999, 0.5) == 0.0
 
 
+@pytest.mark.parametrize(("liars", "moved"), [(0.45, False), (0.55, True)])
+def test_who_sends_less_than_half_cannot_move_the_margin(liars: float, *, moved: bool) -> None:
+    """Whatever it misses by; alone it is believed."""
+    misses = ResidualWindow()
+    for number in range(400):
+        liar = number % 100 < 100 * liars
+        misses.add(10.0 if liar else 0.01, 1 if liar else 0)
+    assert misses.quantile_s(0.99) == (10.0 if moved else 0.01)
+    assert misses.quantile_s(0.99, tenant=0) == (10.0 if moved else 0.01)
+    assert misses.quantile_s(0.99, tenant=1) == 10.0  # its own requests need the room
+
+
+@pytest.mark.parametrize(
+    ("limits", "step_s", "admitted", "wait_s"),
+    [
+        # A second's worth at once, then one each half second.
+        ({"requests_per_s": 2.0}, 0.0, 2, 0.5),
+        ({"requests_per_s": 2.0}, 0.25, 5 + 1, 0.25),
+        ({"requests_per_s": 0.1}, 0.0, 1, 10.0),
+        # A minute's worth of 410 tokens each, then 20 tokens a second.
+        ({"tokens_per_min": 1200.0}, 0.0, 2, 1.5),
+        # What is more than a minute's worth needs all of it.
+        ({"tokens_per_min": 41.0}, 0.0, 1, 600.0),
+        ({"max_concurrency": 3}, 0.0, 3, None),
+    ],
+)
+def test_a_key_gets_what_its_limits_allow(
+    config: EndpointConfig,
+    limits: dict[str, Any],
+    step_s: float,
+    admitted: int,
+    wait_s: float | None,
+) -> None:
+    """Ten requests come, one each *step_s*; the next is let in after Retry-After, not before."""
+    clock = Clock()
+    admission = AdmissionController(config, seed=1, sheds=False, clock=clock)
+    limited = KeyHolder(name="limited", **limits)
+    found = []
+    for _ in range(10):
+        found.append(admission.admit(ASKED, limited))
+        clock.now_s += step_s
+    assert sum(isinstance(each, InflightRequest) for each in found) == admitted
+    shed = found[-1]
+    assert isinstance(shed, Shed)
+    assert (shed.refusal.code, shed.refusal.status) == ("rate_limit_exceeded", 429)
+    assert isinstance(admission.admit(ASKED, BOB), InflightRequest)
+    if wait_s is not None:
+        assert shed.retry_after_s is not None
+        assert shed.retry_after_s == pytest.approx(wait_s / 0.75)
+        clock.now_s += 0.75 * shed.retry_after_s - step_s  # the earliest that a client is told
+    else:
+        admission.end(next(each for each in found if isinstance(each, InflightRequest)), None)
+    assert isinstance(admission.admit(ASKED, limited), InflightRequest)
+
+
 def test_admission_that_is_off_or_has_no_plan_still_counts(config: EndpointConfig) -> None:
     """Everything is admitted and counted, and teaches the admission nothing."""
     unplanned = replace(config, slo=None, step_model=None)
@@ -258,6 +339,16 @@ def test_the_operator_decides_whether_it_sheds(value: str | None, *, sheds: bool
     assert read_admission({} if value is None else {"MINICLUSTER_GUARD": value}) is sheds
     with pytest.raises(InputError, match=ADMISSION):
         read_admission({ADMISSION: "yes"})
+
+
+@dataclass(slots=True)
+class Clock:
+    """A clock that stands until it is put forward."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
+    KeptRoom,
     Margin,
     PoolInFlight,
     RequestCost,
@@ -26,6 +27,7 @@ from serving.admission.policy import (
 )
 from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
+from tests.plans import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +103,17 @@ def _full_ms(sequences: int, beyond: int) -> float:
     return 1 + own_ms + 3 + beyond / 8 * 20 * BUSY_STEP_MS + BUSY_STEP_MS
 
 
+@pytest.mark.parametrize(("asked", "pull_ms", "work_ms"), [(ASKED, 3, 2.0505), (LOCAL, 0, 1.17685)])
+def test_tables_of_steps_are_forecast(asked: RequestCost, pull_ms: float, work_ms: float) -> None:
+    """A prompt of 100 tokens alone, then a sequence of 120; or beside a full batch of eight."""
+    model = replace(MODEL, prefill=TABLE, decode=TABLE, interference=Interference())
+    step_ms = 1.25 + 120 * 1.125e-4
+    found = forecast(model, asked, IDLE.emptied())
+    assert found.tpot_s * 1e3 == pytest.approx(step_ms)
+    assert found.ttft_s * 1e3 == pytest.approx(1 + 2.0505 + pull_ms + step_ms)
+    assert work_s(model, asked, IDLE.emptied()) * 1e3 == pytest.approx(work_ms)
+
+
 @pytest.mark.parametrize(
     ("asked", "load", "ttft_ms", "tpot_ms"),
     [
@@ -149,7 +162,7 @@ QUEUED = [
 @pytest.mark.parametrize(
     ("asked", "load", "reason", "retry_after_s"),
     [
-        # What is late beyond a limit of 1 s, in whole seconds up to a minute.
+        # What is late beyond a limit of 1 s, up to a minute; the client gets whole seconds.
         *((ASKED, load, "ttft", seconds) for load, seconds in QUEUED),
         (ASKED, replace(BUSY, prefill=PoolInFlight(2, work_s=1000.0)), "ttft", 60),
         # An answer of a thousand tokens at (4 + 0.4 + 1.49) x 1.25 = 7.36 ms each.
@@ -162,8 +175,8 @@ def test_a_shed_request_gets_when_to_retry(
     """When the queue is short enough, or when an answer like it has ended."""
     found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin())
     assert isinstance(found, Shed)
-    assert (found.reason, found.retry_after_s) == (reason, retry_after_s)
-    assert f"in {retry_after_s} s" in found.message
+    assert (found.reason, found.refusal.retry_after_s) == (reason, retry_after_s)
+    assert f"in {retry_after_s} s" in found.refusal.message
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,25 @@ def test_a_request_is_admitted_up_to_the_limit_less_the_margin(
     above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
     assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), AdmissionForecast)
     assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)
+
+
+@pytest.mark.parametrize(
+    ("margin", "kept", "limit_ms"),
+    [
+        # Of the room up to nine tenths, a half; of what the margin leaves of it, likewise.
+        (Margin(), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.55),
+        (Margin(ttft_s=1.0), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.25),
+        (Margin(), KeptRoom(fraction=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
+        # For longer prompts, seconds.
+        (Margin(), KeptRoom(ttft_s=20e-3), 104.68675),
+    ],
+)
+def test_a_request_leaves_room_to_others(margin: Margin, kept: KeptRoom, limit_ms: float) -> None:
+    """It is admitted where forecast, margin and that room just fit; with nothing ahead, always."""
+    above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
+    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin, kept), AdmissionForecast)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY, margin, kept), Shed)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY.emptied(), margin, kept), AdmissionForecast)
 
 
 @pytest.mark.parametrize(("median_s", "kind"), [(0.0, AdmissionForecast), (0.5, Shed)])
@@ -223,6 +255,7 @@ DECISIONS = st.fixed_dictionaries(
             max_step_tokens=st.integers(1, 4000),
         ),
         "margin": st.builds(Margin, **dict.fromkeys(Margin.__slots__, st.floats(0, 1))),
+        "kept": st.builds(KeptRoom, fraction=st.floats(0, 1), ttft_s=st.floats(0, 0.5)),
     }
 )
 """The arguments of `decide`."""
@@ -249,6 +282,8 @@ def _scaled(value: Any, factor: float, *names: str) -> Any:  # noqa: ANN401
         ("model", "path", lambda path, share: _scaled(path, share, "transfer_base_s")),
         ("margin", "ttft_s", lambda seconds, share: seconds * share),
         ("margin", "tpot_s", lambda seconds, share: seconds * share),
+        ("kept", "fraction", lambda fraction, share: fraction * share),
+        ("kept", "ttft_s", lambda seconds, share: seconds * share),
         ("slo", "ttft_s", lambda seconds, share: seconds * (1 + share)),
         ("slo", "tpot_s", lambda seconds, share: seconds * (1 + share)),
     ],
@@ -280,6 +315,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(decision: dict[str, Any]) 
 
 
 LONG = [{"role": "user", "content": "x" * 4000}]
+"""With its role 4,004 bytes."""
 
 
 def _asked(
@@ -317,7 +353,7 @@ def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
     """Neither its size nor its way depend on a prompt that the engine does not read."""
     for prompt in ("x", ["a", "b"], [[1], [2]]):
         asked = _asked("chat", {"messages": LONG, "prompt": prompt}, config)
-        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1000, 1, False)
+        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1001, 1, False)
 
 
 @pytest.mark.parametrize(("tokens", "local"), [(300, True), (301, False)])
@@ -337,6 +373,8 @@ def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
 
 
 HI = {"role": "user", "content": "hi"}
+TEMPLATE = ("tools", "documents", "chat_template_kwargs")
+WRITTEN = ("role", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "any_other")
 
 
 @pytest.mark.parametrize(
@@ -347,15 +385,17 @@ HI = {"role": "user", "content": "hi"}
         ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
         ("completions", {"prompt": [1, 2]}, 0),
         ("completions", {"prompt": ["a", "b"]}, 0),
-        ("chat", {"messages": [HI], "prompt": "x"}, 2),
-        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2),
-        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2),
-        ("chat", {"messages": [HI], "tools": [{"type": "function"}]}, 2 + 22),
-        ("chat", {"messages": [{"tool_calls": [{"function": {"arguments": "{}"}}]}]}, 2),
+        ("chat", {"messages": [HI], "prompt": "x"}, 2 + 4),
+        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2 + 4 + 9),
+        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2 + 4),
+        *(("chat", {"messages": [HI], name: [{"a": "b"}]}, 2 + 4 + 12) for name in TEMPLATE),
+        *(("chat", {"messages": [{name: "x" * 40}]}, 40) for name in WRITTEN),
+        ("chat", {"messages": [{"tool_calls": [{"function": {"name": "xy"}}]}]}, 2),
+        ("chat", {"messages": [{"content": [{"image_url": {"url": "data:x"}}]}]}, 0),
     ],
 )
 def test_bytes_that_a_count_of_tokens_is_of(
     config: EndpointConfig, kind: str, body: dict[str, object], size_bytes: int
 ) -> None:
-    """All text that the template gets, of the endpoint's own fields, and of one prompt alone."""
+    """All text that the template may write, wherever it stands, and of one prompt alone."""
     assert _asked(kind, body, config).text_bytes == size_bytes

@@ -1,30 +1,128 @@
-"""API keys: what is read, what is refused, and what lets in."""
+"""API keys: what is read, what is refused, what lets in, and what a key may do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from minicluster.errors import InputError
-from serving.api.auth import KEYS, KEYS_FILE, authorization, holder_of, read_keys, refuse_open
+from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
+from serving.api.keys import (
+    KEYS,
+    KEYS_FILE,
+    SHOWN_KEY,
+    KeyStore,
+    authorization,
+    holder_of,
+    read_keys,
+    refuse_open,
+    salted,
+)
+from serving.protocol.messages import RequestRefused
+from tests.serving.fake_servers import FakeServers
+from tests.serving.http_client import HI, ONE, one
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from serving.protocol.endpoint_config import EndpointConfig
+
 FIRST, SECOND = "first-secret-0123456789", "second-secret-0123456789"
+HASH = hashlib.sha256(SECOND.encode()).hexdigest()
+TABLES = f"""
+[[keys]]
+name = "chat"
+key = " {FIRST} "
+weight = 2
+requests_per_s = 5.5
+tokens_per_min = 60000
+max_concurrency = 3
+
+[[keys]]  # the next key of the same tenant
+name = "chat"
+key_sha256 = "{HASH.upper()}"
+rights = ["timing"]
+share_cache = true
+"""
+
+
+def _written(tmp_path: Path, text: str, name: str = "keys.toml") -> dict[str, str]:
+    file = tmp_path / name
+    file.write_text(text)
+    return {KEYS_FILE: str(file)}
 
 
 def test_keys_of_file_and_environment(tmp_path: Path) -> None:
-    """Both places are read; names and limits are optional; comments are no keys."""
-    file = tmp_path / "keys"
-    file.write_text(f"# ours\n\nalice:{FIRST}:4\n{SECOND}\n")
-    keys = read_keys({KEYS_FILE: str(file), KEYS: "bob:third-secret-0123456789"})
+    """Both places are read; names and limits are optional; comments and blanks are no keys."""
+    file = _written(tmp_path, f"# ours\n\nalice: {FIRST} : 4\n{SECOND}\n", "keys")
+    keys = read_keys({**file, KEYS: "bob:third-secret-0123456789"})
     bob, alice, unnamed = keys.values()
     assert (bob.name, alice.name, unnamed.name[:4]) == ("bob", "alice", "key-")
-    assert [key.max_ongoing for key in keys.values()] == [None, 4, None]
+    assert [key.max_concurrency for key in keys.values()] == [None, 4, None]
+    assert all(key.rights == RIGHTS and not key.share_cache for key in keys.values())
+    assert holder_of(keys, f"Bearer {FIRST}") == alice
     assert FIRST not in repr(keys)
     assert read_keys({}) == {}
+
+
+@pytest.mark.parametrize("name", ["keys.toml", "keys.txt"])
+def test_keys_of_tables(tmp_path: Path, name: str) -> None:
+    """Each table is a key with its limits and rights, which are none unless they are listed."""
+    keys = read_keys(_written(tmp_path, TABLES, name))
+    assert holder_of(keys, f"Bearer {FIRST}") == KeyHolder(
+        name="chat",
+        weight=2.0,
+        requests_per_s=5.5,
+        tokens_per_min=60000,
+        max_concurrency=3,
+        rights=frozenset(),
+    )
+    assert holder_of(keys, f"Bearer {SECOND}") == KeyHolder(
+        name="chat", rights=frozenset({"timing"}), share_cache=True
+    )
+
+
+def _table(**changes: str) -> str:
+    lines = {"name": '"a"', "key": f'"{FIRST}"', **changes}
+    return "[[keys]]\n" + "\n".join(f"{name} = {value}" for name, value in lines.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (_table(weight="0"), r"keys\[1\].weight .*greater than 0"),
+        (_table(weight="nan"), r"keys\[1\].weight .*finite"),
+        (_table(requests_per_s='"5"'), r"keys\[1\].requests_per_s .*number"),
+        (_table(tokens_per_min="-1"), r"keys\[1\].tokens_per_min .*greater than 0"),
+        (_table(max_concurrency="1.5"), r"keys\[1\].max_concurrency .*integer"),
+        (_table(rights='["all"]'), r"keys\[1\].rights\[1\] .*'timing' or 'internal'"),
+        (_table(share_cache="1"), r"keys\[1\].share_cache .*boolean"),
+        (_table(limit="3"), r"keys\[1\].limit .*max_concurrency"),
+        (_table(key_sha256=f'"{HASH}"'), r"keys\[1\] .*either key or key_sha256"),
+        (_table(key=f'"{FIRST[:15]}"'), r"keys\[1\].key .*at least 16"),
+        (_table(key='"first-secret   "'), r"keys\[1\].key .*at least 16"),
+        (_table(key=f'["{FIRST}"]'), r"keys\[1\].key .*string"),
+        (_table(name=f'"{FIRST}:{FIRST}"'), r"keys\[1\].name .*match"),
+        (f'[[keys]]\nkey = "{FIRST}"', r"keys\[1\].name is missing"),
+        (_table() + "\n" + _table(name='"b"'), r"keys\[2\] .*once"),
+        (f'keys = ["{FIRST}"]', r"keys\[1\] .*"),
+        (f'[[keys]]\n"{FIRST}" = "a"', r"keys\[1\]"),
+        (f"[[keys]]\nkey = {FIRST}", r"line 2, column 7"),
+        ("", "at least one key|keys is missing"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused_with_their_place(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    """Whatever is wrong, the error shows no part of a key."""
+    with pytest.raises(InputError, match=says) as refused:
+        read_keys(_written(tmp_path, text))
+    for part in (FIRST, FIRST[:8], FIRST[-8:], HASH):
+        assert part not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +132,11 @@ def test_keys_of_file_and_environment(tmp_path: Path) -> None:
         ({KEYS: "# none"}, "at least one key"),
         ({KEYS: "0123456789abcde"}, "15 characters.*at least 16"),
         ({KEYS: "alice:0123456789abcde"}, "15 characters.*at least 16"),
-        ({KEYS: f"a:{FIRST}:many"}, "number of requests"),
+        ({KEYS: "alice: 0123456789abcde"}, "15 characters.*at least 16"),
+        ({KEYS: f"a:{SECOND}:{FIRST}"}, "number of requests"),
         ({KEYS: f"a:{FIRST}:0"}, "number of requests"),
         ({KEYS: f"a:{FIRST}:1:2"}, "name:key"),
+        ({KEYS: f"a:{FIRST},b:{FIRST}"}, "line 2.*once"),
         ({KEYS_FILE: "not/there"}, "a file of keys"),
     ],
 )
@@ -72,18 +172,56 @@ def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
     assert (found.name if found else None) == name
 
 
+def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Within a second, without a restart; one that cannot be used changes nothing, with one log."""
+    now_s = 0.0
+    environment = _written(tmp_path, FIRST, "keys")
+    store = KeyStore(environment, lambda: now_s)
+
+    def let_in(secret: str) -> bool:
+        return holder_of(store.current(), f"Bearer {secret}") is not None
+
+    _written(tmp_path, f"{FIRST}\n{SECOND}", "keys")
+    assert not let_in(SECOND)  # it was looked at less than a second ago
+    now_s += 1
+    assert let_in(FIRST)
+    assert let_in(SECOND)
+    for spoil in (lambda: _written(tmp_path, "too short", "keys"), (tmp_path / "keys").unlink):
+        caplog.clear()
+        spoil()
+        for _ in range(3):
+            now_s += 1
+            assert let_in(SECOND)
+        assert [each.levelno for each in caplog.records] == [logging.ERROR]
+    _written(tmp_path, FIRST, "keys")
+    now_s += 1
+    assert not let_in(SECOND)
+
+
 @pytest.mark.parametrize(
     "keys", [f"a:{FIRST}:4\n{SECOND}", f"# ours\n\n{FIRST}\nb:{SECOND}", f" {FIRST} "]
 )
 def test_our_own_commands_show_the_first_key(tmp_path: Path, keys: str) -> None:
     """The header opens the endpoint whose keys these are, wherever they stand."""
-    file = tmp_path / "keys"
-    file.write_text(keys)
-    for environment in ({KEYS: keys}, {KEYS_FILE: str(file)}, {KEYS: keys, KEYS_FILE: str(file)}):
+    others = _written(tmp_path, "other-secret-0123456789", "others")
+    for environment in ({KEYS: keys}, _written(tmp_path, keys, "keys"), {KEYS: keys, **others}):
         header = authorization(environment)
         assert header == {"authorization": f"Bearer {FIRST}"}
         assert holder_of(read_keys(environment), header["authorization"])
     assert authorization({}) == {}
+
+
+def test_our_own_commands_show_a_key_with_all_rights(tmp_path: Path) -> None:
+    """Of tables the first that has them; of hashes none, so that the environment has to name it."""
+    able = _table(name='"b"', key=f'"{SECOND}"', rights='["timing", "internal"]')
+    environment = _written(tmp_path, f"{_table()}\n{able}")
+    assert authorization(environment) == {"authorization": f"Bearer {SECOND}"}
+    assert authorization(_written(tmp_path, _table())) == {"authorization": f"Bearer {FIRST}"}
+    environment = _written(tmp_path, f'[[keys]]\nname = "a"\nkey_sha256 = "{HASH}"')
+    with pytest.raises(InputError, match=SHOWN_KEY):
+        authorization(environment)
+    shown = authorization({**environment, SHOWN_KEY: SECOND})
+    assert shown == {"authorization": f"Bearer {SECOND}"}
 
 
 def test_an_endpoint_that_others_reach_needs_keys() -> None:
@@ -94,3 +232,62 @@ def test_an_endpoint_that_others_reach_needs_keys() -> None:
         refuse_open(host, {KEYS: FIRST})
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         refuse_open(host, {})
+
+
+@pytest.mark.parametrize("rights", [(), ("timing",), ("timing", "internal")])
+def test_a_key_may_do_what_its_rights_say(
+    config: EndpointConfig, tmp_path: Path, rights: tuple[str, ...]
+) -> None:
+    """Without them it gets answers, but neither the engines' times nor prefill alone."""
+    environment = _written(tmp_path, _table(rights=str(list(rights))))
+    shown = {"Authorization": f"Bearer {FIRST}"}
+    answer = one(config, "/v1/completions", ONE, headers=shown, environment=environment)
+    assert answer.status_code == 200
+    assert ("Server-Timing" in answer.headers) == ("timing" in rights)
+    assert "X-Minicluster-Path" in answer.headers
+    alone = one(config, "/internal/prefill", ONE, headers=shown, environment=environment)
+    assert alone.status_code == (200 if "internal" in rights else 403)
+    if alone.status_code == 403:
+        assert alone.json()["error"]["code"] == "insufficient_permissions"
+
+
+def _salt_seen(
+    config: EndpointConfig, path: str, body: dict[str, Any], environment: dict[str, str]
+) -> str | None:
+    servers = FakeServers()
+    shown = {"Authorization": f"Bearer {FIRST}"}
+    answer = one(config, path, body, servers=servers, headers=shown, environment=environment)
+    assert answer.status_code == 200
+    found: str | None = servers.seen[0].get("cache_salt")
+    return found
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ONE), ("/v1/chat/completions", HI)])
+def test_engines_get_a_salt_for_each_tenant(
+    config: EndpointConfig, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """Of keys, unless they share the cache; without keys a request stays as it is."""
+    salt = _salt_seen(config, path, body, _written(tmp_path, _table()))
+    assert salt is not None
+    assert len(salt) == 64
+    shared = _written(tmp_path, _table(share_cache="true"))
+    assert _salt_seen(config, path, body, shared) is None
+    assert _salt_seen(config, path, body, {}) is None
+    assert _salt_seen(config, path, {**body, "cache_salt": "mine"}, {}) == "mine"
+
+
+def test_no_salt_crosses_tenants() -> None:
+    """Whatever clients send: equal salts are those of one tenant, endpoint and own salt."""
+    alice, bob = KeyHolder(name="alice"), KeyHolder(name="bob")
+    bodies: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "a"}, {"cache_salt": "b"})
+    cases = list(itertools.product(bodies, (alice, bob), (b"1", b"2")))
+    salts = [salted(*case)["cache_salt"] for case in cases]
+    assert len(set(salts)) == len(cases)
+    assert salts == [salted(*case)["cache_salt"] for case in cases]
+    taken = salted({"cache_salt": salts[0]}, bob, b"1")["cache_salt"]
+    assert taken not in salts
+    assert salted({"cache_salt": "a"}, ANONYMOUS, b"1") == {"cache_salt": "a"}
+    for bad in ("", 5, ["a"]):
+        with pytest.raises(RequestRefused) as refused:
+            salted({"cache_salt": bad}, alice, b"1")
+        assert (refused.value.refusal.status, refused.value.refusal.param) == (400, "cache_salt")

@@ -3,40 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING
+import contextlib
+import json
+import resource
+import ssl
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 import httpx
 import pytest
+import uvloop
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from serving.api.http_server import PARTS_AHEAD, HttpServer
+from serving.api.http_server import HttpLimits, HttpServer
+from serving.api.tls import TlsFiles, trusting
 from serving.cluster.ports import free_ports
+from tests.certificates import write_certificate
 from tests.serving.command import taken_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
 
     from starlette.requests import Request
 
 HOST = "127.0.0.1"
 LIMIT_S = 10.0
+QUICK = HttpLimits(handshake_s=0.5, header_s=0.5, body_s=0.5, send_s=0.5)
 
 
 class Server:
     """An application that echoes, hangs, streams and fails, behind our server on a free port."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: HttpLimits | None = None, tls: TlsFiles | None = None) -> None:
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
         routes = [
             Route(f"/{each.__name__}", each, methods=["POST"])
-            for each in (self.echo, self.hang, self.stream, self.fail)
+            for each in (self.echo, self.hang, self.stream, self.fail, self.flood)
         ]
         [self.port] = free_ports(1)
-        self.listener = HttpServer(Starlette(routes=routes), HOST, self.port)
+        app = Starlette(routes=routes)
+        self.counted: list[int] = []
+        self.listener = HttpServer(
+            app, HOST, self.port, limits=limits, tls=tls, count=self.counted.append
+        )
 
     async def echo(self, request: Request) -> JSONResponse:
         assert request.client
@@ -66,11 +80,24 @@ class Server:
     async def fail(self, _: Request) -> JSONResponse:
         raise RuntimeError("inside")
 
+    async def flood(self, _: Request) -> StreamingResponse:
+        async def much() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * (1 << 16)
+                    await asyncio.sleep(0)
+            finally:
+                self.cancelled.set()
+
+        return StreamingResponse(much())
+
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+async def listening(
+    limits: HttpLimits | None = None, tls: TlsFiles | None = None
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     """Yield a server and a client of it."""
-    server = Server()
+    server = Server(limits, tls)
     serving = asyncio.create_task(server.listener.serve())
     try:
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as client:
@@ -81,18 +108,18 @@ async def listening() -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
 
 
 def within_limit(asked: Coroutine[None, None, None]) -> None:
-    asyncio.run(asyncio.wait_for(asked, LIMIT_S))
+    """Run it on the event loop that Ray Serve's replicas have."""
+    uvloop.run(asyncio.wait_for(asked, LIMIT_S))
 
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
 def test_bodies_arrive_whole_and_connections_are_used_again(size: int) -> None:
-    """Also ones of far more parts than are read ahead, and after a header of 1 MiB."""
-    assert size < 2 or size > PARTS_AHEAD
+    """Also ones of many parts, and after a header of 60 kB."""
 
     async def asked() -> None:
         async with listening() as (_, client):
             first = await client.post("/echo", content=b"x" * size)
-            second = await client.post("/echo", content=b"ab", headers={"X": "x" * (1 << 20)})
+            second = await client.post("/echo", content=b"ab", headers={"X": "x" * 60_000})
             assert [each.json()["size"] for each in (first, second)] == [size, 2]
             assert first.json()["port"] == second.json()["port"]
 
@@ -144,5 +171,180 @@ def test_a_header_with_control_characters_ends_nothing_but_its_request(value: by
                 writer.write(b"\r\n\r\n")
                 assert (await reader.readline()).split()[1] == b"400"
             assert (await client.post("/echo")).status_code == 200
+
+    within_limit(asked())
+
+
+class Connection:
+    """A client that sends and reads bytes as it likes."""
+
+    def __init__(self, port: int, *, context: ssl.SSLContext | None = None) -> None:
+        self._given = {"host": HOST, "port": port, "ssl": context}
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection(**self._given)  # type: ignore[arg-type]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.transport.abort()
+
+    async def says(self, sent: bytes) -> bytes:
+        """Send bytes; return all that comes until the connection is closed."""
+        self.writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            return await self.reader.read()
+        return b""
+
+
+POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
+HALF_A_BODY = POST + b"Content-Length: 9\r\n\r\nhalf"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),
+        (b"POST", b"408"),
+        (POST, b"408"),
+        (HALF_A_BODY, b"408"),
+        (b"GET /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", b"405"),
+        (POST + b"Content-Length: 1\r\n\r\nx" + POST, b"200"),
+        (POST + b"X: " + b"x" * 70_000, b"400"),
+        (POST + b"x: y\r\n" * 200 + b"\r\n", b"431"),
+        (b"\x16\x03\x01 no HTTP\r\n\r\n", b"400"),
+    ],
+    ids=[
+        *("nothing", "half a line", "half of the headers", "half a body", "refused midway"),
+        *("half of a second one", "long header", "many headers", "no HTTP"),
+    ],
+)
+def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None:
+    """With an answer where one is possible; what one byte more would help is not waited for."""
+
+    async def asked() -> None:
+        async with listening(QUICK) as (server, client), Connection(server.port) as one:
+            answer = await one.says(sent)
+            assert answer.partition(b" ")[2][:3] == status
+            own = status in {b"400", b"408", b"431"}
+            if own:
+                assert server.counted == [int(status)]
+                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+            assert (await client.post("/echo")).status_code == 200
+
+    within_limit(asked())
+
+
+def test_a_body_that_drips_is_late_all_the_same() -> None:
+    """Each byte is news, and none gives the request more time."""
+
+    async def asked() -> None:
+        async with listening(QUICK) as (server, _), Connection(server.port) as one:
+            one.writer.write(POST + b"Content-Length: 9000\r\n\r\n")
+            while not one.reader.at_eof() and not one.writer.is_closing():
+                one.writer.write(b"x")
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    await asyncio.wait_for(one.reader.read(100), 0.05)
+
+    within_limit(asked())
+
+
+@pytest.mark.parametrize(("connections", "files"), [(10, 10_000), (1000, 20)])
+def test_connections_beyond_the_limit_close_the_longest_idle_ones(
+    monkeypatch: pytest.MonkeyPatch, connections: int, files: int
+) -> None:
+    """
+    Those that ask are answered, and an answer under way goes on.
+
+    The process keeps half of its files for itself, and raises their number first.
+    """
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, files))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+
+    async def asked() -> None:
+        limits = HttpLimits(connections=connections)
+        async with listening(limits) as (server, client), AsyncExitStack() as stack:
+            asking = asyncio.create_task(client.post("/hang"))
+            await server.begun.wait()
+            silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(30)]
+            async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as other:
+                assert (await other.post("/echo")).status_code == 200
+            assert await silent[0].says(b"") == b""  # closed
+            assert not server.cancelled.is_set()
+            asking.cancel()
+
+    within_limit(asked())
+    assert raised == [(files, files)]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["HTTP", "HTTPS"])
+def test_a_client_that_stops_reading_is_cut(tls: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """The work for it ends; one that reads slowly gets all."""
+    file = write_certificate(tmp_path / "both.pem", HOST) if tls else None
+    files = TlsFiles(cert=str(file), key=str(file)) if tls else None
+
+    async def asked() -> None:
+        async with listening(QUICK, files) as (server, _):
+            context = trusting(str(file)) if file else None
+            async with Connection(server.port, context=context) as slow:
+                slow.writer.write(b"POST /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+                for _ in range(20):
+                    assert len(await slow.reader.readexactly(1 << 20))
+                    await asyncio.sleep(QUICK.send_s / 4)
+                assert not server.cancelled.is_set()
+                slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await asyncio.wait_for(server.cancelled.wait(), LIMIT_S)
+
+    within_limit(asked())
+
+
+def test_a_certificate_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    """New connections get the new one; half of a new one changes nothing."""
+    file = write_certificate(tmp_path / "both.pem", HOST)
+    files = TlsFiles(cert=str(file), key=str(file))
+
+    async def presented(server: Server) -> bytes:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        async with Connection(server.port, context=context) as one:
+            one.writer.write(POST + b"Content-Length: 1\r\n\r\nx")
+            assert (await one.reader.readline()).split()[1] == b"200"
+            found: bytes = one.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            return found
+
+    async def asked() -> None:
+        async with listening(tls=files) as (server, _):
+            first = await presented(server)
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            await server.listener.reload_certificate()
+            assert await presented(server) == first
+            write_certificate(file, HOST)
+            await server.listener.reload_certificate()
+            second = await presented(server)
+            assert ssl.DER_cert_to_PEM_cert(second).strip() in file.read_text()
+            assert second != first
+
+    within_limit(asked())
+
+
+def test_handshakes_that_do_not_end_are_closed(tmp_path: Path) -> None:
+    """They count as connections, and neither they nor plain HTTP stop others."""
+    file = write_certificate(tmp_path / "both.pem", HOST)
+    limits = replace(QUICK, connections=5)
+
+    async def asked() -> None:
+        async with (
+            listening(limits, TlsFiles(cert=str(file), key=str(file))) as (server, _),
+            AsyncExitStack() as stack,
+        ):
+            silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(20)]
+            context = trusting(str(file))
+            async with Connection(server.port, context=context) as one:
+                one.writer.write(POST + b"Content-Length: 1\r\n\r\nx")
+                assert (await one.reader.readline()).split()[1] == b"200"
+            assert {await each.says(b"") for each in silent} == {b""}
+            async with Connection(server.port) as plain:
+                assert await plain.says(POST + b"\r\n") == b""
 
     within_limit(asked())

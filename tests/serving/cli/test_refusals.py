@@ -51,6 +51,8 @@ def _changed(plan: Plan, change: dict[str, object] | None) -> str:
             f"--host is '{ANYWHERE}'; expected API keys",
         ),
         ("up plan.json --host 192.0.2.1 --open --port 0", {}, 2, "an address of this machine"),
+        ("up plan.json --tls-cert no.pem --tls-key no.pem", {}, 2, "a file that can be read"),
+        ("up plan.json --tls-cert plan.json", {}, 2, "both, --tls-key too"),
         ("up plan.json", TWO_REASONS, 3, "cores [98]"),
         ("up plan.json", TWO_REASONS, 3, "one sequence of 2048 tokens"),
         ("up plan.json", RULE, 3, "pp = 2"),

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +55,38 @@ def test_orphans_are_found_and_stopped(cluster_id: str, tmp_path: Path) -> None:
     stop(cluster_id, grace_s=0.3)
     assert cluster_processes(cluster_id) == set()
     assert said.read_text() == "ready\nasked\n"
+
+
+def test_logs_of_a_cluster_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that logs without end does not fill the disk; the operator's own length counts."""
+    assert int(environment("x", TOKEN)["RAY_ROTATION_MAX_BYTES"]) == 64 << 20
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "1000")
+    assert environment("x", TOKEN)["RAY_ROTATION_MAX_BYTES"] == "1000"
+
+
+def test_what_killed_processes_shared_is_removed(cluster_id: str) -> None:
+    """What others share stays."""
+    shares = (
+        "import sys, time; from multiprocessing import resource_tracker, shared_memory as memory\n"
+        "one = memory.SharedMemory(create=True, size=9)\n"
+        "resource_tracker.unregister(one._name, 'shared_memory')\n"
+        "print(one.name, flush=True); time.sleep(60)"
+    )
+    other = SharedMemory(create=True, size=9)
+    env = environment(cluster_id, TOKEN)
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", shares], env=env, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            file = Path("/dev/shm") / process.stdout.readline().strip()  # noqa: S108
+            assert file.exists()
+            stop(cluster_id, grace_s=0)
+        assert not file.exists()
+        assert (Path("/dev/shm") / other.name).exists()  # noqa: S108
+    finally:
+        other.close()
+        other.unlink()
 
 
 def test_none_is_killed_while_others_still_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from tests.serving.forks import Forks
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from ray._private import services
+    from ray._private.worker import Worker
     from ray.serve._private.client import ServeControllerClient
     from ray.serve._private.controller import ServeController
     from ray.serve._private.replica import Replica, UserCallableWrapper
@@ -30,6 +31,9 @@ def test_every_private_name_is_there() -> None:
     assert "_controller" in getsource(ServeControllerClient.__init__)
     leave = getsource(Replica._perform_graceful_shutdown)
     assert leave.index("_drain_ongoing_requests") < leave.index("await self.shutdown()")
+    handler = getsource(Worker.main_loop)
+    assert "set_sigterm_handler(sigterm_handler)" in handler
+    assert "raise_sys_exit_with_custom_error_message(" in handler
     with loopback():
         assert services.resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
     version = "deployment._version or get_random_string()"

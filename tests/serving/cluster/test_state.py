@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from minicluster.errors import InputError, TargetFailed
 from serving.cluster.logs import replica_logs
-from serving.cluster.state import HOME, LOGS, STATE, State, read_state, remove_state, write_state
+from serving.cluster.state import (
+    HOME,
+    LOCK,
+    LOGS,
+    STATE,
+    State,
+    changing,
+    read_state,
+    remove_state,
+    write_state,
+)
 from serving.operations.status import current, is_gone
 from tests.serving.plans import make_state
 
@@ -28,6 +39,16 @@ def test_state_survives_the_command(state: State) -> None:
     assert read_state() == state
     with pytest.raises(TargetFailed, match="serving down"):
         current()
+
+
+def test_one_command_at_a_time_changes_a_deployment() -> None:
+    """The second one is refused and names the first; after it, it is free."""
+    refused = pytest.raises(InputError, match=f"in use by process {os.getpid()} ")
+    with changing(), refused, changing():
+        pass
+    with changing():
+        pass
+    assert not LOCK.exists()
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "no JSON"])

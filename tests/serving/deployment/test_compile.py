@@ -11,7 +11,12 @@ import pytest
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import (
+    MEDIA_DOMAINS,
+    NO_MEDIA,
+    DeployTarget,
+    read_media_domains,
+)
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
 from serving.protocol.endpoint_config import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
@@ -62,6 +67,20 @@ def test_a_plan_compiles_to_these_options(deployment: Deployment, target: str) -
     assert flat == json.loads(path.read_text(encoding="utf-8"))
     again = compile_app(deployment, machines, plan=make_plan(deployment).under(slo=SloSpec()))
     assert json.dumps(asdict(app)) == json.dumps(asdict(again))
+
+
+@pytest.mark.parametrize(
+    ("named", "allowed"), [("a.example, b.example", ["a.example", "b.example"]), ("", None)]
+)
+def test_engines_fetch_from_named_hosts_only(
+    deployment: Deployment, named: str, allowed: list[str] | None
+) -> None:
+    """Without a name vLLM has one that is no host's: it takes an empty list for any host."""
+    target = replace(CPU, media_domains=read_media_domains({MEDIA_DOMAINS: named}))
+    for pool in compile_app(deployment, target).pools:
+        given = pool.llm_config["engine_kwargs"]["allowed_media_domains"]
+        assert given == (allowed or [*NO_MEDIA])
+    assert all(name.endswith(".invalid") for name in NO_MEDIA)
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:

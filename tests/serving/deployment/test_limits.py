@@ -72,6 +72,13 @@ def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a t
     assert (found["max_ongoing_requests"], found["max_queued_requests"]) == (ongoing, queued)
 
 
+def test_without_a_plan_the_queue_has_an_end(plan: Plan) -> None:
+    """Ray Serve's own default is none."""
+    placement = places(("laptop", (0, 1, 2)))
+    pool = replace(plan.deployment.pool("decode"), replicas=3, placement=placement)
+    assert limits(pool, None)["max_queued_requests"] == 3_000
+
+
 def test_verify_expects_what_was_compiled(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

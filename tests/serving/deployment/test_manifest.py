@@ -5,7 +5,9 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,15 +16,17 @@ import yaml
 from loadtest.client.endpoint import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, Plan, plan_from, to_json
-from serving.api.auth import KEYS_FILE
+from serving.api.keys import KEYS_FILE
 from serving.cli.manifest import manifest_of
 from serving.deployment.manifest import (
+    HEAD_PROBE,
     Manifest,
     as_yaml,
     compile_from_args,
     compose,
     ray_serve,
     ray_service,
+    stop_s,
 )
 from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import places
@@ -79,7 +83,7 @@ def test_ray_serve_takes_it(demo: Manifest) -> None:
 
 def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
     """The RayService holds the same configuration, and a labelled group for each raylet."""
-    config_map, policy, service = yaml.safe_load_all(ray_service(demo))
+    config_map, policy, *_, service = yaml.safe_load_all(ray_service(demo))
     assert plan_from(json.loads(config_map["data"]["plan.json"]), place="x") == demo_plan
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ray_serve(demo)
@@ -107,6 +111,58 @@ def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
+def test_pods_are_confined_and_probed(demo: Manifest) -> None:
+    """No pod is root or has a capability; one of each role stays; the head drains."""
+    _, _, *budgets, service = yaml.safe_load_all(ray_service(demo))
+    cluster = service["spec"]["rayClusterConfig"]
+    head = cluster["headGroupSpec"]["template"]
+    pods = [head, *(group["template"] for group in cluster["workerGroupSpecs"])]
+    for pod in pods:
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == expected
+        assert {"livenessProbe", "readinessProbe"} <= container.keys()
+        assert pod["spec"]["terminationGracePeriodSeconds"] == stop_s(demo)
+    assert len(budgets) == len(pods)
+    for budget, pod in zip(budgets, pods, strict=True):
+        assert (budget["apiVersion"], budget["kind"]) == ("policy/v1", "PodDisruptionBudget")
+        # KubeRay's pods have no scale, so that a budget is a number of pods that stay.
+        assert budget["spec"]["minAvailable"] == 1
+        selected = budget["spec"]["selector"]["matchLabels"]
+        assert selected == pod["metadata"]["labels"]
+    (container,) = head["spec"]["containers"]
+    paths = [container[name]["exec"]["command"][-1] for name in ("livenessProbe", "readinessProbe")]
+    assert paths == ["/health", "/ready"]
+    assert "serving down --address" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(200, 0), (404, 0), (503, 1), (None, 0)],
+    ids=["ok", "no app", "no", "none"],
+)
+def test_the_probe_of_the_head(status: int | None, code: int) -> None:
+    """A head on which nothing is deployed yet is ready: KubeRay waits for that to deploy."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ready" and status else 500)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        script = HEAD_PROBE.format(port=server.server_port)
+        if status is None:
+            server.socket.close()
+        else:
+            Thread(target=server.handle_request).start()
+        done = subprocess.run([sys.executable, "-c", script, "/ready"], check=False)
+    assert done.returncode == code
+
+
 def _mounts(pod: dict[str, Any]) -> dict[str, str]:
     """Return the paths of a pod's volumes, each of which is mounted."""
     (container,) = pod["containers"]
@@ -119,7 +175,7 @@ def test_gpus_of_kubernetes_and_compose(plan: Plan) -> None:
     pools = tuple(replace(pool, gpu="h100-sxm") for pool in plan.pools)
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
     manifest = _manifest(replace(plan, pools=pools, inputs=replace(plan.inputs, gpu=gpu)))
-    _, _, service = yaml.safe_load_all(ray_service(manifest))
+    *_, service = yaml.safe_load_all(ray_service(manifest))
     for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         (container,) = group["template"]["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -143,6 +199,36 @@ def test_the_shipped_compose_file_is_what_is_written(demo: Manifest, tmp_path: P
         command = [Path(sys.executable).parent / schema[0], *schema[1:], file]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_containers_are_confined(demo: Manifest) -> None:
+    """No service is root or has a capability, and Grafana has a password of this machine's own."""
+    document = yaml.safe_load(compose(demo))
+    for name, service in document["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name != "prometheus":  # its image has a user of its own
+            assert service["user"] == "${MINICLUSTER_USER:-1000:1000}", name
+    services = document["services"]
+    for name in ("head", "prefill-node-0", "decode-node-0"):
+        assert services[name]["init"]
+        assert services[name]["ulimits"]["nofile"]["soft"] >= 65536
+    # What depends on others is stopped first: the head drains while the engines are there.
+    assert {*services["head"]["depends_on"]} == {"prefill-node-0", "decode-node-0"}
+    drains_s = [
+        pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"]
+        for pool in demo.served.pools
+    ]
+    assert float(services["head"]["stop_grace_period"][:-1]) > min(300, max(drains_s))
+    assert "prometheus:/prometheus" in services["prometheus"]["volumes"]
+    assert "prometheus" in document["volumes"]
+    grafana = services["grafana"]
+    assert not any("ANONYMOUS" in each for each in grafana["environment"])
+    file = grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    assert file == f"/run/secrets/{grafana['secrets'][0]}"
+    assert grafana["secrets"][0] in document["secrets"]
+    last = (ROOT / "Dockerfile").read_text().rpartition("\nUSER ")[2]
+    assert last.startswith("minicluster\n")
 
 
 def test_the_head_finds_the_model_where_it_is_mounted(
@@ -215,7 +301,7 @@ def test_the_endpoint_needs_a_key_unless_open(
     ]
     assert holders == ["head"]
     assert services["load"]["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
-    _, _, service = yaml.safe_load_all(ray_service(demo))
+    *_, service = yaml.safe_load_all(ray_service(demo))
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     path = Path(application["runtime_env"]["env_vars"][KEYS_FILE])
     head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Plan, plan_from, to_json
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.simulated import simulated_findings, slowed
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
 from serving.protocol.endpoint_config import SimulatedEngines
+from tests import plans
 
 SLOW = DeployTarget(kind="simulated", slowdown=8.0)
 
@@ -33,6 +35,23 @@ def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
 
 def test_without_a_slowdown_a_plan_stays_as_it_is(plan: Plan) -> None:
     assert to_json(slowed(plan, 1.0)) == to_json(plan)
+
+
+def test_tables_of_steps_are_told_and_slowed(plan: Plan) -> None:
+    """A table goes to the engines of its pool; a slowed plan and its file hold it, line by line."""
+    model = replace(plan.step_model, decode=plans.TABLE)
+    plan = replace(plan, step_model=model)
+    told = {
+        pool.role: pool.simulated.step
+        for pool in compile_app(plan.deployment, SLOW, plan=plan).pools
+        if pool.simulated
+    }
+    assert told == {"prefill": model.prefill, "decode": plans.TABLE}
+    slow = slowed(plan, 8.0)
+    assert slow.step_model.decode == plans.TABLE.scaled(8)
+    text = to_json(slow)
+    assert "[0.0, 100.0, 400.0]" in text
+    assert plan_from(json.loads(text), place="plan.json") == slow
 
 
 def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:

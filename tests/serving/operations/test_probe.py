@@ -74,7 +74,7 @@ def test_replicas_that_do_not_answer_are_named_in_a_line(
     first.cancel.side_effect = facts
     handle.facts.remote.return_value = first
     monkeypatch.setattr(probe.serve, "get_deployment_handle", Mock(return_value=handle))
-    monkeypatch.setattr(probe, "broadcast", Mock(side_effect=failure))
+    monkeypatch.setattr(probe, "call_replicas", Mock(side_effect=failure))
     with pytest.raises(TargetFailed, match=says) as failed:
         probe.wait_until_ready(
             served, base_url="http://endpoint", vocab_size=500, report=lambda _: None

@@ -123,7 +123,7 @@ def test_advice_is_measured_between_two_scrapes(
     state = deployed(plan)
     scrapes = [_text({"ttft": [0.5] * n, "tpot": [0.1], "prefill_queue": [0.1]}) for n in (1, 2)]
     monkeypatch.setattr(cli, "current", lambda: state)
-    monkeypatch.setattr(cli, "scrape", lambda _url: read_histograms(scrapes.pop(0)))
+    monkeypatch.setattr(cli, "scrape", lambda *_: read_histograms(scrapes.pop(0)))
     monkeypatch.setattr(cli.time, "sleep", lambda _s: None)
     done = serving_here(tmp_path, "scale", "--json")
     assert done.returncode == 4

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, TargetFailed
 from minicluster.plan import Plan, to_json
+from serving.api.keys import KEYS, KEYS_FILE, authorization, read_keys
 from serving.cluster.ports import free_ports
-from serving.cluster.state import HOME, State, write_state
+from serving.cluster.state import HOME, State, read_state, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.target import Target
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
+from serving.protocol.app_spec import APP
 from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import deployed, make_pool, places
 
@@ -71,7 +75,7 @@ def test_a_new_deployment_has_a_cluster_and_ports_of_its_own(
     assert (state.nixl_port, state.address) == (20_701, "")
     assert len(state.cluster_id) == 16
     assert state.cluster_id[:8] in state.session
-    assert not [*HOME.iterdir()], "interrupted before its start, it leaves nothing"
+    assert not HOME.exists(), "interrupted before its start, it leaves nothing"
     [prefill] = served.of("prefill")
     ports = prefill.llm_config["experimental_configs"]
     assert ports["NIXL_SIDE_CHANNEL_PORT_BASE"] == 20_701
@@ -85,6 +89,7 @@ def test_a_plan_takes_over_the_cluster_that_was_measured(
     for name in ("cluster_id", "address", "nixl_port"):
         assert getattr(state, name) == getattr(running, name)
     assert served.endpoint.slo == plan.slo
+    assert read_state() == running, "interrupted before the first change, it changes nothing"
 
 
 def test_engines_of_plan_and_measurement_are_the_same(plan: Plan) -> None:
@@ -113,3 +118,114 @@ def test_anything_else_that_runs_is_not_replaced(
     write_state(replace(running, planned=change == "planned", ready=change != "not ready"))
     with pytest.raises(InputError, match="serving down"):
         _lay_over(replace(plan, **others.get(change, {})), monkeypatch)
+
+
+def test_keys_do_not_stay_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process of Ray and vLLM inherits it; a file that only its owner reads takes them."""
+    monkeypatch.chdir(tmp_path)
+    given = {KEYS: "alice:first-secret-0123456789:2,second-secret-0123456789", "HOME": "/"}
+    keys, shown, environment = read_keys(given), authorization(given), dict(given)
+    operations.move_keys(environment)
+    assert environment.keys() == {KEYS_FILE, "HOME"}
+    assert Path(environment[KEYS_FILE]).is_absolute()
+    assert Path(environment[KEYS_FILE]).stat().st_mode & 0o777 == 0o600
+    assert (read_keys(environment), authorization(environment)) == (keys, shown)
+    for other in ({"HOME": "/"}, {**given, KEYS_FILE: "keys.toml"}):  # two formats are not mixed
+        environment = dict(other)
+        operations.move_keys(environment)
+        assert environment == other
+
+
+class Serve:
+    """Ray Serve on a cluster that others started, as far as `serving up` calls it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, applications: list[str]) -> None:
+        import ray  # noqa: PLC0415  (a second)
+        from ray import serve  # noqa: PLC0415
+
+        from serving.replicas import app  # noqa: PLC0415
+
+        self.applications, self.calls = dict.fromkeys(applications), list[str]()
+        connection = "serving.cluster.connection"
+        monkeypatch.setattr(f"{connection}.connected", lambda _address: nullcontext())
+        monkeypatch.setattr(f"{connection}.instance_of", lambda _address: "session_1")
+        monkeypatch.setattr(ray, "nodes", list)
+        monkeypatch.setattr(operations, "missing_nodes", lambda *_: ())
+        monkeypatch.setattr(operations, "findings", lambda *_: ())
+        monkeypatch.setattr(app, "build_app", lambda *_: None)
+        monkeypatch.setattr(serve, "RunTarget", lambda *_, **__: None)
+        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=self._now()))
+        for name in ("start", "run_many", "delete", "shutdown"):
+            monkeypatch.setattr(serve, name, getattr(self, name))
+
+    def _now(self) -> dict[str, None]:
+        return dict(self.applications)
+
+    def start(self, **_: object) -> None:
+        self.calls.append("start")
+
+    def run_many(self, *_: object, **__: object) -> None:
+        self.calls.append("run_many")
+        self.applications[APP] = None
+        raise TargetFailed("the first engine did not start")
+
+    def delete(self, name: str, **_: object) -> None:
+        self.calls.append(f"delete {name}")
+        del self.applications[name]
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+@pytest.mark.parametrize(
+    ("there", "replacing", "calls"),
+    [
+        ([APP], False, []),
+        ([], False, ["start", "run_many", f"delete {APP}", "shutdown"]),
+        (["another"], False, ["start", "run_many", f"delete {APP}"]),
+        ([APP, "another"], True, [f"delete {APP}", "start", "run_many", f"delete {APP}"]),
+    ],
+    ids=["refused", "failed", "beside another", "replaced"],
+)
+def test_only_what_it_started_is_taken_down(
+    plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[str],
+    calls: list[str],
+    *,
+    replacing: bool,
+) -> None:
+    """On a cluster of others, from a directory that knows of no deployment, and a failed start."""
+    monkeypatch.chdir(tmp_path)
+    cluster = Serve(monkeypatch, there)
+    site = Site(
+        target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0], address="a:1"
+    )
+    given = {"report": lambda _: None, "plan": plan, "replacing": replacing}
+    with pytest.raises((InputError, TargetFailed)) as failed:
+        operations.bring_up(plan.deployment, site, **given)
+    assert cluster.calls == calls
+    assert ("serving down --address a:1" in str(failed.value)) == (not calls)
+    assert read_state() is None
+
+
+def test_a_deployment_that_comes_first_is_left_alone(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories deploy at once: the second finds the first when it is about to start."""
+    monkeypatch.chdir(tmp_path)
+    cluster = Serve(monkeypatch, [])
+
+    def first(_deployment: object) -> None:
+        cluster.applications[APP] = None
+
+    site = Site(
+        target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0], address="a:1"
+    )
+    with pytest.raises(InputError, match="--replace"):
+        operations.bring_up(plan.deployment, site, report=print, plan=plan, before_start=first)
+    assert cluster.calls == []
+    assert APP in cluster.applications

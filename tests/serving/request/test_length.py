@@ -147,9 +147,9 @@ def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]
         ([5, 6, 7], 3),
         ([[5, 6], [7]], 3),
         ("abcdefgh", 2),
-        ([{"role": "user", "content": "x" * 40}], 10),
+        ([{"role": "user", "content": "x" * 40}], 11),
         (None, 1),
-        *((each, 1) for each in prompts_in("chat", {"messages": [HI, HI], "prompt": ["a", "b"]})),
+        *((each, 3) for each in prompts_in("chat", {"messages": [HI, HI], "prompt": ["a", "b"]})),
     ],
 )
 def test_prompts_are_sized_before_they_are_tokenized(prompt: object, tokens: float) -> None:

@@ -16,7 +16,7 @@ HI = [{"role": "user", "content": "hi"}]
 @given(st.binary())
 def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
     try:
-        assert isinstance(parse_body(raw), dict)
+        assert isinstance(parse_body(raw, 100), dict)
     except RequestRefused as refused:
         assert refused.refusal.status == 400  # noqa: PT017  (either way is right)
 
@@ -32,19 +32,54 @@ DEEPEST = b'{"b": [], "a": ' + b"[" * 63 + b"]" * 63 + b"}"
         b"[]",
         b'{"temperature": NaN}',
         b'{"a": Infinity}',
-        b"[" * 100_000,
+        b'{"a": 1e999}',
+        b'{"a": [{"b": [1, -1e400]}]}',
+        b'{"a": ' + b"1" * 400 + b".0}",
+        b"[" * 60_000,
         DEEPEST.replace(b"[[]]", b"[[[]]]"),
+        '{"prompt": "x"}'.encode("utf-16"),
+        b'{"prompt": "\xed\xa0\x80"}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "\\udfff": 1}',
     ],
-    ids=["cut", "not UTF-8", "list", "NaN", "infinity", "deep", "65 levels", "half", "half"],
+    ids=[
+        "cut",
+        "not UTF-8",
+        "list",
+        "NaN",
+        "infinity",
+        "1e999",
+        "-1e400",
+        "400 digits",
+        "deep",
+        "65 levels",
+        "UTF-16",
+        "raw half",
+        "half",
+        "half",
+    ],
 )
 def test_what_is_no_json_object_of_at_most_64_levels(raw: bytes) -> None:
-    assert parse_body(DEEPEST)
+    assert parse_body(DEEPEST, 100)
     with pytest.raises(RequestRefused, match="The body is") as caught:
-        parse_body(raw)
+        parse_body(raw, 100)
     assert caught.value.refusal.status == 400
     json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("many", [b"[],", b"{},", b'"",', b"1,"])
+def test_bodies_of_very_many_parts_are_refused_before_they_are_parsed(many: bytes) -> None:
+    """The parser would stop everybody for seconds; text that looks like parts is a text."""
+    with pytest.raises(RequestRefused, match="too many parts") as caught:
+        parse_body(b'{"prompt": [' + many * 70_000, 1000)  # not even valid JSON
+    assert caught.value.refusal.code == "too_many_parts"
+    text = many.decode() * 70_000 + '\\"[]'
+    assert parse_body(json.dumps({"prompt": text}).encode(), 1000) == {"prompt": text}
+
+
+def test_two_prompts_of_the_whole_context_are_not_too_many_parts() -> None:
+    body = {"prompt": [[5] * 100_000] * 2}
+    assert parse_body(json.dumps(body).encode(), 100_000) == body
 
 
 @pytest.mark.parametrize(
@@ -56,6 +91,7 @@ def test_what_is_no_json_object_of_at_most_64_levels(raw: bytes) -> None:
         ),
         ({"prompt_embeds": {"any": "thing"}}, "prompt_embeds"),
         ({"model": "gpt-9"}, "model"),
+        *(({"stream": value}, "stream") for value in (1, 0, "true", [])),
         ({"n": 0}, "n"),
         ({"n": "2"}, "n"),
         ({"n": 1.5}, "n"),
@@ -105,6 +141,7 @@ def test_what_cannot_be_answered(body: dict[str, object], param: str) -> None:
         {"n": 2, "best_of": 2},
         {"n": 64},
         {"prompt_logprobs": 1},
+        *({"stream": value} for value in (True, False, None)),
         {"use_beam_search": True, "n": 2},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
         *({"prompt": prompt} for prompt in ("hi", [1, 2], [1.0], ["a", "b"], ["a"] * 64)),

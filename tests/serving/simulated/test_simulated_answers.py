@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.simulated.answering import ENGINE_DIED, SimulatedAnswers
 from serving.simulated.clock import EngineClock
@@ -37,7 +37,7 @@ def said(text: str) -> int:
 
 def engine(slowdown: float = 1.0, *, prefill_only: bool = False) -> SimulatedEngine:
     clock = EngineClock(slowdown)
-    return SimulatedEngine(LIMITS, FittedStep(STEP), clock, prefill_only=prefill_only)
+    return SimulatedEngine(LIMITS, PlannedStep(STEP), clock, prefill_only=prefill_only)
 
 
 def ask(kind: str, body: dict[str, Any], slowdown: float = 1.0) -> list[Any]:
@@ -76,7 +76,7 @@ def test_a_tokenizer_counts_text() -> None:
     rules = replace(RULES, tokenizer=Words())
     assert read(rules=rules, prompt="one two three").prompt_tokens == 3
     messages = [{"role": "user", "content": "one two"}, {"role": "user", "content": "three"}]
-    assert read("chat", rules, messages=messages).prompt_tokens == 3
+    assert read("chat", rules, messages=messages).prompt_tokens == 2 + 3
 
 
 def test_equal_beginnings_share_the_ids_of_their_blocks() -> None:
@@ -89,6 +89,18 @@ def test_equal_beginnings_share_the_ids_of_their_blocks() -> None:
     changed = read(prompt=[*range(16), 99, *range(17, 64)]).blocks
     assert changed[0] == long[0]
     assert not set(changed[1:]) & set(long)
+
+
+def test_another_salt_shares_no_block() -> None:
+    """Equal prompts of two tenants are different contents; of one they are the same."""
+    plain, *salted = (
+        read(prompt=list(range(64)), **salt).blocks
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"})
+    )
+    assert salted[0] == salted[2]
+    assert len({*plain, *salted[0], *salted[1]}) == 3 * len(plain)
+    for bad in ("", 5):
+        assert isinstance(RULES.read("completions", {"prompt": "a", "cache_salt": bad}), Refusal)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +186,7 @@ def test_other_prompts_have_other_answers() -> None:
 @pytest.mark.parametrize("slowdown", [1.0, 25.0])
 def test_the_engine_s_own_times_are_the_clock_s(slowdown: float) -> None:
     [whole] = ask("completions", {"prompt": [1] * 100, "max_tokens": 2}, slowdown)
-    step_s = FittedStep(STEP).step_s([(100, 0)], 0, 0)
+    step_s = PlannedStep(STEP).step_s([(100, 0)], 0, 0)
     assert whole["metrics"]["queue_time_ms"] == pytest.approx(0.0)
     assert whole["metrics"]["time_to_first_token_ms"] == pytest.approx(step_s * slowdown * 1e3)
 
@@ -270,7 +282,7 @@ def test_a_prompt_that_is_cancelled_at_any_time_gives_back_its_blocks(
     async def go() -> None:
         used = engine(prefill_only=True)
         computing = SimulatedAnswers(used, RULES, {}, source=KvSource(used, PATH), lease_s=9.0)
-        step_s = FittedStep(STEP).step_s([(100, 0)], 0, 0)
+        step_s = PlannedStep(STEP).step_s([(100, 0)], 0, 0)
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(computing.compute(read(prompt=[1] * 100), keep=keep))
         await asyncio.sleep(0)

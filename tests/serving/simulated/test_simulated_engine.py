@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
@@ -26,7 +26,7 @@ from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
 
-STEP = FittedStep(
+STEP = PlannedStep(
     StepCoefficients(
         base_s=3e-3,
         stream_s=7e-3,

@@ -15,7 +15,7 @@ from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from tests.serving.forks import Forks
 
@@ -30,7 +30,7 @@ class Recorded(Replica):
     def __init__(
         self,
         requests: RequestTable,
-        step: FittedStep,
+        step: PlannedStep,
         limits: EngineLimits,
         cache: ContentCache | None,
     ) -> None:
@@ -117,7 +117,7 @@ def simulated(case: dict[str, Any]) -> Recorded:
     """Run one replica over the case."""
     shared = [0, *case["prefix"][1:]]
     requests = RequestTable(case["input_tokens"], case["output_tokens"], shared)
-    step = FittedStep(StepCoefficients(**case["step"]))
+    step = PlannedStep(StepCoefficients(**case["step"]))
     limits = EngineLimits(**case["limits"])
     cache = (
         ContentCache(case["content"], limits.block_size, tokens_each=limits.block_size)

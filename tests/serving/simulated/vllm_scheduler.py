@@ -23,7 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Engine:
     def __init__(self, case: dict[str, Any], model: str) -> None:
         """Build vLLM's scheduler for *case*."""
         limits, self.case = case["limits"], case
-        self.step = FittedStep(StepCoefficients(**case["step"]))
+        self.step = PlannedStep(StepCoefficients(**case["step"]))
         cache = CacheConfig(
             block_size=limits["block_size"], enable_prefix_caching=case["prefix_caching"]
         )

@@ -17,6 +17,7 @@ from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
+from tests import plans
 from tests.sizing.conftest import QUICK
 
 TOP = {
@@ -40,7 +41,7 @@ def plan(request: pytest.FixtureRequest, file: Path) -> Plan:
 
 
 def calibrated(plan: Plan) -> Plan:
-    """Return the plan with a calibration of the step times that it has."""
+    """Return the plan with step times of a calibration."""
     key = CalibrationKey(
         processor="made up",
         cores=1,
@@ -49,9 +50,11 @@ def calibrated(plan: Plan) -> Plan:
         model_config_hash=plan.model.config_hash,
         dtype=plan.model.weight_dtype,
     )
-    steps = {f.name: getattr(plan.step_model, f.name) for f in fields(plan.step_model)}
+    fitted = {"prefill": plans.STEP, "decode": replace(plans.STEP, base_s=0.002)}
+    model = replace(plan.step_model, **fitted)
+    steps = {f.name: getattr(model, f.name) for f in fields(model)}
     calibration = CalibrationSpec(name="made up", date="2026-11-20", key=key, num_rows=3, **steps)
-    return replace(plan, inputs=replace(plan.inputs, calibration=calibration))
+    return replace(plan, inputs=replace(plan.inputs, calibration=calibration), step_model=model)
 
 
 def objects(value: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -71,7 +74,7 @@ def test_each_thing_is_said_once(plan: Plan) -> None:
     """No object stands in the file twice, nor in the inputs what stands at the top."""
     raw = json.loads(to_json(plan))
     assert raw.keys() == TOP
-    assert raw["schema_version"] == 2
+    assert raw["schema_version"] == 3
     seen: dict[str, str] = {}
     for text, path in objects(raw):
         assert text not in seen, (path, seen[text])
@@ -109,9 +112,9 @@ def test_kinds_of_gpus_stand_in_the_file_once(plan_of: Callable[..., Path]) -> N
             (
                 ("schema_version",),
                 version,
-                f"plan.json: schema_version {found}; expected 2 (plan again",
+                f"plan.json: schema_version {found}; expected 3 (plan again",
             )
-            for version, found in ((1, "is 1"), (3, "is 3"), (None, "is missing"))
+            for version, found in ((2, "is 2"), (4, "is 4"), (None, "is missing"))
         ),
         (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is 'set'; expected nothing there"),
         (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
@@ -123,6 +126,12 @@ def test_kinds_of_gpus_stand_in_the_file_once(plan_of: Callable[..., Path]) -> N
         (("workload", "requests_per_s"), -1, "workload.requests_per_s is -1"),
         (("engine", "kv_dtype"), 8, "plan.json: engine.kv_dtype is 8"),
         (("cost",), None, "plan.json: cost is missing"),
+        (("step_model", "decode", "tokens"), "x", "step_model.decode.StepTable.tokens is 'x'"),
+        (
+            ("step_model", "decode", "sequences"),
+            [0.0, 0.0],
+            "sequences is (0.0, 0.0); expected two",
+        ),
         (("slo",), 3, "plan.json: slo is 3"),
         (("pools", -1, "dtype"), "fp8", "dtype is 'fp8'; expected 'bf16', as in the inputs"),
     ],

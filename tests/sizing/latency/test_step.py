@@ -10,19 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minicluster.engine_model.step_seconds import TabulatedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.plan.step_time import decode_s, prefill_s
 from minicluster.specs.efficiency import EngineKernels, GemmEfficiency, StreamEfficiency
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, kv_pull_s_per_byte
 from sizing.latency.communication import PATTERNS, Exchange
-from sizing.latency.fit import decode_coefficients, prefill_coefficients
 from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.op import Op, Work, gemm
 from sizing.latency.roofline import multiply_dtype, op_time, smooth_max
-from sizing.latency.step import Machine, beyond_hb_domain_s, stage_s, step_s, step_terms
+from sizing.latency.step import (
+    Machine,
+    beyond_hb_domain_s,
+    interval_s,
+    stage_s,
+    step_s,
+    step_terms,
+)
 from sizing.latency.step_table import step_table
 
 PUBLISHED = Path(__file__).parents[2] / "published" / "static_prefill.toml"
@@ -224,6 +229,11 @@ def test_a_pipeline_hands_over_and_keeps_its_stages_busy() -> None:
     assert "stage send" in {term.name for term in step_terms(here, load, slicing=two)}
     assert 0.5 * flat < float(stage_s(here, load, slicing=two)) < 0.65 * flat
     assert float(stage_s(here, load, slicing=one)) == flat
+    uneven = Slicing(tp=4, pp=3)  # of 80 layers, two stages have one more
+    alone = float(interval_s(here, load, slicing=uneven, batches=1))
+    full = float(interval_s(here, load, slicing=uneven, batches=3))
+    assert alone == float(step_s(here, load, slicing=uneven)) < full
+    assert full == 3 * float(stage_s(here, load, slicing=uneven))
 
 
 def test_small_steps_with_prompts_are_captured() -> None:
@@ -238,21 +248,6 @@ def test_small_steps_with_prompts_are_captured() -> None:
     assert seconds == pytest.approx([0.0, engine.prompt_expert_layer_s * layers])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_coefficients_reproduce_the_terms(name: str) -> None:
-    """What a plan carries is within its stated error, and 10 %, of the term-by-term model."""
-    here = machine(name, "h200-sxm")
-    prompts, batch = np.geomspace(500, 8000, 9), np.geomspace(1, 256, 9)
-    fit = prefill_coefficients(here, slicing=TP8, shortest=500, longest=8000, cached=0)
-    steps = decode_coefficients(here, slicing=TP8, max_batch=256, contexts=(1000, 6000))
-    for fitted_s, load, stated in (
-        (prefill_s(fit, prompts), prefill_load(prompts), fit.error_fraction),
-        (decode_s(steps, batch, 4000), decode_load(batch, 4000), steps.error_fraction),
-    ):
-        assert np.abs(fitted_s / step_s(here, load, slicing=TP8) - 1).mean() < 0.1
-        assert stated < 0.1
-
-
 def test_published_first_token_times() -> None:
     engine = next(e for e in catalog.engines() if (e.name, e.version) == ("trtllm", "0.9.0"))
     errors = []
@@ -265,15 +260,15 @@ def test_published_first_token_times() -> None:
     assert np.max(np.abs(errors)) < 0.35
 
 
-@pytest.mark.parametrize("model", ["llama-3.1-70b", "gpt-oss-120b"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_table_is_the_step_model(model: str) -> None:
     """Between grid points, for chunks, prompts, batches and contexts, it is within 4 % of it."""
     one, each = machine(model), 900
-    table = TabulatedStep(
-        step_table(one, TP8, max_sequences=256, contexts=(2000.0, 6000.0), prompt_tokens=each)
-    )
-    alike = step_table(one, TP8, max_sequences=8, contexts=(2000.0, 2000.0), prompt_tokens=each)
-    assert min(alike.per_context_token) > 0
+    most, contexts = (8192, 256), (2000.0, 6000.0)
+    spec = step_table(one, TP8, most=most, contexts=contexts, prompt_tokens=each)
+    alike = step_table(one, TP8, most=(8192, 8), contexts=(2000.0, 2000.0), prompt_tokens=each)
+    assert min(alike.per_context_token_s) > 0
+    table = PlannedStep(spec)
     for n, p, b, s in product((0, 37, 900, 5400), (0, 3000), (0, 5, 77, 200), (2000, 3500, 6000)):
         if n or b:
             load = StepLoad(

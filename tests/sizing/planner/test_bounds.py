@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
 from sizing.planner.candidates import (
     Candidate,
@@ -20,6 +21,7 @@ from sizing.planner.candidates import (
     one_replica_each,
     utilisations,
 )
+from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout, LayoutShape
 from sizing.planner.pool_sizing import (
@@ -33,6 +35,9 @@ from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.step_models import StepModels
+from sizing.planner.tandem import QUANTILES
+from sizing.simulation.outcome import simulate
+from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at, inputs
 
 if TYPE_CHECKING:
@@ -86,9 +91,63 @@ def test_a_batch_of_equal_prompts_is_one_step(prompts: int, tokens: int) -> None
     """The bound's batch takes what the simulated step of the same prompts takes (eq. T2)."""
     load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens))
     tandem = started(inputs(replace(SMALL, workload=load))).tandem
-    step = FittedStep(tandem.step_model.prefill)
+    step = PlannedStep(tandem.step_model.prefill)
     expected = step.step_s([(tokens, 0)] * prompts, 0, 0)
     assert bounds.prefill_batch_s(tandem, prompts) == pytest.approx(expected, rel=1e-9)
+
+
+LENGTHS = st.one_of(
+    st.builds(Lengths.fixed, st.integers(1, 12_000)),
+    st.tuples(st.integers(1, 500), st.integers(1, 6000)).map(
+        lambda ends: Lengths(distribution="uniform", low=ends[0], high=sum(ends))
+    ),
+)
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "prompts": LENGTHS,
+        "answer": st.integers(2, 300),
+        "batch": st.integers(1, 128),
+        "together": st.integers(1, 6),
+        "local_share": st.sampled_from([0.0, 0.5, 1.0]),
+        "rate": st.sampled_from([0.5, 5.0, 500.0]),
+    }
+)
+
+
+@pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])
+@given(drawn_case=CASES)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_no_simulation_is_below_a_bound(layout: Layout, drawn_case: dict[str, Any]) -> None:
+    """Whatever shares a step: pools compute, and requests take, as long as bounds say or longer."""
+    prompts, batch, rate = (drawn_case[name] for name in ("prompts", "batch", "rate"))
+    share = drawn_case["local_share"]
+    threshold = int(share * prompts.max_tokens) if layout is SPLIT else 0
+    answers = Lengths.fixed(drawn_case["answer"])
+    load = replace(SMALL.workload, input_tokens=prompts, output_tokens=answers)
+    search = replace(SMALL.search, local_threshold_tokens=threshold)
+    case = at(rate, replace(SMALL, workload=load, search=search))
+    chosen = started(case, layout)
+    stage = replace(chosen.tandem.prefill, max_batch_size=drawn_case["together"])
+    chosen = replace(chosen, tandem=replace(chosen.tandem, prefill=stage))
+    chosen = chosen.limited(min(batch, chosen.max_batch)).sized(1, 1)
+    tandem = chosen.tandem
+    arrivals = drawn(case.scenario.workload, RequestSource(), count=QUANTILES, seed=batch)
+    lengths = np.random.default_rng(batch).permutation(tandem.all_tokens).astype(np.int64)
+    system = deployed_system(deployment(case, chosen), tandem.step_model)
+    outcome = simulate(system, replace(arrivals, input_tokens=lengths), seed=1)
+    role, split = ("decode", True) if layout is SPLIT else ("mixed", False)
+    shares = {role: bounds.decode_load(tandem, split=split)}
+    if split and share < 1:
+        shares["prefill"] = bounds.prefill_load(tandem)
+    span_s = float((outcome.due_s + outcome.e2e_s).max() - outcome.due_s.min())
+    for role, least in shares.items():
+        busy_s, least_s = outcome.busy_fraction[role] * span_s, least / rate * QUANTILES
+        assert busy_s >= least_s * (1 - 1e-9), (role, busy_s / least_s - 1)
+    alone = bounds.unloaded_s(tandem, split=split)
+    assert (np.sort(outcome.ttft_s) >= alone["ttft"] * (1 - 1e-9)).all()
+    assert outcome.tpot_s.mean() >= alone["tpot"].mean() * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])

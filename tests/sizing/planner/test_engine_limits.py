@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.config import parse_scenario
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from minicluster.specs.scenario import EngineChoice
@@ -156,7 +157,7 @@ def test_memory_limits_the_batch_below_the_engine() -> None:
 
 
 def test_smaller_chunks_take_more_steps() -> None:
-    """A prompt of 4,000 tokens in chunks of 500 has seven more steps in an idle system."""
+    """A prompt of 4,000 tokens in chunks of 500 has eight steps in an idle system, not one."""
     given_inputs = inputs()
     layout = Layout.split(1, 1, "h100-sxm")
     model = StepModels(given_inputs).of(layout)
@@ -167,7 +168,11 @@ def test_smaller_chunks_take_more_steps() -> None:
         simulate(deployed_system(runs, model), one, seed=1).ttft_s[0]
         for runs in (deployed(), deployed(chunked_prefill_tokens=500))
     )
-    assert chunked_s - whole_s >= 7 * model.prefill.base_s * (1 - 1e-6)
+    step = PlannedStep(model.prefill)
+    whole, *chunks = [(4000, 0)], *([(500, before)] for before in range(0, 4000, 500))
+    steps_s = sum(step.step_s(chunk, 0, 0) for chunk in chunks)
+    assert chunked_s - whole_s == pytest.approx(steps_s - step.step_s(whole, 0, 0))
+    assert chunked_s > whole_s
 
 
 def test_an_engine_that_computes_prompts_whole_has_no_chunks(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
@@ -18,7 +18,7 @@ from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 
 PROMPT_TOKEN_S, STEP_S = 1e-3, 1e-2
-STEP = FittedStep(
+STEP = PlannedStep(
     StepCoefficients(
         base_s=STEP_S, stream_s=0.0, per_prefill_token_s=PROMPT_TOKEN_S, per_sequence_s=0.0,
         per_pair_s=0.0, per_context_token_s=0.0, max_tokens=9999, max_batch=999,

@@ -11,7 +11,7 @@ import pytest
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.specs.step import Interference, StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -33,14 +33,14 @@ LOAD = WorkloadSpec(
 """Of two pools on the same cores."""
 
 
-def linear(**given: float) -> FittedStep:
+def linear(**given: float) -> PlannedStep:
     """Return a step that is work alone: no fixed cost to share."""
     zero = dict.fromkeys(
         ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s",
          "per_context_token_s", "error_fraction"), 0.0,
     )  # fmt: skip
     numbers = {**zero, "base_s": TINY_S, **given}
-    return FittedStep(
+    return PlannedStep(
         StepCoefficients(**numbers, max_tokens=9999, max_batch=999, max_context_tokens=9999)
     )
 
@@ -298,8 +298,8 @@ def shared(between: Interference | None) -> System:
     pool = SimulatedPool(replicas=1, limits=limits, step=step)
     prefill = decode = pool
     if between is not None:
-        prefill = replace(pool, step=PrefillWithInterference(step.coefficients, between))
-        decode = replace(pool, step=DecodeWithInterference(step.coefficients, between))
+        prefill = replace(pool, step=PrefillWithInterference(step.spec, between))
+        decode = replace(pool, step=DecodeWithInterference(step.spec, between))
     path = Path(request_s=1e-3, transfer_base_s=1e-3)
     return System(prefill=prefill, decode=decode, path=path)
 

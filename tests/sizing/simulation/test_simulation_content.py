@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 
-STEP = FittedStep(
+STEP = PlannedStep(
     StepCoefficients(
         base_s=3e-3, stream_s=7e-3, per_prefill_token_s=1e-4, per_sequence_s=1e-4, per_pair_s=1e-9,
         per_context_token_s=2e-8, max_tokens=9999, max_batch=999, max_context_tokens=9999,

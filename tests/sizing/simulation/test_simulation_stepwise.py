@@ -8,17 +8,29 @@ import numpy as np
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
-from minicluster.engine_model.step_seconds import FittedStep
-from minicluster.specs.step import StepCoefficients
+from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.step import StepCoefficients, StepTable
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.event_loop import EventLoop
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.sizing.stepwise import StepTandem
 
 
-def step(rng: np.random.Generator) -> FittedStep:
-    """Draw coefficients; experts now and then."""
-    return FittedStep(
+def step(rng: np.random.Generator) -> PlannedStep:
+    """Draw coefficients, or a table."""
+    if rng.random() < 0.5:
+        fixed_s = np.cumsum(rng.uniform(1e-3, 2e-2, (2, 3)), axis=1)
+        fixed_s[1] += float(rng.uniform(0, 1e-2))
+        return PlannedStep(
+            StepTable(
+                tokens=(0.0, 30.0, 1000.0),
+                sequences=(0.0, 40.0),
+                fixed_s=tuple(tuple(row) for row in fixed_s.tolist()),
+                per_key_s=tuple(rng.uniform(0, 1e-5, 3).tolist()),
+                per_context_token_s=tuple(rng.uniform(0, 1e-4, 2).tolist()),
+            )
+        )
+    return PlannedStep(
         StepCoefficients(
             base_s=float(rng.uniform(1e-3, 5e-3)),
             stream_s=float(rng.uniform(0, 1e-2)),
@@ -30,8 +42,6 @@ def step(rng: np.random.Generator) -> FittedStep:
             max_batch=100,
             max_context_tokens=1000,
             error_fraction=0.0,
-            experts_s=float(rng.choice([0.0, 1e-2])),
-            expert_miss_fraction=0.9,
         )
     )
 

@@ -1,0 +1,340 @@
+"""API keys: where they are read from, what each may do, and which our own commands show."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import tomllib
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+
+from minicluster.errors import InputError
+from minicluster.http_client.authorization import bearer
+from serving.admission.tenants import RIGHTS, KeyHolder
+from serving.protocol.messages import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+logger = logging.getLogger(__name__)
+
+KEYS = "MINICLUSTER_API_KEYS"
+"""Environment variable: API keys, one per line or separated by commas."""
+
+KEYS_FILE = "MINICLUSTER_API_KEYS_FILE"
+"""Environment variable: path of a file of keys, of lines as in `KEYS` or of TOML (`KeyTable`)."""
+
+SHOWN_KEY = "MINICLUSTER_API_KEY"
+"""Environment variable: the key that our commands show where the file holds only hashes."""
+
+SHORTEST = 16
+"""Fewest characters of a key: shorter ones can be guessed."""
+
+LOOK_S = 1.0
+"""Shortest time between two looks at the file of keys."""
+
+TABLE = re.compile(r"^\s*\[\[\s*keys\s*\]\]", re.MULTILINE)
+"""What tells TOML from lines: no line with it is a key."""
+
+FIELD = re.compile(r"[a-z_0-9]{1,15}")
+"""Names of fields that errors show; anything else could be a secret at the wrong place."""
+
+Keys = dict[bytes, KeyHolder]
+"""The holder of each key by the key's SHA-256; the secrets themselves are not kept."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class KeyTable(BaseModel, extra="forbid", strict=True, hide_input_in_errors=True):
+    """
+    A `[[keys]]` table: the key or its SHA-256 in hexadecimal digits, its tenant's name, its limits.
+
+    Attributes are those of `KeyHolder`.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    key: Annotated[SecretStr, Field(min_length=SHORTEST)] | None = None
+    key_sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    weight: Positive = 1.0
+    requests_per_s: Positive | None = None
+    tokens_per_min: Positive | None = None
+    max_concurrency: Annotated[int, Field(ge=1)] | None = None
+    rights: list[Literal["timing", "internal"]] = []
+    share_cache: bool = False
+
+    @model_validator(mode="after")
+    def _one_key(self) -> KeyTable:
+        if (self.key is None) == (self.key_sha256 is None):
+            raise ValueError("expected either key or key_sha256")
+        return self
+
+
+class KeyTables(BaseModel, extra="forbid", strict=True, hide_input_in_errors=True):
+    """A TOML file of keys."""
+
+    keys: Annotated[list[KeyTable], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyEntry:
+    """One key as it was read; *secret* is `None` where only its hash is known."""
+
+    place: str
+    digest: bytes
+    holder: KeyHolder
+    secret: str | None
+
+
+def read_keys(environment: Mapping[str, str]) -> Keys:
+    """
+    Read the keys that *environment* holds or points to; none: the endpoint asks for no key.
+
+    A line is `key`, `name:key` or `name:key:limit`, the limit a number of requests in progress;
+    such keys have all rights. A file of TOML has a `KeyTable` for each key.
+
+    Raises:
+        InputError: a file that cannot be read, a key that is too short or there twice, a limit that
+            is none, or a variable that is set and holds no key, which would open the endpoint by
+            accident. It shows no part of a key.
+    """
+    keys: Keys = {}
+    for entry in _entries(environment):
+        if entry.digest in keys:
+            raise InputError(entry.place, "a key that is there already", "each key once")
+        keys[entry.digest] = entry.holder
+    return keys
+
+
+class KeyStore:
+    """The keys of an endpoint; a file of keys is read again when it has changed."""
+
+    def __init__(
+        self, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read the keys of *environment*; raises InputError as `read_keys`."""
+        variables = {KEYS, KEYS_FILE} & environment.keys()
+        self._environment = {name: environment[name] for name in variables}
+        self._clock = clock
+        self._looked_s = clock()
+        self._stamp = self._now_stamp()
+        self._keys = read_keys(self._environment)
+
+    def current(self) -> Keys:
+        """
+        Return the keys, of the file as it is now; it is looked at once per `LOOK_S`.
+
+        A file that cannot be used leaves the former keys in force, and is logged once.
+        """
+        if KEYS_FILE in self._environment and self._clock() - self._looked_s >= LOOK_S:
+            self._looked_s = self._clock()
+            stamp = self._now_stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._read_again()
+        return self._keys
+
+    def _read_again(self) -> None:
+        try:
+            self._keys = read_keys(self._environment)
+        except InputError as error:
+            logger.error("the former API keys stay in force: %s", error)  # noqa: TRY400
+        else:
+            logger.warning("%s was read again: %d keys", KEYS_FILE, len(self._keys))
+
+    def _now_stamp(self) -> tuple[int, ...]:
+        try:
+            found = Path(self._environment.get(KEYS_FILE, "")).stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def refuse_open(host: str, environment: Mapping[str, str]) -> None:
+    """
+    Refuse an endpoint without keys that other machines can reach.
+
+    Raises:
+        InputError: *host* is not loopback, and *environment* names no keys; or as `read_keys`.
+    """
+    if not _is_loopback(host) and not read_keys(environment):
+        raise InputError(
+            "--host",
+            host,
+            "API keys for an endpoint that other machines can reach",
+            f"{KEYS_FILE}=FILE in the environment, one key per line, or --open to serve without",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name may be reachable
+
+
+def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the header with which our own commands call the endpoint, if it asks for a key.
+
+    It shows the first key with all rights, else the first one, of those that are not hashed; if all
+    are, that of `SHOWN_KEY`.
+
+    Raises:
+        InputError: as `read_keys`, there is no key to show, or a header cannot hold it.
+    """
+    if not read_keys(environment):
+        return {}
+    known = [entry for entry in _entries(environment) if entry.secret is not None]
+    known.sort(key=lambda entry: entry.holder.rights < RIGHTS)
+    for entry in known:
+        return bearer(str(entry.secret), place=entry.place)
+    if SHOWN_KEY not in environment:
+        raise InputError(SHOWN_KEY, None, f"one of the keys, because {KEYS_FILE} has only hashes")
+    return bearer(environment[SHOWN_KEY].strip(), place=SHOWN_KEY)
+
+
+def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
+    """
+    Return the holder of the key in an Authorization header, if it is one of *keys*.
+
+    All keys are compared, each in constant time, so that the time reveals nothing about them.
+    """
+    scheme, _, secret = (authorization or "").partition(" ")
+    digest = hashlib.sha256(secret.strip().encode()).digest()
+    found = None
+    for known, holder in keys.items():
+        if hmac.compare_digest(known, digest) and scheme.lower() == "bearer":
+            found = holder
+    return found
+
+
+def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, Any]:
+    """
+    Return a request whose prefixes in the engines' caches no other tenant finds.
+
+    Else the time to first token would tell whether another tenant has sent the same text. A salt of
+    the client's own divides its tenant's prefixes further.
+
+    Args:
+        body: a request that `serving.request.validation.check` accepted.
+        client: who sends it.
+        secret: of this endpoint; without it another tenant's salt cannot be guessed.
+
+    Raises:
+        RequestRefused: the client's salt is none.
+    """
+    if client.share_cache:
+        return body
+    own = body.get("cache_salt")
+    if own is not None and not (isinstance(own, str) and own):
+        message = "cache_salt: expected a string that is not empty."
+        refuse(400, message, param="cache_salt", code="unsupported_value")
+    tenant = json.dumps([client.name, own]).encode()
+    return {**body, "cache_salt": hmac.new(secret, tenant, hashlib.sha256).hexdigest()}
+
+
+def _entries(environment: Mapping[str, str]) -> Iterator[_KeyEntry]:
+    """Yield every key, those of `KEYS` first."""
+    for variable in (KEYS, KEYS_FILE):
+        value = environment.get(variable)
+        if value is None:
+            continue
+        text = value.replace(",", "\n") if variable == KEYS else _text(value)
+        toml = variable == KEYS_FILE and (value.endswith(".toml") or TABLE.search(text))
+        entries = list((_of_tables if toml else _of_lines)(text, variable))
+        if not entries:
+            raise InputError(
+                variable, "empty", "at least one key", "unset it to serve without keys"
+            )
+        yield from entries
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(KEYS_FILE, path, f"a file of keys: {error}") from None
+    except UnicodeDecodeError:
+        raise InputError(KEYS_FILE, path, "a file of keys in UTF-8") from None
+
+
+def _of_lines(text: str, variable: str) -> Iterator[_KeyEntry]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.strip().startswith("#"):
+            yield _of_line([part.strip() for part in line.split(":")], f"{variable} line {number}")
+
+
+def _of_line(parts: list[str], place: str) -> _KeyEntry:
+    """Read `key`, `name:key` or `name:key:limit`; no error shows a part, which may be a secret."""
+    name = ""
+    limit: str | None = None
+    match parts:
+        case [secret]:
+            pass
+        case [name, secret]:
+            pass
+        case [name, secret, limit]:
+            pass
+        case _:
+            raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+    if len(secret) < SHORTEST:
+        raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
+    if limit is not None and not re.fullmatch(r"0*[1-9][0-9]{0,8}", limit):
+        expected = "in name:key:limit a number of requests, at least 1, as the limit"
+        raise InputError(place, "no such number", expected, "a key with a colon needs TOML")
+    digest = _digest(secret)
+    holder = KeyHolder(
+        name=name or f"key-{digest.hex()[:6]}",
+        max_concurrency=None if limit is None else int(limit),
+    )
+    return _KeyEntry(place, digest, holder, secret)
+
+
+def _of_tables(text: str, variable: str) -> Iterator[_KeyEntry]:
+    try:
+        tables = KeyTables.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"line \d+, column \d+|end of document", str(error))
+        place = f"{variable}, {where[0]}," if where else variable
+        raise InputError(place, "no TOML", "[[keys]] tables") from None
+    except ValidationError as error:
+        raise _refused_table(error, variable) from None
+    for number, table in enumerate(tables.keys, start=1):
+        place = f"{variable} keys[{number}]"
+        secret = None if table.key is None else table.key.get_secret_value().strip()
+        if secret is not None and len(secret) < SHORTEST:
+            raise InputError(f"{place}.key", "too short", f"at least {SHORTEST} characters")
+        digest = bytes.fromhex(table.key_sha256 or "") if secret is None else _digest(secret)
+        values = table.model_dump(exclude={"key", "key_sha256", "rights"})
+        holder = KeyHolder(**values, rights=frozenset(table.rights))
+        yield _KeyEntry(place, digest, holder, secret)
+
+
+def _refused_table(error: ValidationError, variable: str) -> InputError:
+    """Name the first field at fault, and never its value."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    parts = []
+    for part in first["loc"]:
+        if isinstance(part, int):
+            parts.append(f"[{part + 1}]")
+        else:
+            parts.append(f".{part}" if FIELD.fullmatch(part) else ".?")
+    place = f"{variable} {''.join(parts).removeprefix('.')}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if first["type"] == "missing":
+        return InputError(place, None, "a value")
+    if first["type"] == "extra_forbidden":
+        return InputError(place, "unknown", f"one of {', '.join(KeyTable.model_fields)}")
+    return InputError(place, "not valid", message.removeprefix("expected "))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
