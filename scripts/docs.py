@@ -24,6 +24,7 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from sizing.evidence.evidence import read_evidence
+from sizing.evidence.interval import DISTANCES
 from sizing.evidence.row_config import nearest_engine
 from sizing.latency.load import prefill_load
 from sizing.latency.step import Machine, step_s
@@ -70,6 +71,7 @@ def _validation() -> dict[str, Any]:
     evidence = read_evidence()
     return {
         "evidence": evidence,
+        "distances": DISTANCES,
         "slices": [(by, list(found)) for by, found in groupby(evidence.errors, lambda e: e.by)],
         "levels": sorted({each.confidence for each in evidence.claims}),
         "claims": _claims(evidence),

@@ -62,8 +62,9 @@ EXPERT_DTYPES = {
 }
 RELATIVES = {
     "a100-sxm": ("a100-sxm-40gb", "a100-pcie"),
-    "h100-sxm": ("h100-pcie", "h800", "gh200"),
-    "l40s": ("l4",),
+    "h100-sxm": ("h100-pcie", "h100-nvl", "h800", "gh200"),
+    "h200-sxm": ("h200-nvl",),
+    "l40s": ("l4", "rtx-4090"),
 }
 ENGINES = ("vllm", "trtllm", "sglang")
 QUANTISING = ("vllm", "trtllm")

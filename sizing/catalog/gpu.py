@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEntry:
-    """One file of `configs/gpus`: a GPU and the other names it goes by."""
+    """
+    One file of `configs/gpus`: a GPU and the other names it goes by.
+
+    Attributes:
+        generation: architecture, whose kernels GPUs share (`Hopper`); empty: not said.
+    """
 
     spec: GpuSpec
+    generation: str = ""
     aliases: tuple[str, ...] = field(default=())
 
 
@@ -33,9 +39,10 @@ def gpus() -> Mapping[str, GpuEntry]:
 @cache
 def _read_gpu(path: Path) -> GpuEntry:
     raw = read_toml(path)
-    aliases = tuple(raw.pop("aliases", ()))
+    aliases, generation = tuple(raw.pop("aliases", ())), str(raw.pop("generation", ""))
     spec = parse(GpuSpec, raw, place=path.name)
-    return GpuEntry(spec=replace(spec, collectives=_collectives_of(spec)), aliases=aliases)
+    spec = replace(spec, collectives=_collectives_of(spec))
+    return GpuEntry(spec=spec, generation=generation, aliases=aliases)
 
 
 @cache
@@ -54,6 +61,12 @@ def _collectives_of(gpu: GpuSpec) -> Collectives:
         measured=tuple(table for tables in measured for table in tables),
         protocols=collectives()["nccl"].protocols if gpu.vendor == "NVIDIA" else (),
     )
+
+
+def gpu_generation(name: str) -> str:
+    """Return the generation of a GPU of the catalog; its name where the catalog has neither."""
+    entry = next((each for key, each in gpus().items() if key == name), None)
+    return (entry.generation if entry else "") or name
 
 
 def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:

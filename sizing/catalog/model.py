@@ -32,6 +32,7 @@ class ModelEntry(Spec):
 
     Attributes:
         hub_id: what a server loads.
+        family: lineage of architectures that it belongs to (`Llama 3`); empty: none but its own.
         aliases: further hub ids of the same architecture.
         config: keys of the model's `config.json`.
     """
@@ -40,6 +41,7 @@ class ModelEntry(Spec):
     aliases: tuple[str, ...]
     config: dict[str, object]
     sources: tuple[NumberSource, ...]
+    family: str = ""
 
 
 @cache
@@ -91,6 +93,21 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
         "a catalog name, a hub id of the catalog, or an existing path to a config.json",
         [*models(), *_model_names()],
     )
+
+
+def model_family(name: str) -> str:
+    """
+    Return the lineage of architectures that a model belongs to.
+
+    Args:
+        name: as for `find_model`. A model of no entry is a family of its own, by its name.
+    """
+    names = {each.lower(): key for each, key in _model_names().items()}
+    key = names.get(name.lower())
+    if key is None:
+        other = repackaged(name, _model_names())
+        key = other.key if other is not None else None
+    return (models()[key].family if key is not None else "") or name
 
 
 @cache

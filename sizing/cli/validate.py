@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from enum import StrEnum
 from math import exp, log
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from statistics import median
@@ -15,20 +16,37 @@ from minicluster.files import write_atomically
 from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
 from sizing.evidence.evidence import evidence_of, read_evidence, to_json, tried
+from sizing.evidence.labels import read_labels
+from sizing.evidence.leave_out import SPLITS, leave_out
 from sizing.evidence.row import read_rows
 from sizing.evidence.scalar import calibrated
-from sizing.evidence.validate import judge, record, refusals, residuals, slices, to_csv
-from sizing.report.validation import calibration_tables, validation_tables
+from sizing.evidence.validate import (
+    judge,
+    record,
+    refusals,
+    residuals,
+    scored,
+    slices,
+    to_csv,
+)
+from sizing.report.validation import (
+    calibration_tables,
+    left_out_tables,
+    unscored_table,
+    validation_tables,
+)
 
 if TYPE_CHECKING:
     from sizing.evidence.validate import RowVerdict
 
+SplitName = StrEnum("SplitName", list(SPLITS))  # type: ignore[misc]
+"""What `--leave-out` takes."""
 FAR = 300.0
 """If measured and predicted times differ by more than this factor, the unit is in doubt."""
 
 
-def validate(
-    rows: Annotated[Path, Argument(help="Measured rows (CSV)")],
+def validate(  # noqa: PLR0913, PLR0917  (options of a command)
+    rows: Annotated[list[Path], Argument(help="Measured rows (CSV), of one file or several")],
     out: Annotated[Path | None, out_file("Predictions to write (CSV)")] = None,
     as_json: AsJson = False,
     calibrate: Annotated[
@@ -37,6 +55,17 @@ def validate(
             "--calibrate", help="Scalars fitted to half the configurations, tested on the others"
         ),
     ] = False,
+    labels: Annotated[
+        Path | None,
+        Option(help="Rows to mend or leave out of errors (CSV: id, kind, evidence)"),
+    ] = None,
+    left_out: Annotated[
+        list[SplitName] | None,
+        Option(
+            "--leave-out",
+            help="Intervals learned without each of these in turn, and tried on it (repeatable)",
+        ),
+    ] = None,
     evidence: Annotated[
         Path | None,
         Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
@@ -45,27 +74,41 @@ def validate(
     """
     Predict every row; print errors by source, engine, model, GPU and load.
 
-    With --calibrate, -o and the rows of --json are corrected by the scalars.
+    With --calibrate, -o and the rows of --json are corrected by the scalars. Rows below a physical
+    bound, and those that --labels leave out, are predicted but not scored.
     """
-    lines = read_rows(rows)
+    known_labels = read_labels(labels) if labels is not None else {}
+    lines = [line for path in rows for line in read_rows(path, known_labels)]
     known = read_evidence().intervals
     verdicts = [judge(line, known) for line in tracked(lines, "predicting")]
     fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
         write_atomically(out, to_csv(answers))
-    found = tried(residuals(verdicts))
+    judged = scored(verdicts)
+    found = tried(residuals(judged))
+    splits = [
+        each
+        for split in tracked(dict.fromkeys(left_out or ()), "leaving out")
+        for each in leave_out(residuals(judged), split)
+    ]
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
-        write_atomically(evidence, to_json(evidence_of(verdicts, found, date=today)))
-    _print_unit_doubt(verdicts)
+        write_atomically(evidence, to_json(evidence_of(judged, found, date=today, left_out=splits)))
+    unscored = [verdict for verdict in verdicts if verdict.excluded]
+    _print_unit_doubt(judged)
     data: dict[str, Any] = {
-        "errors": [asdict(each) for each in slices(verdicts)],
+        "errors": [asdict(each) for each in slices(judged)],
         "coverage": [asdict(each) for each in found.coverages],
         "claims": [asdict(each) for each in found.claims],
-        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(verdicts)],
+        "left_out": [asdict(each) for each in splits],
+        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(judged)],
+        "not_scored": [{"id": each.id, "reason": each.excluded} for each in unscored],
         "rows": [record(answer) for answer in answers],
     }
-    tables = [*validation_tables(verdicts, found)]
+    tables = [*validation_tables(judged, found)]
+    tables += left_out_tables(splits)
+    if unscored:
+        tables.append(unscored_table(unscored))
     if fit is not None:
         data["calibration"] = fit.data()
         tables += calibration_tables(fit)

@@ -21,14 +21,16 @@ from sizing.evidence.interval import (
     Cell,
     Intervals,
     RowResidual,
+    Widening,
     fit_intervals,
     folds,
     together,
 )
+from sizing.evidence.leave_out import HeldOutCoverage
 from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sizing.evidence.validate import RowVerdict
 
@@ -109,6 +111,9 @@ class Evidence(Spec):
         claims: how often one-sided bounds are right, likewise.
         cells: residual quantiles.
         support: predicted rows by kind of deployment.
+        left_out: coverage of intervals on whole groups that were left out of them.
+        widenings: factors on the quantiles of cells, by distance of the nearest measurement.
+        known: names of what was measured, per distance (`origin_keys`).
     """
 
     date: str
@@ -117,11 +122,18 @@ class Evidence(Spec):
     claims: tuple[Claim, ...]
     cells: tuple[Cell, ...]
     support: tuple[Support, ...]
+    left_out: tuple[HeldOutCoverage, ...] = ()
+    widenings: tuple[Widening, ...] = ()
+    known: tuple[tuple[str, ...], ...] = ()
 
     @property
     def intervals(self) -> Intervals:
-        """Return the cells by path."""
-        return Intervals(cells={cell.path: cell for cell in self.cells})
+        """Return the intervals that the run made."""
+        return Intervals(
+            cells={cell.path: cell for cell in self.cells},
+            widenings={(each.path, each.distance): each for each in self.widenings},
+            known=tuple(frozenset(keys) for keys in self.known),
+        )
 
 
 @cache
@@ -139,8 +151,14 @@ def read_evidence() -> Evidence:
     return parse(Evidence, raw, place=FILE)
 
 
-def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> Evidence:
-    """Gather what a run shows; *found* of left-out configurations."""
+def evidence_of(
+    verdicts: Sequence[RowVerdict],
+    found: Tried,
+    *,
+    date: str,
+    left_out: Iterable[HeldOutCoverage] = (),
+) -> Evidence:
+    """Gather what a run shows; *found* of left-out configurations, *left_out* of whole groups."""
     made = fit_intervals(residuals(verdicts))
     return Evidence(
         date=date,
@@ -149,6 +167,9 @@ def evidence_of(verdicts: Sequence[RowVerdict], found: Tried, *, date: str) -> E
         claims=found.claims,
         cells=tuple(made.cells.values()),
         support=_support(verdicts),
+        left_out=tuple(left_out),
+        widenings=tuple(made.widenings.values()),
+        known=tuple(tuple(sorted(keys)) for keys in made.known),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 QUANTITIES = ("ttft", "tpot")
+ENGINE = 1
+"""Place of the engine among the labels of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,9 @@ class RowResidual:
         configuration: all loads of one configuration are fitted on, or held out, together.
         path: labels from coarse to fine; intervals back off along it.
         stand_in: predicted with the constants of another version of the engine.
+        family: of the model: what `sizing.catalog.model_family` names.
+        generation: of the GPU.
+        row_class: of the row: what `class_of` names.
     """
 
     quantity: str
@@ -41,6 +46,57 @@ class RowResidual:
     configuration: str
     path: tuple[str, ...]
     stand_in: bool = False
+    family: str = ""
+    generation: str = ""
+    row_class: str = ""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine, in lower case."""
+        return self.path[ENGINE] if len(self.path) > ENGINE else ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of `origin_keys`."""
+        return origin_keys(
+            self.path,
+            family=self.family,
+            generation=self.generation,
+            configuration=self.configuration,
+        )
+
+
+DISTANCES = (
+    "this configuration",
+    "this model with this engine",
+    "its family with this engine",
+    "its family with this engine on other GPU generations",
+    "none of its family with this engine",
+)
+"""What the nearest measurement is of; an interval gets wider from one to the next."""
+NEAR = 1
+"""Distance that the quantiles of cells are for: those of rows in a left-out configuration."""
+
+
+def origin_keys(
+    path: Sequence[str], *, family: str, generation: str, configuration: str = ""
+) -> tuple[str, ...]:
+    """
+    Return a key for each distance but the last: rows with an equal key are that near.
+
+    Args:
+        path: labels of a prediction, its engine the second and its architecture the last one.
+        family: of the model.
+        generation: of the GPU.
+        configuration: of a row; empty: none that was measured.
+    """
+    engine = path[ENGINE] if len(path) > ENGINE else ""
+    return (
+        configuration,
+        f"{engine}/{path[-1]}/{generation}",
+        f"{engine}/{family}/{generation}",
+        f"{engine}/{family}",
+    )
 
 
 def folds(
@@ -110,22 +166,65 @@ class Cell(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionInterval:
-    """80 % interval around a prediction; `rows` measurements of `group` stand behind it."""
+    """
+    80 % interval around a prediction.
+
+    Attributes:
+        rows: measurements behind it.
+        group: that they are of.
+        distance: of the nearest measurement, a place in `DISTANCES`.
+    """
 
     low_s: float
     high_s: float
     rows: int
     group: str
+    distance: int = NEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widening(Spec):
+    """
+    How much further out than in their cells quantiles lie at a distance.
+
+    Attributes:
+        path: quantity, alone or loaded and, where there were rows enough, load; joined by `/`.
+        distance: place in `DISTANCES`.
+        shifts: added to the logarithm at each of `LEVELS`: down below the median, up above it.
+    """
+
+    path: str
+    distance: int
+    shifts: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Cells by path, of every group that had rows."""
+    """
+    Cells by path, of every group that had rows.
+
+    Attributes:
+        widenings: by path and distance.
+        known: per distance, the keys of the rows that were measured (`origin_keys`).
+    """
 
     cells: dict[str, Cell]
+    widenings: dict[tuple[str, int], Widening] = field(default_factory=dict)
+    known: tuple[frozenset[str], ...] = ()
+
+    def distance(self, keys: Sequence[str]) -> int:
+        """Return how far the nearest measurement is: a place in `DISTANCES`."""
+        near = (d for d, key in enumerate(keys) if d < len(self.known) and key in self.known[d])
+        return next(near, len(DISTANCES) - 1)
 
     def around(
-        self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
+        self,
+        value_s: float,
+        quantity: str,
+        path: Sequence[str],
+        *,
+        stand_in: bool = False,
+        distance: int = NEAR,
     ) -> PredictionInterval | None:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
@@ -136,16 +235,19 @@ class Intervals:
             path: labels from coarse to fine; the finest group with rows is taken.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 30 % where the rows behind it had their own.
+            distance: of the nearest measurement, as `distance` says.
         """
         cell = self._cell(quantity, path)
         if cell is None:
             return None
+        cell = self._widened(cell, (quantity, *path), distance)
         low, high = (_log(cell, level, stand_in=stand_in) for level in (LOW, HIGH))
         return PredictionInterval(
             low_s=value_s * math.exp(min(low, 0.0)),
             high_s=value_s * math.exp(max(high, 0.0)),
             rows=cell.rows,
             group=cell.path,
+            distance=distance,
         )
 
     def bound(
@@ -158,6 +260,16 @@ class Intervals:
         """
         cell = self._cell(quantity, path)
         return None if cell is None else math.exp(_log(cell, level, stand_in=stand_in))
+
+    def _widened(self, cell: Cell, labels: tuple[str, ...], distance: int) -> Cell:
+        """Move the quantiles of a cell as far out as the distance asks for."""
+        names = ("/".join(name) for name in _stretched(labels))
+        found = (self.widenings.get((name, distance)) for name in names)
+        widening = next((each for each in found if each is not None), None)
+        if widening is None:
+            return cell
+        logs = (log + shift for log, shift in zip(cell.logs, widening.shifts, strict=True))
+        return replace(cell, logs=tuple(logs))
 
     def _cell(self, quantity: str, path: Sequence[str]) -> Cell | None:
         labels = (quantity, *path)
@@ -181,8 +293,9 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
         q = (n q_own + k q_parent) / (n + k), k = 20 rows; q_parent of the root: q_own
 
-    each quantile moved from the median by the factor with which leave-configurations-out folds
-    lie below it as often as it says.
+    each quantile moved from the median by the factor with which left-out rows lie below it as
+    often as it says: configurations for the cells, and for the widening of each distance rows,
+    models, families, engines and GPU generations, by what is nearest to them in the rest.
 
     Args:
         residuals: of rows that nothing shipped was fitted on.
@@ -192,7 +305,16 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     Ignores that rows of one configuration err alike, beyond leaving them out together.
     """
     known = list(residuals)
-    return Intervals(cells=_cells(known, _stretches(known)))
+    near = _stretches(known)
+    return Intervals(
+        cells=_cells(known, near), widenings=_widenings(known, near), known=_known(known)
+    )
+
+
+def _known(residuals: Iterable[RowResidual]) -> tuple[frozenset[str], ...]:
+    """Return the keys of rows, per distance."""
+    keys = [each.keys for each in residuals]
+    return tuple(frozenset(each) for each in zip(*keys, strict=True))
 
 
 def grouped(
@@ -213,7 +335,7 @@ def together(each: RowResidual) -> str:
 
 
 def _stretches(known: Sequence[RowResidual]) -> dict[tuple[str, ...], NDArray[np.float64]]:
-    """Factors on the quantiles, by quantity and labels, that left-out folds ask for."""
+    """Factors on the quantiles, by quantity and labels, that left-out configurations ask for."""
     needed: dict[tuple[str, ...], list[NDArray[np.float64]]] = {}
     side = np.sign(DEVIATES)
     for train, test in folds(known, FOLDS, key=together):
@@ -227,10 +349,66 @@ def _stretches(known: Sequence[RowResidual]) -> dict[tuple[str, ...], NDArray[np
                 for name in _stretched((each.quantity, *each.path)):
                     needed.setdefault(name, []).append(off)
     return {
-        name: _reached(np.array(rows))
+        name: np.maximum(_reached(np.array(rows)), 0.0)
         for name, rows in needed.items()
         if len(rows) >= LEAST_ROWS or len(name) < LOAD
     }
+
+
+SCHEMES: tuple[tuple[Callable[[RowResidual], str], int], ...] = (
+    (lambda each: f"{each.quantity} {each.configuration} {each.log_ratio!r}", 4),
+    (lambda each: each.path[-1], 6),
+    (lambda each: each.generation, 99),
+    (lambda each: each.family, 99),
+    (lambda each: each.engine, 99),
+)
+"""What is left out in turn to see rows from each distance, and in how many folds at most."""
+
+
+def _asked(
+    known: Sequence[RowResidual], near: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[tuple[tuple[str, ...], int], list[NDArray[np.float64]]]:
+    """Return, by labels and distance, how far beyond each quantile the left-out rows lie."""
+    asked: dict[tuple[tuple[str, ...], int], list[NDArray[np.float64]]] = {}
+    side = np.sign(DEVIATES)
+    for key, most in SCHEMES:
+        for train, test in folds(known, min(most, len({key(each) for each in known})), key=key):
+            made = Intervals(cells=_cells(train, near), known=_known(train))
+            for each in test:
+                cell = made._cell(each.quantity, each.path)  # noqa: SLF001  (a line of this file)
+                if cell is None:
+                    continue
+                off = side * (each.log_ratio - np.array(cell.logs))
+                for name in _stretched((each.quantity, *each.path)):
+                    asked.setdefault((name, made.distance(each.keys)), []).append(off)
+    return asked
+
+
+def _widenings(
+    known: Sequence[RowResidual], near: dict[tuple[str, ...], NDArray[np.float64]]
+) -> dict[tuple[str, int], Widening]:
+    """
+    Shifts of the quantiles at every distance: what left-out rows seen from there ask for.
+
+    Rows of the same configuration ask for less than those in the cells, others for more, and
+    farther ones never for less.
+    """
+    asked, found = _asked(known, near), {}
+    for name in near:
+        least = np.full(len(LEVELS), -np.inf)
+        for distance in range(len(DISTANCES)):
+            rows = asked.get((name, distance), [])
+            if len(name) > LOAD and len(rows) < LEAST_ROWS:
+                rows = asked.get((name[:2], distance), [])
+            own = _reached(np.array(rows)) if rows else np.zeros(len(LEVELS))
+            if distance == NEAR:
+                own = np.zeros(len(LEVELS))
+            limited = np.minimum(own, 0.0) if distance < NEAR else np.maximum(own, 0.0)
+            least = np.maximum(least, limited)
+            path, shifts = "/".join(name), np.sign(DEVIATES) * least
+            widening = Widening(path=path, distance=distance, shifts=tuple(shifts.tolist()))
+            found[path, distance] = widening
+    return found
 
 
 def _stretched(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -243,7 +421,7 @@ def _reached(off: NDArray[np.float64]) -> NDArray[np.float64]:
     """Quantile of each column that lies as far out as its level says."""
     shares = np.maximum(LEVELS, 1 - np.array(LEVELS))
     found = [np.quantile(column, share) for column, share in zip(off.T, shares, strict=True)]
-    return np.maximum(found, 0.0)
+    return np.array(found)
 
 
 def _cells(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import InputError
+from sizing.evidence.bound import row_bounds
 from sizing.evidence.row import kind_of, path_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
@@ -23,6 +24,8 @@ OVERLOAD_RATIO = 10.0
 """A TTFT above both that the KV cache or the rate causes is called infeasible."""
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
+TAIL = 0.99
+"""Share of the requests that the latencies of the tail are above."""
 SEED = 1
 """Seed of the simulation; no row has a policy that draws, so that it changes nothing."""
 
@@ -40,6 +43,7 @@ class RowPrediction:
         path: labels from coarse to fine, by which residuals are grouped.
         stand_in: computed with the constants of another version, or of another engine.
         num_layers: of the model; what per-layer corrections are multiplied with.
+        bounds_s: what `ttft` and `tpot` cannot be measured below, where that is known.
     """
 
     status: str
@@ -47,10 +51,12 @@ class RowPrediction:
     ttft_s: float | None = None
     tpot_s: float | None = None
     ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
     unloaded_s: float | None = None
     path: tuple[str, ...] = ()
     stand_in: bool = False
     num_layers: int = 0
+    bounds_s: dict[str, float] = field(default_factory=dict)
 
 
 def predict_row(row: MeasuredRow) -> RowPrediction:
@@ -68,6 +74,7 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
         path=path,
         stand_in=bool(config.notes),
         num_layers=config.machine.model.num_layers,
+        bounds_s=row_bounds(row, config.machine),
     )
 
 
@@ -91,7 +98,8 @@ def _predicted(row: MeasuredRow, config: RowConfig) -> RowPrediction:
         status="predicted",
         ttft_s=float(read(found.ttft_s)),
         tpot_s=float(read(tpot_s)) if len(tpot_s) else None,
-        ttft_p99_s=float(np.quantile(found.ttft_s, 0.99)),
+        ttft_p99_s=float(np.quantile(found.ttft_s, TAIL)),
+        tpot_p99_s=float(np.quantile(tpot_s, TAIL)) if len(tpot_s) else None,
     )
 
 

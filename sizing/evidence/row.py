@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from minicluster.specs.model import ModelSpec
+    from sizing.evidence.labels import RowLabel
 
 
 REQUIRED = (
@@ -23,7 +24,7 @@ REQUIRED = (
 """Columns without which no row can be read."""
 AMOUNTS = {"static": "batch_size", "closed": "concurrency", "open": "requests_per_s"}
 """The column that says how much of each load."""
-SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "requests_per_s")
+SECONDS = ("ttft_s", "tpot_s", "ttft_p99_s", "tpot_p99_s", "requests_per_s")
 """Columns whose unit one can mistake."""
 STATISTICS = ("mean", "median")
 MOST = 2**22
@@ -54,8 +55,11 @@ class MeasuredRow:
         length_jitter: j; lengths are uniform in [(1 - j) nominal, nominal].
         prefix_tokens: of `isl`, already in the prefix cache.
         statistic: what the measured times are: `mean` or `median`.
+        tpot_p99_s: 99 % of the requests' mean times per output token are below.
         token_budget: tokens a step may hold, where known.
+        max_num_seqs: sequences a step may hold on one attention rank, where known.
         num_requests: of an open loop, where known.
+        excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
     place: str
@@ -78,8 +82,11 @@ class MeasuredRow:
     ttft_s: float | None
     tpot_s: float | None
     ttft_p99_s: float | None
+    tpot_p99_s: float | None
     token_budget: int | None
+    max_num_seqs: int | None
     num_requests: int | None = None
+    excluded: str = ""
 
     @property
     def configuration(self) -> str:
@@ -118,6 +125,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
     line = _Line(cells, place)
     load = line.choice("load", tuple(AMOUNTS))
     amount = line.number(AMOUNTS[load])
+    _refuse_speculation(line)
     most = MOST_USERS if load == "closed" else MOST
     row = MeasuredRow(
         place=place,
@@ -140,7 +148,9 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         ttft_s=line.measured("ttft_s"),
         tpot_s=line.measured("tpot_s"),
         ttft_p99_s=line.measured("ttft_p99_s"),
+        tpot_p99_s=line.measured("tpot_p99_s"),
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
+        max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
         num_requests=_num_requests(line, amount) if load == "open" else None,
     )
     if row.length_jitter >= 1:
@@ -148,6 +158,14 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
     if row.prefix_tokens >= row.isl:
         raise line.error("prefix_tokens", f"fewer than isl = {row.isl}")
     return row
+
+
+def _refuse_speculation(line: _Line) -> None:
+    """Refuse rows measured with speculative decoding, which no step model knows."""
+    drafts = [name for name in ("mtp_tokens", "accepted_tokens") if line.cells.get(name)]
+    if line.choice("mtp", ("no", "yes"), default="no") == "yes" or drafts:
+        column = drafts[0] if drafts else "mtp"
+        raise line.error(column, "a row without speculative decoding, which is not predicted yet")
 
 
 def _num_requests(line: _Line, requests_per_s: float) -> int | None:
@@ -167,8 +185,9 @@ def _groups(line: _Line) -> tuple[Group, ...]:
         tp, pp = line.count("tp"), line.count("pp", default=1)
         if gpus % (tp * pp):
             raise line.error("gpus", f"a multiple of tp x pp = {tp * pp}")
-        slicing = line.slicing("", tp=tp, pp=pp, dp=gpus // (tp * pp))
-        return (Group(role="mixed", replicas=1, slicing=slicing),)
+        replicas, dp = _copies(line, gpus // (tp * pp))
+        slicing = line.slicing("", tp=tp, pp=pp, dp=dp)
+        return (Group(role="mixed", replicas=replicas, slicing=slicing),)
     groups = tuple(_pool(line, role) for role in ("prefill", "decode"))
     counted = sum(group.replicas * group.slicing.gpus for group in groups)
     if counted != gpus:
@@ -176,11 +195,30 @@ def _groups(line: _Line) -> tuple[Group, ...]:
     return groups
 
 
+def _copies(line: _Line, stages: int) -> tuple[int, int]:
+    """
+    Return the replicas of an aggregated row, and the copies of attention in each.
+
+    Args:
+        line: of the row.
+        stages: GPUs over tp x pp. A row of an expert-parallel model whose GPUs are too few for
+            all its replicas is of one of them, with that one's share of the load.
+    """
+    replicas, dp = line.count("replicas", default=1), line.count("dp", default=0, least=0)
+    if line.cells.get("ep") not in (None, "", "1") and stages < replicas:
+        replicas = 1
+    if stages % replicas or (dp and dp * replicas != stages):
+        expected = f"tp x pp x {'dp x ' if dp else ''}replicas, or a multiple where dp is empty"
+        raise line.error("gpus", expected)
+    return replicas, stages // replicas
+
+
 def _pool(line: _Line, role: str) -> Group:
-    """Read the replicas of one pool; attention is copied where `ep` is wider than `tp`."""
+    """Read the replicas of one pool; without dp, attention is copied where `ep` exceeds `tp`."""
     tp, pp = line.count(f"{role}_tp"), line.count(f"{role}_pp", default=1)
     ep = line.count(f"{role}_ep", default=1)
-    slicing = line.slicing(f"{role}_", tp=tp, pp=pp, dp=max(1, ep // tp))
+    dp = line.count(f"{role}_dp", default=max(1, ep // tp))
+    slicing = line.slicing(f"{role}_", tp=tp, pp=pp, dp=dp)
     return Group(role=role, replicas=line.count(f"{role}_replicas"), slicing=slicing)
 
 
@@ -270,12 +308,16 @@ class RefusedRow:
     reason: str
 
 
-def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
+def read_rows(
+    path: Path, labels: Mapping[str, RowLabel] | None = None
+) -> tuple[MeasuredRow | RefusedRow, ...]:
     """
     Read measured rows, every line of the file in order.
 
     Args:
         path: CSV with the columns of the measurement schema (docs/validation.md).
+        labels: of rows whose columns are wrong, ambiguous or there twice, by id; of rows with one
+            measurement the first is scored.
 
     Returns:
         A row per line, or why the line is none.
@@ -288,7 +330,7 @@ def read_rows(path: Path) -> tuple[MeasuredRow | RefusedRow, ...]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             _check(reader.fieldnames or (), path)
-            entries = tuple(_entry(cells, f"{path}:{reader.line_num}") for cells in reader)
+            entries = tuple(_entries(reader, path, labels or {}))
     except OSError as error:
         raise InputError(str(path), error.strerror, "a CSV of measured rows") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -309,10 +351,23 @@ def _check(columns: Sequence[str], path: Path) -> None:
                 raise InputError(f"{path}: column", column, f"{name}: times are in seconds")
 
 
-def _entry(raw: dict[str | None, object], place: str) -> MeasuredRow | RefusedRow:
-    """Read one line; a short one has empty cells, a long one is refused."""
-    cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
-    try:
-        return row_from(cells, place, surplus=raw.get(None))
-    except InputError as error:
-        return RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))
+def _entries(
+    reader: csv.DictReader[str], path: Path, labels: Mapping[str, RowLabel]
+) -> Iterator[MeasuredRow | RefusedRow]:
+    """Yield the lines as rows, mended by their labels; a copy of a line before it is excluded."""
+    seen: set[str] = set()
+    for raw in reader:
+        cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
+        label = labels.get(cells["id"])
+        place, surplus = f"{path}:{reader.line_num}", raw.get(None)
+        try:
+            row = row_from(cells | (label.cells if label else {}), place, surplus=surplus)
+        except InputError as error:
+            yield RefusedRow(id=cells["id"], source=cells.get("source", ""), reason=str(error))
+            continue
+        if label is not None:
+            first = sorted(label.copies & seen)
+            excluded = label.excluded or (f"the measurement of {first[0]}" if first else "")
+            row = replace(row, excluded=excluded)
+        seen.add(row.id)
+        yield row

@@ -27,6 +27,10 @@ NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
 LEAST_KV_FRACTION = 0.02
 """Least share of GPU memory taken as KV cache: a row that ran had some, whatever our sum says."""
+SCALE_OUT_LATENCY_S = 10e-6
+"""One hop between nodes where no preset of the GPU says: as in the presets of configs/clusters."""
+NEW_DTYPES = ("fp8", "fp4")
+"""Dtypes of weights that older GPUs cannot multiply in."""
 MODELOPT = "nvidia/"
 """Organisation of checkpoints with scales of an fp8 KV cache and fp8 weights scaled by tensors."""
 
@@ -38,12 +42,14 @@ class RowConfig:
 
     Attributes:
         token_budget: most tokens in a step.
+        max_num_seqs: most sequences in a step of one attention rank.
         async_scheduling: the engine prepares the next step while one runs.
         notes: what was taken in place of something unknown, one sentence each.
     """
 
     machine: Machine
     token_budget: int
+    max_num_seqs: int
     async_scheduling: bool
     notes: tuple[str, ...]
 
@@ -68,7 +74,8 @@ def row_config(row: MeasuredRow) -> RowConfig:
     Look up everything that a row names.
 
     Raises:
-        InputError: a model, GPU, engine or dtype that nothing is known of.
+        InputError: a model, GPU, engine or dtype that nothing is known of, a dtype that the engine
+            does not have on the GPU, or a width that the model cannot be sliced to.
     """
     place = f"{row.place}: engine"
     version = row.engine_version
@@ -79,14 +86,19 @@ def row_config(row: MeasuredRow) -> RowConfig:
         engine, notes = nearest_engine(row.engine, version, catalog.engines(), place=place)
     rules = engine.scheduling
     gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
+    model = _model(row, rules)
+    _check_precision(row, model, gpu)
+    for group in row.groups:
+        _check_widths(row, model, group.slicing)
     return RowConfig(
         machine=Machine(
-            model=_model(row, rules),
+            model=model,
             gpu=gpu,
             cluster=_cluster(gpu, sum(g.replicas * g.slicing.gpus for g in row.groups)),
             engine=engine.on(gpu),
         ),
         token_budget=row.token_budget or _token_budget(row, engine.on(gpu)),
+        max_num_seqs=row.max_num_seqs or engine.on(gpu).max_num_seqs,
         async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
         notes=notes,
     )
@@ -154,6 +166,40 @@ def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
     return replace(model, kv_dtype=row.kv_dtype or ("fp8" if fp8 else model.dtype))
 
 
+def _check_precision(row: MeasuredRow, model: ModelSpec, gpu: GpuSpec) -> None:
+    """
+    Refuse fp8 and fp4 weights that TensorRT-LLM has no kernel for on the GPU.
+
+    vLLM and SGLang multiply such weights in 16 bits on older GPUs (Marlin); TensorRT-LLM does so
+    with published MXFP4 checkpoints on Hopper alone.
+
+    Source:
+        TensorRT-LLM 1.0 support matrix: FP8 from Ada on, NVFP4 on Blackwell, MXFP4 on Hopper
+        (its gpt-oss guide); vLLM documentation, supported hardware for quantisation kernels.
+    """
+    dtype, published = row.weight_dtype, catalog.find_model(row.model).weight_dtype
+    missing = dtype in NEW_DTYPES and dtype not in gpu.peak_flops_per_s
+    if row.engine.lower() != "trtllm" or not missing:
+        return
+    if not (dtype == "fp4" and published == "fp4" and model.moe and "fp8" in gpu.peak_flops_per_s):
+        expected = "one of " + ", ".join([*gpu.peak_flops_per_s, "int4"]) + f" on {gpu.name}"
+        raise InputError(f"{row.place}: weight_dtype", dtype, expected)
+
+
+def _check_widths(row: MeasuredRow, model: ModelSpec, slicing: Slicing) -> None:
+    """Refuse widths that the model cannot be sliced to."""
+    experts = model.moe.num_experts if model.moe else 1
+    widths = {
+        "tp": (slicing.tp, model.num_heads, "attention heads"),
+        "pp": (slicing.pp, model.num_layers, "layers"),
+        "ep": (slicing.ep, experts, "experts"),
+    }
+    for name, (width, parts, what) in widths.items():
+        if width > parts or (name == "tp" and parts % width):
+            expected = f"a width that the {parts} {what} of {model.id} can be shared out to"
+            raise InputError(f"{row.place}: {name}", width, expected)
+
+
 def _cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
     """Return the preset of the GPU with room for the row, or plain nodes of eight."""
     for preset in catalog.clusters().values():
@@ -165,4 +211,5 @@ def _cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
         gpus_per_node=NODE_GPUS,
         gpus_per_hb_domain=NODE_GPUS,
         max_gpus=max(NODE_GPUS, gpus),
+        scale_out_latency_s=SCALE_OUT_LATENCY_S,
     )

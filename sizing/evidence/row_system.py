@@ -76,18 +76,19 @@ def row_system(row: MeasuredRow, config: RowConfig, *, spare: float = 1.0) -> Sy
 
 def queues_of(row: MeasuredRow) -> int:
     """
-    Queues of an aggregated row: copies of attention, and batches under way in a pipeline.
+    Queues of an aggregated row: replicas, copies of attention, batches under way in a pipeline.
 
     A static batch is one in all stages.
     """
-    slicing = row.groups[0].slicing
-    return slicing.dp if row.load == "static" else slicing.dp * slicing.pp
+    [group] = row.groups
+    copies = group.replicas * group.slicing.dp
+    return copies if row.load == "static" else copies * group.slicing.pp
 
 
 def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     """One batch that was measured, so that there was room for it; whole prompts share a step."""
     group = row.groups[0]
-    batch = math.ceil(row.amount / group.slicing.dp)
+    batch = math.ceil(row.amount / queues_of(row))
     prompts = 0 if config.rules.chunked_prefill else batch * row.isl
     config = replace(config, token_budget=max(config.token_budget, prompts, batch))
     blocks = batch * -(-(row.isl + row.osl) // config.machine.engine.block_size)
@@ -97,18 +98,18 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
 def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedPool:
     group = row.groups[0]
     protocol, recipe = protocol_of(row), recipe_of(row)
-    seqs = protocol.max_batch_size if protocol else config.machine.engine.max_num_seqs
+    seqs = protocol.max_batch_size if protocol else config.max_num_seqs
     blocks = _kv_blocks(row, config, group, spare)
     if recipe is None:
         return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
-    config = replace(config, token_budget=recipe.token_budget)
+    config = replace(config, token_budget=row.token_budget or recipe.token_budget)
     pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
     limits = replace(pool.limits, wait_steps=recipe.wait_steps, wait_fraction=recipe.wait_fraction)
     return replace(pool, limits=limits)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
-    seqs = config.machine.engine.max_num_seqs
+    seqs = config.max_num_seqs
     if group.role == "decode" and config.rules.recipe_users_exceed_slots:
         slots = recipe_slots(int(row.amount), group.replicas, group.slicing.dp)
         seqs = min(seqs, slots // group.slicing.dp if slots else seqs)

@@ -114,6 +114,7 @@ def corrected(verdict: RowVerdict, scalars: Mapping[tuple[str, ...], Scalars]) -
         ttft_s=moved("ttft", found.ttft_s),
         tpot_s=moved("tpot", found.tpot_s),
         ttft_p99_s=moved("ttft", found.ttft_p99_s),
+        tpot_p99_s=moved("tpot", found.tpot_p99_s),
     )
     intervals = {}
     for quantity in QUANTITIES:
@@ -209,13 +210,14 @@ def calibrated(verdicts: Sequence[RowVerdict]) -> tuple[Calibrated, list[RowVerd
     Returns:
         The fit with the errors of the other half, and all rows corrected.
     """
-    fitted = [v for v in verdicts if v.row is not None and in_fitted_half(v.row)]
+    scored = [v for v in verdicts if v.row is not None and not v.excluded]
+    fitted = [v for v in scored if v.row is not None and in_fitted_half(v.row)]
     scalars = fit_scalars(fitted)
     after = [corrected(verdict, scalars) for verdict in verdicts]
     other = [
         (old, new)
         for old, new in zip(verdicts, after, strict=True)
-        if old.row is not None and not in_fitted_half(old.row)
+        if old.row is not None and not old.excluded and not in_fitted_half(old.row)
     ]
     errors = {
         f"other half, {name}": tuple(

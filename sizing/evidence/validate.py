@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
-from sizing.evidence.interval import QUANTITIES, PredictionInterval, RowResidual
+from sizing.catalog import find_gpu, find_model, gpu_generation, model_family
+from sizing.evidence.interval import (
+    DISTANCES,
+    NEAR,
+    QUANTITIES,
+    PredictionInterval,
+    RowResidual,
+    origin_keys,
+)
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
 from sizing.evidence.row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sizing.evidence.interval import Intervals
     from sizing.evidence.row import RefusedRow
@@ -31,6 +40,7 @@ class RowVerdict:
     Attributes:
         row: `None`: the line could not be read.
         ttft: interval around the prediction; `None`: no prediction, or no row stands behind one.
+        excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
     id: str
@@ -39,6 +49,7 @@ class RowVerdict:
     found: RowPrediction
     ttft: PredictionInterval | None = None
     tpot: PredictionInterval | None = None
+    excluded: str = ""
 
     @property
     def answered(self) -> bool | None:
@@ -71,12 +82,29 @@ class ErrorSummary(Spec):
     bias: float
 
 
+def class_of(row: MeasuredRow) -> str:
+    """Name a row's class, in which errors are reported together."""
+    kind = kind_of(row)
+    if kind in CLASSES:
+        return CLASSES[kind]
+    try:
+        moe, gpu = find_model(row.model).moe is not None, find_gpu(row.gpu).name
+    except InputError:
+        return "unknown"
+    return f"MoE, serving, {gpu_generation(gpu)}" if moe else "dense, serving"
+
+
+CLASSES = {"static": "static", "open": "open loop", "split": "split"}
+"""Classes of rows that the load alone decides; other rows are served in a closed loop."""
+
+
 SLICES: dict[str, Callable[[MeasuredRow], str]] = {
     "source": lambda row: row.source or "unknown",
     "engine": lambda row: f"{row.engine} {row.engine_version}".strip(),
     "model": lambda row: row.model,
     "GPU": lambda row: row.gpu,
     "load": kind_of,
+    "class": class_of,
 }
 """Functions of a row by which errors are grouped."""
 
@@ -100,6 +128,7 @@ class SliceErrors(Spec):
     ttft: ErrorSummary | None
     tpot: ErrorSummary | None
     ttft_p99: ErrorSummary | None = None
+    tpot_p99: ErrorSummary | None = None
 
 
 def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
@@ -109,16 +138,49 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
         return RowVerdict(id=line.id, source=line.source, row=None, found=found)
     found = predict_row(line)
     around: dict[str, PredictionInterval] = {}
+    distance = intervals.distance(_keys(line, found)) if found.path else NEAR
     for quantity in QUANTITIES:
         value_s = getattr(found, f"{quantity}_s")
         if value_s is not None:
-            interval = intervals.around(value_s, quantity, found.path, stand_in=found.stand_in)
+            interval = intervals.around(
+                *(value_s, quantity, found.path), stand_in=found.stand_in, distance=distance
+            )
             around |= {} if interval is None else {quantity: interval}
     missing = " and ".join(each.upper() for each in QUANTITIES if each not in around)
-    if found.status == "predicted" and missing:
+    reason = f"nearest measurement: {DISTANCES[distance]}" if distance > NEAR else ""
+    if missing:
         reason = f"no measurement like this: no interval for {missing}"
+    if found.status == "predicted" and reason:
         found = replace(found, reason="; ".join(filter(None, (found.reason, reason))))
-    return RowVerdict(id=line.id, source=line.source, row=line, found=found, **around)
+    excluded = line.excluded or _suspicion(line, found)
+    return RowVerdict(
+        id=line.id, source=line.source, row=line, found=found, excluded=excluded, **around
+    )
+
+
+def _keys(row: MeasuredRow, found: RowPrediction) -> tuple[str, ...]:
+    """Return what rows near this one have in common with it."""
+    return origin_keys(
+        found.path,
+        family=model_family(row.model),
+        generation=gpu_generation(find_gpu(row.gpu).name),
+        configuration=row.configuration,
+    )
+
+
+def _suspicion(row: MeasuredRow, found: RowPrediction) -> str:
+    """Say which measurement is below its physical bound; empty: none is."""
+    for quantity, bound_s in found.bounds_s.items():
+        measured_s = getattr(row, f"{quantity}_s")
+        if measured_s is not None and measured_s < bound_s:
+            times = f"{1e3 * measured_s:.4g} ms is below the bound of {1e3 * bound_s:.4g} ms"
+            return f"suspicious: the measured {quantity.upper()} of {times} (docs/model.md, V7)"
+    return ""
+
+
+def scored(verdicts: Iterable[RowVerdict]) -> list[RowVerdict]:
+    """Return the rows that count in errors and intervals."""
+    return [verdict for verdict in verdicts if not verdict.excluded]
 
 
 def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
@@ -137,6 +199,9 @@ def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
                     configuration=row.configuration,
                     path=answer.path,
                     stand_in=answer.stand_in,
+                    family=model_family(row.model),
+                    generation=gpu_generation(find_gpu(row.gpu).name),
+                    row_class=class_of(row),
                 )
                 found.append(residual)
     return found
@@ -175,20 +240,26 @@ def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
         quantity: summarise(each.log_ratio for each in known if each.quantity == quantity)
         for quantity in QUANTITIES
     }
-    tail = summarise(
-        math.log(verdict.row.ttft_p99_s / verdict.found.ttft_p99_s)
-        for verdict in verdicts
-        if verdict.row is not None and verdict.row.ttft_p99_s and verdict.found.ttft_p99_s
-    )
+    tails = {f"{quantity}_p99": summarise(_tails(verdicts, quantity)) for quantity in QUANTITIES}
     return SliceErrors(
         by=by,
         name=name,
         rows=len(verdicts),
         answered=sum(verdict.answered is not False for verdict in verdicts),
         infeasible=sum(verdict.found.status == "infeasible" for verdict in verdicts),
-        ttft_p99=tail,
         **errors,
+        **tails,
     )
+
+
+def _tails(verdicts: Iterable[RowVerdict], quantity: str) -> Iterator[float]:
+    """Yield ln(measured / predicted) of a latency's p99, where it is both."""
+    for verdict in verdicts:
+        measured_s, predicted_s = (
+            getattr(on, f"{quantity}_p99_s", None) for on in (verdict.row, verdict.found)
+        )
+        if measured_s and predicted_s:
+            yield math.log(measured_s / predicted_s)
 
 
 def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
@@ -202,7 +273,7 @@ def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
 
 
 COLUMNS = (
-    "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s",
+    "id", "status", "reason", "ttft_s", "tpot_s", "ttft_p99_s", "tpot_p99_s",
     "ttft_low_s", "ttft_high_s", "tpot_low_s", "tpot_high_s",
 )  # fmt: skip
 
@@ -213,8 +284,10 @@ def record(verdict: RowVerdict) -> dict[str, object]:
     ends: list[float | None] = []
     for around in (verdict.ttft, verdict.tpot):
         ends += [None, None] if around is None else [around.low_s, around.high_s]
-    values = (verdict.id, found.status, found.reason, found.ttft_s, found.tpot_s, found.ttft_p99_s)
-    return dict(zip(COLUMNS, (*values, *ends), strict=True))
+    unscored = f"not scored: {verdict.excluded}" if verdict.excluded else ""
+    reason = "; ".join(filter(None, (found.reason, unscored)))
+    times = (found.ttft_s, found.tpot_s, found.ttft_p99_s, found.tpot_p99_s)
+    return dict(zip(COLUMNS, (verdict.id, found.status, reason, *times, *ends), strict=True))
 
 
 def to_csv(verdicts: Iterable[RowVerdict]) -> str:

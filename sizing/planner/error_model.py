@@ -8,7 +8,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
+from sizing import catalog
 from sizing.evidence.evidence import read_evidence
+from sizing.evidence.interval import DISTANCES, origin_keys
 from sizing.evidence.row import path_of
 
 if TYPE_CHECKING:
@@ -90,13 +92,21 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     Return the interval around a prediction of one second, from the residuals of similar rows.
 
+    It is the wider, the less the nearest measurement has in common with the plan.
+
     `None` for a calibrated machine, whose own load tests are the evidence, and where no row was
     measured.
     """
     if inputs.calibration is not None:
         return None
     path = path_of(LOAD, inputs.engine.name, inputs.model)
-    return read_evidence().intervals.around(1.0, quantity, path)
+    known = read_evidence().intervals
+    keys = origin_keys(
+        path,
+        family=catalog.model_family(inputs.model.id),
+        generation=catalog.gpu_generation(inputs.gpu.name),
+    )
+    return known.around(1.0, quantity, path, distance=known.distance(keys))
 
 
 def validation(inputs: Inputs, *, split: bool = True) -> Validation:
@@ -116,8 +126,8 @@ def _measured(inputs: Inputs, *, split: bool) -> Validation:
     around = interval_around("tpot", inputs)
     if around is None:
         return found
-    group = around.group.partition("/")[2] or "any kind"
-    note = f"{found.note}; intervals from {around.rows} rows ({group})"
+    nearest = DISTANCES[around.distance]
+    note = f"{found.note}; intervals from {around.rows} rows, the nearest of {nearest}"
     return Validation(num_rows=found.num_rows, note=note)
 
 

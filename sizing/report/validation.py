@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sizing.evidence.evidence import Claim, Coverage, Tried
+    from sizing.evidence.leave_out import HeldOutCoverage
     from sizing.evidence.scalar import Calibrated
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
@@ -27,8 +28,9 @@ def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[
     errors = slices(verdicts)
     for by, group in groupby(errors, key=lambda each: each.by):
         yield errors_table(by, list(group))
-    if errors[0].ttft_p99 is not None:
-        yield tails_table([each for each in errors if each.ttft_p99 is not None])
+    tails = [each for each in errors if each.ttft_p99 or each.tpot_p99]
+    if tails:
+        yield tails_table(tails)
     yield coverage_table(found.coverages)
     yield claims_table(found.claims)
     refused = refusals(verdicts)
@@ -62,14 +64,17 @@ def errors_table(by: str, errors: Sequence[SliceErrors]) -> Table:
 
 
 def tails_table(errors: Sequence[SliceErrors]) -> Table:
-    """Return the errors of the p99 of TTFT, of groups in which it was measured."""
+    """Return the errors of the p99 of TTFT and TPOT, of groups in which one was measured."""
     rows = (
-        (each.by, each.name, str(each.ttft_p99.rows), figures(each.ttft_p99))
+        (
+            *(each.by, each.name),
+            str(max(tail.rows for tail in (each.ttft_p99, each.tpot_p99) if tail)),
+            *(figures(each.ttft_p99), figures(each.tpot_p99)),
+        )
         for each in errors
-        if each.ttft_p99 is not None
     )
-    heads = _folded((), "", "group", "rows", "TTFT p99")
-    return table("Errors of TTFT p99: mean/median/bias", heads, rows)
+    heads = _folded((), "", "group", "rows", "TTFT p99", "TPOT p99")
+    return table("Errors of p99: mean/median/bias", heads, rows)
 
 
 def figures(summary: ErrorSummary | None) -> str:
@@ -124,6 +129,21 @@ def claims_table(found: Sequence[Claim]) -> Table:
     return table("Claims right at their bound, on rows left out", heads, rows, left=("",))
 
 
+def left_out_tables(found: Sequence[HeldOutCoverage]) -> Iterator[Table]:
+    """Yield, per split, coverage and width of intervals around groups that were left out."""
+    for split, group in groupby(found, key=lambda each: each.split):
+        rows = [
+            (
+                *(each.of, each.name, each.quantity.upper(), str(each.rows)),
+                *(f"{each.covered_fraction:.0%}", f"{each.median_width:.0%}"),
+                f"{100 * each.median_error:.1f} %",
+            )
+            for each in group
+        ]
+        heads = ("", "name", "", "rows", "inside", "median width", "median error")
+        yield table(f"80 % intervals learned without each {split}", heads, rows, left=("", "name"))
+
+
 def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:
     """Return the rows that are predicted infeasible, with their measured TTFT."""
     words = {True: "yes", False: "no", None: "not measured"}
@@ -134,6 +154,12 @@ def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:
         rows.append((verdict.id, verdict.found.reason, measured, words[verdict.answered]))
     heads = _folded((), "row", "reason", "measured TTFT", "right")
     return table("Rows called infeasible", heads, rows)
+
+
+def unscored_table(verdicts: Sequence[RowVerdict]) -> Table:
+    """Return the rows that are left out of errors and intervals, with the reason."""
+    rows = ((verdict.id, verdict.excluded) for verdict in verdicts)
+    return table("Rows that are not scored", _folded((), "row", "reason"), rows)
 
 
 def calibration_tables(fit: Calibrated) -> Iterator[Table]:

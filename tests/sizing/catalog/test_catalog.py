@@ -13,7 +13,7 @@ import pytest
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.cluster import ClusterSpec
+from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.engine import EngineProfile
 from minicluster.specs.fabric import SwitchSpec
 from minicluster.specs.gpu import CollectiveEntry, GpuSpec, NumberSource
@@ -22,6 +22,8 @@ from minicluster.specs.scenario import ClusterChoice, EngineChoice
 from minicluster.specs.study import Conventions
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
+from sizing.evidence.row_config import row_config
+from tests.sizing.evidence.rows import SPLIT, row
 
 SPECS = {
     "gpus": GpuSpec,
@@ -34,6 +36,7 @@ SPECS = {
 FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
+    "generation",
     *("tier", "model", "library", "pattern", "cuda_graph", "from_gpu", "warning"),
 }
 
@@ -72,6 +75,7 @@ def test_entries_survive_json(path: Path) -> None:
     """What a plan writes of an entry reads back as the same entry."""
     raw = read_toml(path)
     raw.pop("aliases", None)
+    raw.pop("generation", None)
     cls = SPECS[path.parent.name]
     spec = parse(cls, raw, place=path.name)
     assert parse(cls, json.loads(json.dumps(asdict(spec))), place="json") == spec
@@ -118,7 +122,7 @@ def test_repackaged_models_resolve(hub_id: str, key: str, dtype: str) -> None:
     assert (found.weight_dtype, found.source, found.id) == (dtype, hub_id, hub_id)
 
 
-@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "x/DeepSeek-R1-Distill-Llama-70B"])
+@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "x/DeepSeek-R1-Distill-Qwen-1.5B"])
 def test_other_shapes_do_not_resolve(name: str) -> None:
     with pytest.raises(InputError):
         find_model(name)
@@ -134,6 +138,16 @@ def test_peaks_are_dense_and_links_one_way(name: str) -> None:
         assert peaks[narrow] / peaks["bf16"] == pytest.approx(2, rel=0.02)
     assert spec.require("scale_out_bytes_per_s") < spec.require("scale_up_bytes_per_s") < 1e12
     assert spec.require("hbm_bytes_per_s") > spec.require("scale_up_bytes_per_s")
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.gpus() if name != "cpu"])
+def test_split_pools_of_every_gpu_reach_one_another(name: str) -> None:
+    """No parameter of a network is missing, where 144 GPUs are more than one HB domain."""
+    pools = {"gpu": name, "gpus": "144", "prefill_replicas": "9", "decode_replicas": "9"}
+    machine = row_config(row(**SPLIT | pools)).machine
+    outer = topology_of(machine.cluster, machine.gpu).tiers[-1]
+    assert outer.gpus >= 144
+    assert outer.latency_s > 0
 
 
 @pytest.mark.parametrize("name", catalog.clusters())

@@ -116,6 +116,44 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"engine": "trtllm", "gpu": "a100-sxm"}, "weight_dtype is 'fp8'; expected one of bf16"),
+        ({"engine": "trtllm", "weight_dtype": "fp4"}, "weight_dtype is 'fp4'"),
+        ({"tp": "6", "gpus": "6"}, "tp is 6; expected a width that the 64 attention heads"),
+        ({"pp": "96", "gpus": "768"}, "pp is 96; expected a width that the 80 layers"),
+        ({"ep": "8"}, "ep is 8; expected a width that the 1 experts"),
+        ({"engine": "lightllm"}, "engine is 'lightllm'; expected one of"),
+        ({"gpu": "a100-sxm"}, None),
+        ({"engine": "trtllm", "weight_dtype": "fp4", "model": "openai/gpt-oss-120b"}, None),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(cells: dict[str, str], said: str | None) -> None:
+    """TensorRT-LLM needs the GPU's own units but for MXFP4; vLLM widens the weights instead."""
+    one = row(**cells)
+    if said is None:
+        row_config(one)
+    else:
+        assert said in predict_row(one).reason
+        assert predict_row(one).status == "unsupported"
+
+
+def test_limits_of_the_row_go_over_the_engines() -> None:
+    """Sixteen users of an engine with four slots wait for one another."""
+    free, four = predict_row(row()), predict_row(row(max_num_seqs="4"))
+    assert (four.ttft_s or 0) > 10 * (free.ttft_s or 0)
+    assert (four.tpot_s or 0) < (free.tpot_s or 0)
+
+
+def test_replicas_share_the_load() -> None:
+    """Four replicas serve four times the users of one, each as one would."""
+    shared = {"tp": "2", "max_num_batched_tokens": "2048"}
+    one = predict_row(row(**shared, gpus="2", concurrency="4"))
+    four = predict_row(row(**shared, gpus="8", replicas="4"))
+    assert (four.ttft_s, four.tpot_s) == (one.ttft_s, one.tpot_s)
+
+
+@pytest.mark.parametrize(
     ("model", "engine", "dtype"),
     [
         ("meta-llama/Llama-3.1-70B", "vllm", "fp8"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CLOSED = CELLS | {
     "tp": "2", "pp": "2", "ttft_s": "0.1", "tpot_s": "0.01", "requests_per_s": "", "ep": "1",
-    "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean",
+    "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean", "tpot_p99_s": "",
 }  # fmt: skip
 
 
@@ -37,6 +37,33 @@ def test_gpus_that_tp_and_pp_leave_are_copies_of_attention() -> None:
     prefill, decode = pools.groups
     assert (prefill.replicas, prefill.slicing.dp, prefill.slicing.gpus) == (1, 16, 16)
     assert (decode.replicas, decode.slicing.dp, decode.slicing.gpus) == (3, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("cells", "replicas", "dp"),
+    [
+        ({"gpus": "8"}, 1, 4),
+        ({"gpus": "8", "dp": "4"}, 1, 4),
+        ({"gpus": "8", "replicas": "4"}, 4, 1),
+        ({"gpus": "8", "replicas": "2"}, 2, 2),
+        ({"gpus": "8", "replicas": "2", "dp": "2"}, 2, 2),
+        ({"gpus": "8", "ep": "8", "replicas": "9"}, 1, 4),
+    ],
+)
+def test_copies_are_replicas_or_attention_ranks(
+    cells: dict[str, str], replicas: int, dp: int
+) -> None:
+    """GPUs over tp 2 are shared out; an expert-parallel row may be one of its replicas."""
+    [group] = row(**{"tp": "2"} | cells).groups
+    assert (group.replicas, group.slicing.dp) == (replicas, dp)
+
+
+@pytest.mark.parametrize("column", ["mtp", "mtp_tokens", "accepted_tokens"])
+def test_speculation_is_refused_by_name(column: str) -> None:
+    """Drafted tokens make steps that nothing here predicts; `no` and empty cells are fine."""
+    assert row(mtp="no", mtp_tokens="").isl == row().isl
+    with pytest.raises(InputError, match=f"{column} is .*speculative decoding"):
+        row(**{column: "yes" if column == "mtp" else "3"})
 
 
 @pytest.mark.parametrize(
@@ -81,6 +108,13 @@ def test_every_line_has_an_entry(tmp_path: Path) -> None:
     assert "rows.csv:3: isl is 'x'" in found[1].reason  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("cells", [{"dp": "3"}, {"replicas": "3"}, {"dp": "2", "replicas": "2"}])
+def test_gpus_that_contradict_their_copies_are_refused(cells: dict[str, str]) -> None:
+    """8 GPUs of tp 2 x pp 2 are two copies, and no other number of them."""
+    with pytest.raises(InputError, match="gpus is '8'; expected tp x pp x"):
+        row_from(CLOSED | cells, "rows.csv:7")
+
+
 def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     """The first missing column is named."""
     path = tmp_path / "rows.csv"
@@ -98,7 +132,12 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "other"),
-    [("ttft_s", "ttft_ms"), ("tpot_s", "tpot_us"), ("requests_per_s", "requests_per_min")],
+    [
+        ("ttft_s", "ttft_ms"),
+        ("tpot_s", "tpot_us"),
+        ("tpot_p99_s", "tpot_p99_ms"),
+        ("requests_per_s", "requests_per_min"),
+    ],
 )
 def test_a_column_in_another_unit_is_refused(tmp_path: Path, column: str, other: str) -> None:
     """It would be taken for one that was not measured."""

@@ -1,0 +1,145 @@
+"""Intervals on whole groups that they never saw, and the groups that rows belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sizing import catalog
+from sizing.cli.common import read_inputs
+from sizing.evidence.interval import DISTANCES, NEAR, RowResidual, fit_intervals, origin_keys
+from sizing.evidence.leave_out import SPLITS, HeldOutCoverage, leave_out
+from sizing.evidence.validate import class_of
+from sizing.planner.error_model import interval_around, validation
+from tests.sizing.conftest import Sizing
+from tests.sizing.evidence.rows import SPLIT, row
+from tests.sizing.evidence.test_validate_cli import SAMPLE
+
+MEMBERS = {"family": "family-{}", "generation": "generation-{}", "source": "source-{}"}
+
+
+def residuals(bias: float = 0.0) -> list[RowResidual]:
+    """Return rows of four groups with a spread of 0.1, the last group's biased."""
+    rng = np.random.default_rng(7)
+    return [
+        RowResidual(
+            quantity="ttft",
+            predicted_s=1.0,
+            log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
+            configuration=f"c{group}-{n % 10}",
+            path=("loaded", f"engine-{group}", "closed", "dense", f"shape-{group}"),
+            row_class="dense, serving",
+            **{name: text.format(group) for name, text in MEMBERS.items()},
+        )
+        for group in range(4)
+        for n in range(60)
+    ]
+
+
+def by_name(found: tuple[HeldOutCoverage, ...]) -> dict[tuple[str, str], HeldOutCoverage]:
+    return {(each.of, each.name): each for each in found}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_group_unlike_the_others_is_not_covered_without_it(split: str) -> None:
+    """Rows like the others' are, in each split by its own groups; totals are of all rows."""
+    even, odd = (by_name(leave_out(residuals(bias), split)) for bias in (0.0, 1.5))
+    assert even["all", "all"].rows == 240
+    assert 0.7 <= even["all", "all"].covered_fraction <= 0.95
+    strange = odd["group", {"gpu": "generation"}.get(split, split) + "-3"]
+    assert strange.covered_fraction < 0.1
+    assert strange.median_error == pytest.approx(1 - np.exp(-1.5), abs=0.05)
+    assert odd["class", "dense, serving"].rows == 240
+    assert odd["all", "all"].covered_fraction < even["all", "all"].covered_fraction
+
+
+def test_every_model_and_gpu_has_a_family_and_a_generation() -> None:
+    """Quantised and renamed weights are of their architecture's family."""
+    assert all(entry.family for entry in catalog.models().values())
+    assert all(entry.generation for entry in catalog.gpus().values())
+    assert catalog.model_family("meta-llama/Llama-3.1-70B") == "Llama 3"
+    assert catalog.model_family("nvidia/Llama-3.1-8B-Instruct-FP8") == "Llama 3"
+    assert catalog.model_family("deepseek-ai/DeepSeek-R1-0528") == "DeepSeek V3"
+    assert catalog.model_family("nobody/Nothing-1B") == "nobody/Nothing-1B"
+    assert catalog.gpu_generation("gb200") == catalog.gpu_generation("b300-sxm") == "Blackwell"
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ({}, "dense, serving"),
+        ({"load": "static", "batch_size": "4"}, "static"),
+        ({"load": "open", "requests_per_s": "1"}, "open loop"),
+        (SPLIT, "split"),
+        ({"model": "openai/gpt-oss-120b"}, "MoE, serving, Hopper"),
+        ({"model": "openai/gpt-oss-120b", "gpu": "gb200"}, "MoE, serving, Blackwell"),
+        ({"model": "nobody/Nothing-1B"}, "unknown"),
+    ],
+)
+def test_classes_of_rows(cells: dict[str, str], name: str) -> None:
+    """The load decides where it is no closed loop, else experts and the GPU's generation."""
+    assert class_of(row(**cells)) == name
+
+
+def test_splits_are_printed(sizing: Sizing) -> None:
+    """Each split has a table; another name is refused."""
+    done = sizing("validate", str(SAMPLE), "--leave-out", "family", "--leave-out", "gpu")
+    assert done.code == 0, done.err
+    assert "80 % intervals learned without each family" in done.out
+    assert "80 % intervals learned without each gpu" in done.out
+    assert "Llama 3" in done.out
+    assert sizing("validate", str(SAMPLE), "--leave-out", "colour").code == 2
+
+
+def test_intervals_get_wider_with_the_distance() -> None:
+    """The same cell, seen from ever farther; rows, models and families are told apart."""
+    rng = np.random.default_rng(3)
+    rows = [
+        RowResidual(
+            quantity="tpot",
+            predicted_s=0.02,
+            log_ratio=float(own + rng.normal(0.0, 0.05)),
+            source="here",
+            configuration=f"c{family}-{model}-{n % 6}",
+            path=("loaded", "vllm", "closed", "dense", f"m{family}-{model}"),
+            family=f"f{family}",
+            generation="Hopper" if model else "Blackwell",
+        )
+        for family, bias in enumerate(np.linspace(-0.5, 0.5, 12))
+        for model, own in enumerate((bias - 0.1, bias, bias + 0.1))
+        for n in range(12)
+    ]
+    made = fit_intervals(rows)
+    path = rows[15].path
+    found = [made.around(1.0, "tpot", path, distance=d) for d in range(len(DISTANCES))]
+    widths = [each.high_s - each.low_s for each in found if each is not None]
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.2 * widths[NEAR]
+    assert made.around(1.0, "tpot", path) == found[NEAR]
+    asked = {"family": "f0", "generation": "Hopper"}
+    new = ("loaded", "vllm", "closed", "dense", "new")
+    distances = [
+        made.distance(rows[15].keys),
+        made.distance(origin_keys(path, **asked)),
+        made.distance(origin_keys(new, **asked)),
+        made.distance(origin_keys(new, family="f0", generation="Ampere")),
+        made.distance(origin_keys(new, family="f99", generation="Hopper")),
+    ]
+    assert distances == list(range(len(DISTANCES)))
+    # What was learned without the nearest covers as many of the left-out families as it says.
+    whole = by_name(leave_out(rows, "family"))["all", "all"]
+    assert whole.covered_fraction >= 0.7
+
+
+def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
+    """A model that nothing is known of gets a wider interval than one that was measured."""
+    h100 = read_inputs(catalog.files("scenarios")["llama-3.1-70b-h100"], [], None)
+    other = replace(h100, model=replace(h100.model, id="nobody/Nothing-1B", num_layers=3))
+    near, far = (interval_around("ttft", each) for each in (h100, other))
+    assert near is not None
+    assert far is not None
+    assert far.high_s > near.high_s
+    assert "the nearest of this model with this engine" in validation(h100).note
+    assert "the nearest of none of its family with this engine" in validation(other).note
