@@ -50,7 +50,7 @@ def _open(split: Split, body: dict[str, object]) -> socket.socket:
     address = urlsplit(split.base_url)
     raw = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(raw)}\r\n\r\n"
     )
     client = socket.create_connection((address.hostname, address.port))
