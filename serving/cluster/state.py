@@ -53,6 +53,7 @@ class State:
         plan_hash: SHA-256 of the plan, 16 hex digits.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
+        owner: drawn for a deployment on a foreign cluster, whose application there carries it.
         changes: differences from the plan that were asked for, by `scale`.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer, if there is a limit.
@@ -70,6 +71,7 @@ class State:
     session: str
     started: str
     instance: str = ""
+    owner: str = ""
     tls_cert: str = ""
     ready: bool = False
     changes: tuple[str, ...] = ()

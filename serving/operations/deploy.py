@@ -42,7 +42,7 @@ from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
 from serving.deployment.target import located, this_machine
-from serving.operations.status import is_gone
+from serving.operations.status import is_gone, is_replaced
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def _new_state(site: Site, nixl_port: int) -> State:
 
     cluster = cluster_at(site.address)
     session = "" if cluster is None else cluster.session
-    return replace(state, session=session, instance=instance_of(site.address))
+    instance = instance_of(site.address)
+    return replace(state, session=session, instance=instance, owner=secrets.token_hex(8))
 
 
 def _serve(
@@ -187,7 +188,7 @@ def _serve(
         serve.run_many(
             [
                 serve.RunTarget(
-                    build_app(served, (site.host, site.port), site.tls),
+                    build_app(served, (site.host, site.port), site.tls, state.owner),
                     name=APP,
                     logging_config=quiet,
                     external_scaler_enabled=True,  # `serving scale`
@@ -413,11 +414,15 @@ def take_down(state: State) -> None:
     """
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
-    Answers under way may end first (`drain`).
+    Answers under way may end first (`drain`). Where another directory has replaced the application,
+    that one stays.
 
     Raises:
         TargetFailed: a process does not end, even after SIGKILL.
     """
+    if not state.cluster_id and is_replaced(state):
+        remove_state(state)
+        return
     if state.ready and (not state.cluster_id or _has_clients(state.base_url)):
         drain(state.address)
     with uninterrupted():

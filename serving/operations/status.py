@@ -76,15 +76,32 @@ def current() -> State:
 
 
 def is_gone(state: State) -> bool:
-    """Return whether the cluster of a deployment has ended; another may have its address now."""
+    """Return whether a deployment has ended, or does not answer."""
     if state.cluster_id:
         return not cluster_processes(state.cluster_id)
-    from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
-
     try:
-        return state.instance not in {"", instance_of(state.address)}
+        return is_replaced(state)
     except TargetFailed:
         return True
+
+
+def is_replaced(state: State) -> bool:
+    """
+    Return whether something else has the place of a deployment on a foreign cluster.
+
+    Another cluster may have its address now, or another directory has deployed there instead.
+
+    Raises:
+        TargetFailed: nothing answers there.
+    """
+    # Imported here because they take seconds.
+    from serving.cluster.connection import connected, instance_of  # noqa: PLC0415
+    from serving.replicas.app import owner_of  # noqa: PLC0415
+
+    if state.instance not in {"", instance_of(state.address)}:
+        return True
+    with connected(state.address):
+        return owner_of(APP) not in {None, state.owner}
 
 
 def cluster_status(state: State, *, facts: bool = False) -> Deployed:

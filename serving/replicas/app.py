@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import HOSTS, ORIGINS
 from serving.api.keys import KEYS_FILE
-from serving.cluster.serve_compat import with_version
+from serving.cluster.serve_compat import deployment_options, with_version
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
@@ -38,6 +38,9 @@ INGRESS_REQUESTS = 100_000
 ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
 
+OWNER = "MINICLUSTER_OWNER"
+"""Variable of the endpoint's replica with the owner of the application, where it has one."""
+
 TRACING = "OTEL_"
 """Start of those of OpenTelemetry."""
 
@@ -52,9 +55,20 @@ def from_plan(args: dict[str, str]) -> Any:  # noqa: ANN401
 
 
 def build_app(
-    served: ServedApp, address: tuple[str, int] | None = None, tls: TlsFiles | None = None
+    served: ServedApp,
+    address: tuple[str, int] | None = None,
+    tls: TlsFiles | None = None,
+    owner: str = "",
 ) -> Any:  # noqa: ANN401
-    """Return the application for `serve.run`; see `serving.replicas.ingress` for the others."""
+    """
+    Return the application for `serve.run`.
+
+    Args:
+        served: what to run.
+        address: see `serving.replicas.ingress`, as for *tls*.
+        tls: certificate and key of the endpoint.
+        owner: what `owner_of` returns of it.
+    """
     config = to_plain(served.endpoint)
     prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
     servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
@@ -75,12 +89,21 @@ def build_app(
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
             "resources": {"node:__internal_head__": 0.001},
-            "runtime_env": {"env_vars": IN_ONE_THREAD | variables},
+            "runtime_env": {"env_vars": IN_ONE_THREAD | variables | {OWNER: owner}},
         },
     )
     return ingress.bind(
         config, servers=servers, prefill=prefill, address=address, tls=tls, drain_s=drain_s
     )
+
+
+def owner_of(app: str) -> str | None:
+    """Return the owner of *app* on the connected cluster; `None`: it does not run there."""
+    endpoint = deployment_options(app).get(INGRESS)
+    if endpoint is None:
+        return None
+    owner: str = endpoint["ray_actor_options"]["runtime_env"]["env_vars"].get(OWNER, "")
+    return owner
 
 
 def _bound(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -75,19 +76,23 @@ def test_forgetting_keeps_only_the_logs(state: State, tmp_path: Path, *, writabl
 
 
 @pytest.mark.parametrize(
-    ("recorded", "running", "gone"),
+    ("recorded", "running", "owner", "gone"),
     [
-        ("session_1", "session_1", False),
-        ("session_1", "session_2", True),  # its head started again, at the same address
-        ("", "session_1", False),  # written before clusters were told apart
+        ("session_1", "session_1", "us", False),
+        ("session_1", "session_1", None, False),  # nothing is deployed there
+        ("session_1", "session_1", "others", True),  # they deployed with --replace
+        ("session_1", "session_2", "us", True),  # its head started again, at the same address
+        ("", "session_1", "us", False),  # written before clusters were told apart
     ],
 )
-def test_a_foreign_cluster_is_gone(
-    monkeypatch: pytest.MonkeyPatch, recorded: str, running: str, *, gone: bool
+def test_a_deployment_on_a_foreign_cluster_is_gone(
+    monkeypatch: pytest.MonkeyPatch, recorded: str, running: str, owner: str | None, *, gone: bool
 ) -> None:
-    """A deployment is forgotten only where the very cluster that it is on runs no more."""
+    """It is forgotten where its cluster runs no more, or something else has been deployed."""
+    monkeypatch.setattr("serving.cluster.connection.connected", lambda _address: nullcontext())
     monkeypatch.setattr("serving.cluster.connection.instance_of", lambda _address: running)
-    assert is_gone(make_state(cluster_id="", instance=recorded)) is gone
+    monkeypatch.setattr("serving.replicas.app.owner_of", lambda _app: owner)
+    assert is_gone(make_state(cluster_id="", instance=recorded, owner="us")) is gone
 
 
 def test_a_cluster_without_a_listener_is_gone() -> None:

@@ -148,6 +148,7 @@ class Serve:
         from serving.replicas import app  # noqa: PLC0415
 
         self.applications, self.calls = dict.fromkeys(applications), list[str]()
+        self.owner: str | None = None
         connection = "serving.cluster.connection"
         monkeypatch.setattr(f"{connection}.connected", lambda _address: nullcontext())
         monkeypatch.setattr(f"{connection}.instance_of", lambda _address: "session_1")
@@ -155,6 +156,7 @@ class Serve:
         monkeypatch.setattr(operations, "missing_nodes", lambda *_: ())
         monkeypatch.setattr(operations, "findings", lambda *_: ())
         monkeypatch.setattr(app, "build_app", lambda *_: None)
+        monkeypatch.setattr(app, "owner_of", lambda _app: self.owner)
         monkeypatch.setattr(serve, "RunTarget", lambda *_, **__: None)
         monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=self._now()))
         for name in ("start", "run_many", "delete", "shutdown"):
@@ -229,3 +231,17 @@ def test_a_deployment_that_comes_first_is_left_alone(
         operations.bring_up(plan.deployment, site, report=print, plan=plan, before_start=first)
     assert cluster.calls == []
     assert APP in cluster.applications
+
+
+@pytest.mark.parametrize("owner", ["us", "others"])
+def test_what_has_replaced_it_is_not_taken_down(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    """Another directory has deployed with `--replace` on the cluster where this one had."""
+    monkeypatch.chdir(tmp_path)
+    cluster = Serve(monkeypatch, [APP])
+    cluster.owner = owner
+    state = deployed(plan, cluster_id="", instance="session_1", owner="us")
+    operations.take_down(state)
+    assert (APP in cluster.applications) == (owner == "others")
+    assert read_state() is None
