@@ -39,7 +39,7 @@ ARCHITECTURE_KEYS = frozenset({
     "experts_per_token", "moe_intermediate_size", "n_shared_experts",
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
     "decoder_sparse_step", "mlp_only_layers", "interleave_moe_layer_step", "moe_layers",
-    "shared_intermediate_size",
+    "shared_intermediate_size", "mlp_layer_types",
 })  # fmt: skip
 """Keys that change shapes or work; the reader of `sizing.catalog.huggingface` sees no others."""
 

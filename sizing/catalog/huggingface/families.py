@@ -45,6 +45,7 @@ QWEN = {"use_sliding_window": False}
 GEMMA: dict[str, object] = {"tie_word_embeddings": True, "head_dim": 256}
 DEEPSEEK = Family(experts="n_routed_experts", latent_attention=True, fp8_blocks=True)
 LLAMA = Family()
+GLM = Family(defaults={"attention_bias": True, "head_dim": 128})
 QWEN3 = Family(
     windows="above", query_norm="head", fp8_blocks=True, defaults={**QWEN, "head_dim": 128}
 )
@@ -74,6 +75,7 @@ FAMILIES = {
     "llama": LLAMA,
     "Yi": LLAMA,
     "mistral": Family(windows="all"),
+    "ministral3": Family(windows="all"),
     "mixtral": Family(experts="num_local_experts", expert_ffn="intermediate_size", windows="all"),
     "qwen2": Family(windows="above", defaults={**QWEN, "attention_bias": True}),
     "qwen3": QWEN3,
@@ -89,7 +91,10 @@ FAMILIES = {
     "deepseek_v32": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
     "glm_moe_dsa": DEEPSEEK,
+    "glm": GLM,
+    "glm4": GLM,
     "glm4_moe": Family(experts="n_routed_experts", fp8_blocks=True),
+    "glm4_moe_lite": DEEPSEEK,
     "llama4_text": Family(
         experts="num_local_experts",
         expert_ffn="intermediate_size",
@@ -143,6 +148,7 @@ FAMILIES = {
         },
     ),
     "phi3": Family(windows="all"),
+    "phimoe": Family(experts="num_local_experts", expert_ffn="intermediate_size", windows="all"),
     "gemma": Family(defaults=GEMMA),
     "gemma2": Family(windows="pattern", defaults={**GEMMA, "sliding_window_pattern": 2}),
     "gemma3_text": Family(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from minicluster.errors import InputError
 from minicluster.specs.model import IndexSpec, LinearSpec, MlaSpec, MoeSpec
 from sizing.catalog.huggingface.families import EXPERT_KEYS, Family
 
@@ -63,8 +64,12 @@ def _kinds(keys: Keys, family: Family) -> list[object]:
         ("indexed_attention", keys.has("index_topk")),
     ):
         known += [kind] * is_known
-    if kinds and (len(kinds) != layers or any(kind not in known for kind in kinds)):
-        raise keys.wrong("layer_types", f"{layers} entries, each {' or '.join(known)}")
+    if kinds and len(kinds) != layers:
+        raise keys.wrong("layer_types", f"{layers} entries")
+    for layer, found in enumerate(kinds):
+        if found not in known:
+            place = f"{keys.place}: layer_types[{layer}]"
+            raise InputError(place, found, "one of " + ", ".join(known))
     return kinds or _patterned(keys, family, layers)
 
 
@@ -190,6 +195,12 @@ def _dense_layers(keys: Keys) -> int:
         return layers - len(keys.sequence("moe_layers"))
     if keys.has("interleave_moe_layer_step"):
         return layers - layers // max(1, keys.count("interleave_moe_layer_step"))
+    if keys.has("mlp_layer_types"):
+        kinds = keys.sequence("mlp_layer_types")
+        first = kinds.count("dense")
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise keys.wrong("mlp_layer_types", f"{layers} entries, dense ones before sparse ones")
+        return first
     dense = keys.sequence("mlp_only_layers")
     if dense != list(range(len(dense))):
         raise keys.wrong("mlp_only_layers", "the first layers only")

@@ -80,7 +80,8 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     family = FAMILIES.get(str(model_type))
     if family is None:
         known = ", ".join(sorted(FAMILIES))
-        raise InputError(f"{place}: model_type", model_type, f"one of {known}")
+        way_out = "name the family with the same layers, or add it to huggingface/families.py"
+        raise InputError(f"{place}: model_type", model_type, f"one of {known}", way_out)
     keys = Keys(_renamed(values, family), family.defaults, place)
     try:
         return _spec(language_model(config), keys, family, (name, source))
