@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, NegativeAnswer
 from sizing.evidence.bound import row_bounds
 from sizing.evidence.row import kind_of, path_of
 from sizing.evidence.row_config import RowConfig, row_config
@@ -66,6 +66,8 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
         found = _predicted(row, config)
     except InputError as error:
         return RowPrediction(status="unsupported", reason=str(error))
+    except NegativeAnswer as error:  # the simulation found that the row cannot be served
+        return RowPrediction(status="infeasible", reason=str(error))
     path = path_of(kind_of(row), row.engine, config.machine.model)
     notes = "; ".join(filter(None, (found.reason, *config.notes)))
     return replace(

@@ -30,7 +30,16 @@ STATISTICS = ("mean", "median")
 MOST = 2**22
 """Largest count that a row may have; a larger one is a mistake, and would take hours."""
 MOST_USERS = 2**14
+"""Most users of a closed loop, and prompts of a static batch."""
 SERVING = ("aggregated", "disaggregated")
+WIDTHS = ("replicas", "tp", "pp", "ep", "dp")
+"""Columns of an aggregated row; those of a pool have its role before them."""
+NUMBERS = (
+    *AMOUNTS.values(), *SECONDS, *WIDTHS, "gpus", "isl", "osl", "length_jitter", "prefix_tokens",
+    "max_num_batched_tokens", "max_num_seqs", "mtp_tokens", "accepted_tokens", "requests",
+    "duration_s", *(f"{role}_{name}" for role in ("prefill", "decode") for name in WIDTHS),
+)  # fmt: skip
+"""Columns that hold a number or nothing, whether a row's load and serving use them or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +135,6 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
     load = line.choice("load", tuple(AMOUNTS))
     amount = line.number(AMOUNTS[load])
     _refuse_speculation(line)
-    most = MOST_USERS if load == "closed" else MOST
     row = MeasuredRow(
         place=place,
         id=cells.get("id", ""),
@@ -139,7 +147,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         kv_dtype=cells.get("kv_dtype", ""),
         groups=_groups(line),
         load=load,
-        amount=amount if load == "open" else line.count(AMOUNTS[load], most=most),
+        amount=amount if load == "open" else line.count(AMOUNTS[load], most=MOST_USERS),
         isl=line.count("isl"),
         osl=line.count("osl"),
         length_jitter=line.number("length_jitter", default=0.0, least=0.0),
@@ -157,6 +165,8 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         raise line.error("length_jitter", "0 or more and below 1")
     if row.prefix_tokens >= row.isl:
         raise line.error("prefix_tokens", f"fewer than isl = {row.isl}")
+    for name in NUMBERS:
+        line.number(name, default=0.0, least=0.0)
     return row
 
 
@@ -181,6 +191,7 @@ def _groups(line: _Line) -> tuple[Group, ...]:
     """Read the replicas; all their GPUs are those of the `gpus` column."""
     serving = line.choice("serving", SERVING)
     gpus = line.count("gpus")
+    _refuse_other_widths(line, serving)
     if serving == "aggregated":
         tp, pp = line.count("tp"), line.count("pp", default=1)
         if gpus % (tp * pp):
@@ -193,6 +204,14 @@ def _groups(line: _Line) -> tuple[Group, ...]:
     if counted != gpus:
         raise line.error("gpus", f"the {counted} that both pools have together")
     return groups
+
+
+def _refuse_other_widths(line: _Line, serving: str) -> None:
+    """Refuse widths of pools in an aggregated row, and of one replica in a disaggregated one."""
+    pools = [f"{role}_{name}" for role in ("prefill", "decode") for name in WIDTHS]
+    for name in pools if serving == "aggregated" else WIDTHS:
+        if line.number(name, default=1.0, least=0.0) > 1:
+            raise line.error(name, f"no such width in a row that is {serving}")
 
 
 def _copies(line: _Line, stages: int) -> tuple[int, int]:

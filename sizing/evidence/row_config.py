@@ -31,6 +31,8 @@ SCALE_OUT_LATENCY_S = 10e-6
 """One hop between nodes where no preset of the GPU says: as in the presets of configs/clusters."""
 NEW_DTYPES = ("fp8", "fp4")
 """Dtypes of weights that older GPUs cannot multiply in."""
+KV_DTYPES = ("fp32", "bf16", "fp16", "int8", "fp8", "fp4")
+"""Dtypes that engines have a KV cache of, the last two where the GPU and the engine allow it."""
 MODELOPT = "nvidia/"
 """Organisation of checkpoints with scales of an fp8 KV cache and fp8 weights scaled by tensors."""
 
@@ -168,21 +170,28 @@ def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
 
 def _check_precision(row: MeasuredRow, model: ModelSpec, gpu: GpuSpec) -> None:
     """
-    Refuse fp8 and fp4 weights that TensorRT-LLM has no kernel for on the GPU.
+    Refuse fp8 and fp4 that the GPU, or TensorRT-LLM on it, has no kernel for.
 
     vLLM and SGLang multiply such weights in 16 bits on older GPUs (Marlin); TensorRT-LLM does so
-    with published MXFP4 checkpoints on Hopper alone.
+    with published MXFP4 checkpoints on Hopper alone. A cache in 4 bits needs the GPU's own units;
+    no engine has one of int4.
 
     Source:
         TensorRT-LLM 1.0 support matrix: FP8 from Ada on, NVFP4 on Blackwell, MXFP4 on Hopper
         (its gpt-oss guide); vLLM documentation, supported hardware for quantisation kernels.
     """
+    strict = row.engine.lower() == "trtllm"
+    own = gpu.peak_flops_per_s
+    kv = [dtype for dtype in KV_DTYPES if dtype not in NEW_DTYPES or dtype in own]
+    kv += [] if strict else ["fp8"]
+    if row.kv_dtype and row.kv_dtype not in kv:
+        expected = "one of " + ", ".join(dict.fromkeys(kv)) + f" on {gpu.name}"
+        raise InputError(f"{row.place}: kv_dtype", row.kv_dtype, expected)
     dtype, published = row.weight_dtype, catalog.find_model(row.model).weight_dtype
-    missing = dtype in NEW_DTYPES and dtype not in gpu.peak_flops_per_s
-    if row.engine.lower() != "trtllm" or not missing:
+    if not strict or dtype not in NEW_DTYPES or dtype in own:
         return
-    if not (dtype == "fp4" and published == "fp4" and model.moe and "fp8" in gpu.peak_flops_per_s):
-        expected = "one of " + ", ".join([*gpu.peak_flops_per_s, "int4"]) + f" on {gpu.name}"
+    if not (dtype == "fp4" and published == "fp4" and model.moe and "fp8" in own):
+        expected = "one of " + ", ".join([*own, "int4"]) + f" on {gpu.name}"
         raise InputError(f"{row.place}: weight_dtype", dtype, expected)
 
 

@@ -124,6 +124,15 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
         ({"pp": "96", "gpus": "768"}, "pp is 96; expected a width that the 80 layers"),
         ({"ep": "8"}, "ep is 8; expected a width that the 1 experts"),
         ({"engine": "lightllm"}, "engine is 'lightllm'; expected one of"),
+        ({"model": "acme/nothing"}, "model is 'acme/nothing'; expected a catalog name"),
+        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; expected one of fp32, bf16, fp16, int8, fp8"),
+        ({"kv_dtype": "fp4"}, "kv_dtype is 'fp4'; expected one of"),
+        ({"kv_dtype": "fp4", "gpu": "b200-sxm"}, None),
+        ({"kv_dtype": "fp8", "gpu": "a100-sxm"}, None),
+        (
+            {"kv_dtype": "fp8", "gpu": "a100-sxm", "engine": "trtllm", "weight_dtype": "bf16"},
+            "kv_dtype is 'fp8'; expected one of fp32, bf16, fp16, int8 on a100-sxm",
+        ),
         ({"gpu": "a100-sxm"}, None),
         ({"engine": "trtllm", "weight_dtype": "fp4", "model": "openai/gpt-oss-120b"}, None),
     ],
@@ -136,6 +145,13 @@ def test_what_cannot_run_is_refused_by_name(cells: dict[str, str], said: str | N
     else:
         assert said in predict_row(one).reason
         assert predict_row(one).status == "unsupported"
+
+
+def test_a_load_that_never_ends_is_infeasible() -> None:
+    """Answers longer than the KV cache preempt one another for ever; the row says so."""
+    found = predict_row(row(osl="2097152"))
+    assert found.status == "infeasible"
+    assert "more KV cache" in found.reason
 
 
 def test_limits_of_the_row_go_over_the_engines() -> None:
