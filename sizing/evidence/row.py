@@ -58,6 +58,7 @@ class MeasuredRow:
         tpot_p99_s: 99 % of the requests' mean times per output token are below.
         token_budget: tokens a step may hold, where known.
         max_num_seqs: sequences a step may hold on one attention rank, where known.
+        measured: day, year first; empty: unknown.
         num_requests: of an open loop, where known.
         excluded: why the row is left out of errors and intervals; empty: it is not.
     """
@@ -85,6 +86,7 @@ class MeasuredRow:
     tpot_p99_s: float | None
     token_budget: int | None
     max_num_seqs: int | None
+    measured: str = ""
     num_requests: int | None = None
     excluded: str = ""
 
@@ -151,6 +153,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         tpot_p99_s=line.measured("tpot_p99_s"),
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
         max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
+        measured=cells.get("measured", ""),
         num_requests=_num_requests(line, amount) if load == "open" else None,
     )
     if row.length_jitter >= 1:
