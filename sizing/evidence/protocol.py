@@ -113,10 +113,20 @@ class Recipe(RecipeSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnLengths(Spec):
+    """How much the lengths of a source's requests differ, where its rows leave the column empty."""
+
+    source: str
+    model: str
+    length_jitter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocols(Spec):
     """The file."""
 
     workloads: tuple[MeasurementProtocol, ...]
+    lengths: tuple[DrawnLengths, ...]
     recipes: tuple[Recipe, ...]
     sources: tuple[NumberSource, ...]
 
@@ -140,6 +150,12 @@ def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
         ) and row.amount in rates:  # fmt: skip
             return each
     return None
+
+
+def jitter_of(source: str, model: str) -> float:
+    """Return the length jitter of rows that do not say; 0 where nothing is known of them."""
+    known = (each for each in _protocols().lengths if (each.source, each.model) == (source, model))
+    return next((each.length_jitter for each in known), 0.0)
 
 
 def recipe_of(row: MeasuredRow) -> RecipeSettings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
+from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +145,11 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         amount=amount if load == "open" else line.count(AMOUNTS[load], most=most),
         isl=line.count("isl"),
         osl=line.count("osl"),
-        length_jitter=line.number("length_jitter", default=0.0, least=0.0),
+        length_jitter=line.number(
+            "length_jitter",
+            default=jitter_of(cells.get("source", ""), cells.get("model", "")),
+            least=0.0,
+        ),
         prefix_tokens=line.count("prefix_tokens", default=0, least=0),
         statistic=line.choice("statistic", STATISTICS, default="mean"),
         ttft_s=line.measured("ttft_s"),
