@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minicluster.config import parse, read_toml
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
-from sizing.catalog import configs, find_model, release
+from sizing.catalog import configs, model_family, release
 
 if TYPE_CHECKING:
     from sizing.evidence.row import MeasuredRow
@@ -74,7 +74,8 @@ class Recipe(RecipeSettings):
     The rows of closed loops that were measured with some settings.
 
     Attributes:
-        model: whose architecture the row has; empty, like the next three: any.
+        model: of whose family the row's is (InferenceX ran one size of each); empty, like the next
+            two: any.
         gpus: of these kinds.
         weight_dtype: of the row.
         measured_from: first day; a row without a day is not one.
@@ -100,7 +101,7 @@ class Recipe(RecipeSettings):
         """Say whether an aggregated row was measured with these settings."""
         return (
             (self.source, self.engine, "closed") == (row.source, row.engine.lower(), row.load)
-            and (not self.model or find_model(self.model).id == find_model(row.model).id)
+            and (not self.model or model_family(self.model) == model_family(row.model))
             and (not self.gpus or row.gpu in self.gpus)
             and self.weight_dtype in ("", row.weight_dtype)
             and row.measured >= self.measured_from
