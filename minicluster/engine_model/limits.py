@@ -25,6 +25,8 @@ class EngineLimits:
         mixed_steps, chunked_prefill, kv_reserved_fraction: see `SchedulingRules`.
         scheduled_ahead: the next step is scheduled while one runs: a request that arrives during a
             step joins the one after the next.
+        receive_steps: decode steps from one look at new requests to the next; a step that holds
+            prompts is followed by a look at once, as in SGLang's `scheduler_recv_skipper.py`.
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
     """
@@ -38,6 +40,7 @@ class EngineLimits:
     chunked_prefill: bool = True
     kv_reserved_fraction: float = 0.0
     scheduled_ahead: bool = False
+    receive_steps: int = 1
     wait_steps: int = 0
     wait_fraction: float = 0.0
 
@@ -48,6 +51,7 @@ class EngineLimits:
             max_num_batched_tokens=self.max_num_batched_tokens,
             kv_blocks=self.kv_blocks,
             block_size=self.block_size,
+            receive_steps=self.receive_steps,
         )
         not_negative(
             long_prefill_token_threshold=self.long_prefill_token_threshold,

@@ -30,8 +30,8 @@ class Replica(Scheduler):
     """
 
     __slots__ = (
-        "_began_s", "_late", "_scheduled_ahead", "_seconds", "_steps", "_stepwise", "_used_end",
-        "active", "busy_s", "end_s", "epoch",
+        "_began_s", "_late", "_receive_steps", "_scheduled_ahead", "_seconds", "_steps",
+        "_stepwise", "_unseen_steps", "_used_end", "active", "busy_s", "end_s", "epoch",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,7 @@ class Replica(Scheduler):
         self.active = False
         self.end_s = self._seconds = self.busy_s = 0.0
         self._scheduled_ahead = limits.scheduled_ahead
+        self._receive_steps, self._unseen_steps = limits.receive_steps, 0
         self._stepwise = stepwise
         self._late: deque[tuple[int, float]] = deque()
         self._began_s = 0.0
@@ -63,9 +64,9 @@ class Replica(Scheduler):
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
-        if self._scheduled_ahead and self.active:
+        if self.active and (self._scheduled_ahead or self._receive_steps > 1):
             self._late.append((request, now_s))
-            self._end_at_next_step(now_s)
+            self._end_at_next_step(now_s, every=self._receive_steps)
         else:
             self._queue(request, now_s)
 
@@ -147,6 +148,7 @@ class Replica(Scheduler):
         done: list[int] = []
         if self._scheduled_ahead:
             self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
+        self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + taken
         if self.scheduled_prefills and not self._mixed_steps:
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
@@ -173,14 +175,18 @@ class Replica(Scheduler):
     def start_stretch(self, now_s: float) -> None:
         """Begin the next stretch."""
         self.start_s = now_s
-        if self._late:
+        if not self.running:
+            self._unseen_steps = 0
+        self._unseen_steps %= self._receive_steps
+        if self._late and not self._unseen_steps:
             self._see_late(now_s)
         considered = self.schedule(now_s)
-        self._set_stretch(one_step=not considered or bool(self._late))
+        self._set_stretch(one_step=not considered)
 
     def _see_late(self, now_s: float) -> None:
-        """Queue what had arrived when the step that begins was scheduled: as the last one began."""
-        scheduled_s = self._began_s if self.running else now_s
+        """Queue what had arrived when the step that begins was scheduled."""
+        # One ahead that was as the last step began.
+        scheduled_s = self._began_s if self._scheduled_ahead and self.running else now_s
         while self._late and self._late[0][1] <= scheduled_s:
             self.waiting.append(self._late.popleft()[0])
 
@@ -189,6 +195,7 @@ class Replica(Scheduler):
         Compute the number of steps and the end of the stretch that starts now (eq. Q2, Q3).
 
         *one_step*: waiting requests were kept out of this step; the next one may admit them.
+        Requests that were not received yet end the stretch at the next look at them.
         """
         self.epoch += 1
         self.active = bool(self.batch or self.scheduled_prefills)
@@ -205,6 +212,8 @@ class Replica(Scheduler):
                 self._delay_step()
             self._step_s, self._per_token_s = self._step.decode_line(self.batch)
             steps = 1 if one_step or self._stepwise else self.next_finish() - self.num_steps
+            if self._late:
+                steps = min(steps, self._receive_steps - self._unseen_steps)
             self._used_end = self.used_blocks + self.new_blocks(steps)
             if self._used_end > self._num_blocks:
                 steps = self._until_full(steps)
@@ -239,11 +248,16 @@ class Replica(Scheduler):
         steps = self.steps_until(now_s)
         return self.end_s if steps >= self._steps else self.start_s + self.steps_s(steps)
 
-    def _end_at_next_step(self, now_s: float) -> None:
-        """End the stretch with the step in progress; the next step may admit a request."""
+    def _end_at_next_step(self, now_s: float, *, every: int = 1) -> None:
+        """
+        End the stretch with the step in progress; the next step may admit a request.
+
+        *every*: it may do so only each so many steps.
+        """
         if self.scheduled_prefills:
             return
         steps = 0 if now_s < self.start_s else self.steps_until(now_s)
+        steps += -(self._unseen_steps + steps) % every
         if steps < self._steps:
             self._steps = steps
             self._seconds = self.steps_s(steps)

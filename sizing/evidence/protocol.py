@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
-from sizing.catalog import configs
+from sizing.catalog import configs, model_family, release
 
 if TYPE_CHECKING:
     from sizing.evidence.row import MeasuredRow
@@ -44,36 +44,82 @@ class MeasurementProtocol(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(Spec):
+class RecipeSettings(Spec):
     """
-    Settings with which a source started an engine.
+    Settings with which a source started an engine; `None`: the engine's default.
 
     Attributes:
-        input_tokens, output_tokens: of this load only; `None`: of any.
-        tp_below: of narrower replicas only; `None`: of any.
         token_budget: tokens of a step.
+        prompts_per_step: nominal prompts that the token budget holds, in place of a number.
+        captured_tokens: steps with prompts of at most this many tokens are CUDA graphs.
+        receive_steps: decode steps from one look at new requests to the next.
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
     """
 
+    token_budget: int | None = None
+    prompts_per_step: int | None = None
+    captured_tokens: int | None = None
+    receive_steps: int | None = None
+    wait_steps: int | None = None
+    wait_fraction: float | None = None
+
+
+SETTINGS = tuple(each.name for each in fields(RecipeSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(RecipeSettings):
+    """
+    The rows of closed loops that were measured with some settings.
+
+    Attributes:
+        model: of whose family the row's is (InferenceX ran one size of each); empty, like the next
+            two: any.
+        gpus: of these kinds.
+        weight_dtype: of the row.
+        measured_from: first day; a row without a day is not one.
+        version_from: first engine version; a row without a version is not one.
+        input_tokens, output_tokens: of this load only; `None`: of any.
+        tp_below: of narrower replicas only; `None`: of any.
+        users_from: least concurrency.
+    """
+
     source: str
     engine: str
-    model: str
+    model: str = ""
+    gpus: tuple[str, ...] = ()
+    weight_dtype: str = ""
+    measured_from: str = ""
+    version_from: tuple[int, ...] = ()
     input_tokens: int | None = None
     output_tokens: int | None = None
     tp_below: int | None = None
-    token_budget: int
-    wait_steps: int = 0
-    wait_fraction: float = 0.0
+    users_from: int = 0
 
     def made(self, row: MeasuredRow) -> bool:
-        """Say whether an aggregated row was measured by this protocol."""
+        """Say whether an aggregated row was measured with these settings."""
         return (
-            (self.source, self.engine, self.model) == (row.source, row.engine.lower(), row.model)
+            (self.source, self.engine, "closed") == (row.source, row.engine.lower(), row.load)
+            and (not self.model or model_family(self.model) == model_family(row.model))
+            and (not self.gpus or row.gpu in self.gpus)
+            and self.weight_dtype in ("", row.weight_dtype)
+            and row.measured >= self.measured_from
+            and release(row.engine_version) >= self.version_from
             and self.input_tokens in (None, row.isl)
             and self.output_tokens in (None, row.osl)
             and (self.tp_below is None or row.groups[0].slicing.tp < self.tp_below)
+            and row.amount >= self.users_from
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnLengths(Spec):
+    """How much the lengths of a source's requests differ, where its rows leave the column empty."""
+
+    source: str
+    model: str
+    length_jitter: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +127,7 @@ class _Protocols(Spec):
     """The file."""
 
     workloads: tuple[MeasurementProtocol, ...]
+    lengths: tuple[DrawnLengths, ...]
     recipes: tuple[Recipe, ...]
     sources: tuple[NumberSource, ...]
 
@@ -106,6 +153,19 @@ def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
     return None
 
 
-def recipe_of(row: MeasuredRow) -> Recipe | None:
-    """Return the settings of an aggregated row's engine; `None`: unknown."""
-    return next((each for each in _protocols().recipes if each.made(row)), None)
+def jitter_of(source: str, model: str) -> float:
+    """Return the length jitter of rows that do not say; 0 where nothing is known of them."""
+    known = (each for each in _protocols().lengths if (each.source, each.model) == (source, model))
+    return next((each.length_jitter for each in known), 0.0)
+
+
+def recipe_of(row: MeasuredRow) -> RecipeSettings:
+    """Return the settings of an aggregated row's engine: of all its recipes, the last says."""
+    found = {
+        name: getattr(each, name)
+        for each in _protocols().recipes
+        if each.made(row)
+        for name in SETTINGS
+        if getattr(each, name) is not None
+    }
+    return RecipeSettings(**found)

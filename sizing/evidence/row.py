@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
+from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ class MeasuredRow:
         tpot_p99_s: 99 % of the requests' mean times per output token are below.
         token_budget: tokens a step may hold, where known.
         max_num_seqs: sequences a step may hold on one attention rank, where known.
+        measured: day, year first; empty: unknown.
         num_requests: of an open loop, where known.
         excluded: why the row is left out of errors and intervals; empty: it is not.
     """
@@ -94,6 +96,7 @@ class MeasuredRow:
     tpot_p99_s: float | None
     token_budget: int | None
     max_num_seqs: int | None
+    measured: str = ""
     num_requests: int | None = None
     excluded: str = ""
 
@@ -150,7 +153,11 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         amount=amount if load == "open" else line.count(AMOUNTS[load], most=MOST_USERS),
         isl=line.count("isl"),
         osl=line.count("osl"),
-        length_jitter=line.number("length_jitter", default=0.0, least=0.0),
+        length_jitter=line.number(
+            "length_jitter",
+            default=jitter_of(cells.get("source", ""), cells.get("model", "")),
+            least=0.0,
+        ),
         prefix_tokens=line.count("prefix_tokens", default=0, least=0),
         statistic=line.choice("statistic", STATISTICS, default="mean"),
         ttft_s=line.measured("ttft_s"),
@@ -159,6 +166,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         tpot_p99_s=line.measured("tpot_p99_s"),
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
         max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
+        measured=cells.get("measured", ""),
         num_requests=_num_requests(line, amount) if load == "open" else None,
     )
     if row.length_jitter >= 1:

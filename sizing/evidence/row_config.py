@@ -12,6 +12,7 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
+from sizing.evidence.protocol import RecipeSettings, recipe_of
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
@@ -46,6 +47,7 @@ class RowConfig:
         token_budget: most tokens in a step.
         max_num_seqs: most sequences in a step of one attention rank.
         async_scheduling: the engine prepares the next step while one runs.
+        recipe: with which the source started the engine of an aggregated row.
         notes: what was taken in place of something unknown, one sentence each.
     """
 
@@ -53,6 +55,7 @@ class RowConfig:
     token_budget: int
     max_num_seqs: int
     async_scheduling: bool
+    recipe: RecipeSettings
     notes: tuple[str, ...]
 
     @property
@@ -92,22 +95,31 @@ def row_config(row: MeasuredRow) -> RowConfig:
     _check_precision(row, model, gpu)
     for group in row.groups:
         _check_widths(row, model, group.slicing)
+    recipe = recipe_of(row) if len(row.groups) == 1 else RecipeSettings()
+    here = engine.on(gpu)
+    if recipe.captured_tokens is not None:
+        here = replace(here, captured_tokens=recipe.captured_tokens)
     return RowConfig(
         machine=Machine(
             model=model,
             gpu=gpu,
             cluster=_cluster(gpu, sum(g.replicas * g.slicing.gpus for g in row.groups)),
-            engine=engine.on(gpu),
+            engine=here,
         ),
-        token_budget=row.token_budget or _token_budget(row, engine.on(gpu)),
-        max_num_seqs=row.max_num_seqs or engine.on(gpu).max_num_seqs,
+        token_budget=row.token_budget or _token_budget(row, here, recipe),
+        max_num_seqs=row.max_num_seqs or here.max_num_seqs,
         async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
+        recipe=recipe,
         notes=notes,
     )
 
 
-def _token_budget(row: MeasuredRow, engine: EngineProfile) -> int:
-    """Tokens of a step where the row does not say: a recipe's for this load, or the default."""
+def _token_budget(row: MeasuredRow, engine: EngineProfile, recipe: RecipeSettings) -> int:
+    """Tokens of a step where the row does not say: its recipe's, one for this load, the default."""
+    if recipe.token_budget is not None:
+        return recipe.token_budget
+    if recipe.prompts_per_step is not None:
+        return recipe.prompts_per_step * row.isl
     rules = engine.scheduling
     own_recipe = row.load == "closed" and not (row.length_jitter and rules.chunked_prefill)
     if not own_recipe or rules.recipe_spare_tokens is None:

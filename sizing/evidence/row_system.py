@@ -14,7 +14,7 @@ from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.evidence.protocol import protocol_of, recipe_of
+from sizing.evidence.protocol import protocol_of
 from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -97,15 +97,10 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
 
 def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedPool:
     group = row.groups[0]
-    protocol, recipe = protocol_of(row), recipe_of(row)
+    protocol = protocol_of(row)
     seqs = protocol.max_batch_size if protocol else config.max_num_seqs
     blocks = _kv_blocks(row, config, group, spare)
-    if recipe is None:
-        return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
-    config = replace(config, token_budget=row.token_budget or recipe.token_budget)
-    pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
-    limits = replace(pool.limits, wait_steps=recipe.wait_steps, wait_fraction=recipe.wait_fraction)
-    return replace(pool, limits=limits)
+    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
@@ -152,6 +147,9 @@ def _pool(
         chunked_prefill=rules.chunked_prefill,
         kv_reserved_fraction=rules.kv_reserved_fraction,
         scheduled_ahead=config.async_scheduling,
+        receive_steps=config.recipe.receive_steps or 1,
+        wait_steps=config.recipe.wait_steps or 0,
+        wait_fraction=config.recipe.wait_fraction or 0.0,
     )
     replicas = 1 if group.role == "mixed" else queues
     return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table))

@@ -59,10 +59,12 @@ class StepReplica:
         self.late: list[tuple[Job, float]] = []
         self.began_s = 0.0
         self.waited = 0
+        self.unseen = 0
 
     def arrive(self, job: Job, now: float) -> None:
         """Queue a request; while a step runs, the next one may be scheduled already."""
-        if self.limits.scheduled_ahead and self.end_s is not None:
+        late = self.limits.scheduled_ahead or self.limits.receive_steps > 1
+        if late and self.end_s is not None:
             self.late.append((job, now))
         else:
             self.waiting.append(job)
@@ -85,9 +87,11 @@ class StepReplica:
 
     def schedule(self, now: float) -> list[Job]:
         """Begin a step; return the requests whose pull begins with it."""
-        seen = self.began_s if self.running else now
-        while self.late and self.late[0][1] <= seen:
-            self.waiting.append(self.late.pop(0)[0])
+        seen = self.began_s if self.limits.scheduled_ahead and self.running else now
+        if self.unseen >= self.limits.receive_steps or not self.running:
+            self.unseen = 0
+            while self.late and self.late[0][1] <= seen:
+                self.waiting.append(self.late.pop(0)[0])
         self.began_s = now
         held = self.hold()
         begun: list[Job] = []
@@ -247,6 +251,8 @@ class StepReplica:
     def end(self, now: float) -> list[Job]:
         """End the step; return the requests that are done."""
         done = []
+        decodes = all(self.decoding(job) for job, _ in self.scheduled)
+        self.unseen += 1 if decodes else self.limits.receive_steps
         for job, new in self.scheduled:
             job.computed += new
             if job.computed < job.tokens:

@@ -26,6 +26,18 @@ WAITING = {
     "source": "inferencex", "gpu": "h200-sxm", "engine": "trtllm", "gpus": "2", "tp": "2",
     "osl": "1024",
 }  # fmt: skip
+QWEN = {
+    "source": "inferencex", "model": "Qwen/Qwen3.5-397B-A17B", "gpu": "b200-sxm",
+    "engine": "sglang", "engine_version": "0.5.9", "weight_dtype": "fp8", "gpus": "8", "tp": "8",
+    "measured": "2026-03-24", "concurrency": "64",
+}  # fmt: skip
+MINIMAX = {
+    "engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5", "gpu": "b300-sxm",
+    "measured": "2026-04-17", "engine_version": "0.19.0",
+}  # fmt: skip
+MINIMAX_ROW = QWEN | MINIMAX | {"isl": "1024"}
+OSS = {"engine": "vllm", "model": "openai/gpt-oss-120b", "weight_dtype": "fp4"}
+BUDGET = {"max_num_batched_tokens": "4096"}
 
 
 def test_lengths_are_drawn_as_the_schema_says() -> None:
@@ -147,8 +159,52 @@ def test_only_the_first_stage_finds_the_cache_empty() -> None:
 
 def test_a_recipe_is_that_of_its_loads_and_widths() -> None:
     """InferenceX lets prompts wait on fewer than eight GPUs at 1,024 in and out, nowhere else."""
-    waits = []
-    for cells in ({}, {"gpus": "8", "tp": "8"}, {"osl": "8192"}, {"source": "here"}):
-        found = recipe_of(row(**WAITING | cells))
-        waits.append(None if found is None else found.wait_steps)
-    assert waits == [20, 0, 0, None]
+    cases: tuple[dict[str, str], ...]
+    cases = ({}, {"gpus": "8", "tp": "8"}, {"osl": "8192"}, {"source": "here"})
+    waits = [recipe_of(row(**WAITING | cells)).wait_steps for cells in cases]
+    assert waits == [20, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("cells", "setting", "value"),
+    [
+        ({"users": "4"}, "receive_steps", 10),
+        ({"users": "16"}, "receive_steps", 30),
+        ({"gpu": "h200-sxm"}, "receive_steps", None),
+        ({"measured": "2026-04-13"}, "receive_steps", 10),
+        ({"model": "zhipuai/GLM-5"}, "receive_steps", 1),
+        ({"model": "deepseek-ai/DeepSeek-R1", "tp": "4", "gpus": "4"}, "receive_steps", 10),
+        ({"model": "deepseek-ai/DeepSeek-R1", "gpu": "h200-sxm"}, "token_budget", 32768),
+        ({"load": "static", "batch_size": "16"}, "receive_steps", None),
+        (MINIMAX, "captured_tokens", 2048),
+        (MINIMAX | {"measured": "2026-04-06"}, "captured_tokens", None),
+        (MINIMAX | {"measured": ""}, "captured_tokens", None),
+        (OSS | {"engine_version": "0.18.0"}, "captured_tokens", 2048),
+        (OSS | {"engine_version": "0.11.2"}, "captured_tokens", None),
+        (OSS | {"engine_version": ""}, "captured_tokens", None),
+    ],
+)
+def test_recipes_of_inferencex(cells: dict[str, str], setting: str, value: int | None) -> None:
+    """What SGLang, and vLLM, were started with: by GPU, model, users, day and version."""
+    users = {"concurrency": cells.get("users", "64")}
+    assert getattr(recipe_of(row(**QWEN | cells | users)), setting) == value
+
+
+def test_a_recipe_reaches_the_engine_and_its_scheduler() -> None:
+    """Looks at new requests, captured sizes, and budgets, unless the row names one."""
+    asked = row(**QWEN)
+    limits = row_system(asked, row_config(asked)).decode.limits
+    assert limits.receive_steps == 30
+    found = [row_config(row(**MINIMAX_ROW | cells)) for cells in ({}, {"isl": "8192"}, BUDGET)]
+    assert [each.token_budget for each in found] == [2048, 16384, 4096]
+    assert {each.machine.engine.captured_tokens for each in found} == {2048}
+
+
+def test_a_gap_analysis_of_inferencex_has_its_lengths() -> None:
+    """Where a row leaves the column empty, what is known of its source counts."""
+    kimi = {"source": "silicon-internal", "model": "moonshotai/Kimi-K2.5", "weight_dtype": "int4"}
+    cells: dict[str, str]
+    for cells, jitter in (
+        (kimi, 0.2), (kimi | {"length_jitter": "0"}, 0.0), (kimi | {"source": "blis"}, 0.0),
+    ):  # fmt: skip
+        assert row(**cells).length_jitter == jitter

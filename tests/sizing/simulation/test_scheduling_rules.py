@@ -115,6 +115,19 @@ def test_who_arrives_during_a_step_waits_for_the_one_after_the_next() -> None:
     assert firsts(idle)[1] == pytest.approx(0.05 + 0.06)
 
 
+def test_new_requests_are_received_every_so_many_decode_steps() -> None:
+    """With a look every 4 steps, and one right after each step of prompts."""
+    drawn, due_s = [(10, 30), (50, 1), (20, 1)], [0.0, 0.033, 0.07]
+    # The first prompt ends at 20 ms and decodes; the next looks are at 60 ms, and once the second
+    # prompt's 60 ms are over.
+    found = served(drawn, due_s, engine="sglang", receive_steps=4)
+    assert firsts(found) == pytest.approx([0.02, 0.06 + 0.06, 0.12 + 0.03])
+    each = served(drawn, due_s, engine="sglang")
+    assert firsts(each) == pytest.approx([0.02, 0.04 + 0.06, 0.1 + 0.03])
+    alone = served([(10, 2), (50, 1)], [0.0, 0.05], engine="sglang", receive_steps=4)
+    assert firsts(alone)[1] == pytest.approx(0.05 + 0.06)  # an idle replica looks at once
+
+
 def test_prompts_wait_for_company_where_the_recipe_says_so() -> None:
     """At most so many steps, not at all beside nobody, and no longer than the budget is filled."""
     patient: dict[str, float] = {"wait_steps": 4, "wait_fraction": 0.9}
@@ -152,7 +165,11 @@ def test_preempted_requests_start_over_and_finish() -> None:
     users=st.integers(1, 12),
     room=st.sampled_from([1.0, 1.5, 100.0]),
     limits=st.fixed_dictionaries(
-        {"scheduled_ahead": st.booleans(), "wait_steps": st.sampled_from([0, 5])}
+        {
+            "scheduled_ahead": st.booleans(),
+            "wait_steps": st.sampled_from([0, 5]),
+            "receive_steps": st.sampled_from([1, 7]),
+        }
     ),
 )
 def test_everybody_is_served_and_no_step_is_skipped(

@@ -55,6 +55,7 @@ def rules(rng: np.random.Generator) -> dict[str, Any]:
         "scheduled_ahead": bool(rng.random() < 0.5),
         "wait_steps": int(rng.choice([0, 3])),
         "wait_fraction": 0.9,
+        "receive_steps": int(rng.choice([1, 4])),
     }
 
 
