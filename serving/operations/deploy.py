@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -47,6 +46,7 @@ from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
+    from pathlib import Path
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -115,7 +115,6 @@ def deploy(
         address = start_nodes(
             served.nodes,
             cluster_id=state.cluster_id,
-            session=Path(state.session),
             token=TOKEN,
             report=report,
         )
@@ -152,7 +151,7 @@ def _new_state(site: Site, nixl_port: int) -> State:
     from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
 
     cluster = cluster_at(site.address)
-    session = "" if cluster is None else cluster.session
+    session = "" if cluster is None else str(cluster.session)
     instance = instance_of(site.address)
     return replace(state, session=session, instance=instance, owner=secrets.token_hex(8))
 

@@ -37,14 +37,14 @@ class Driver:
 
     def held(self) -> int:
         """Return of how many replicas some request still holds KV cache."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+        from ray.llm._internal.serve.utils.broadcast import broadcast  # noqa: PLC0415
 
         handles = [_handle(name) for name in (PREFILL, DECODE)]
         return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
 
     def pairs(self, prefills: int) -> int:
         """Run a prompt over every pair of replicas; return how many pairs answered."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+        from ray.llm._internal.serve.utils.broadcast import broadcast  # noqa: PLC0415
 
         prompts = [[2500 + at] * 20 for at in range(prefills)]
         given = [prompts, [_handle(PREFILL)]]
@@ -55,14 +55,14 @@ class Driver:
 
     def inside(self) -> dict[str, list[dict[str, Any]]]:
         """Return what each simulated engine has inside, by role."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+        from ray.llm._internal.serve.utils.broadcast import broadcast  # noqa: PLC0415
 
         pools = {"prefill": PREFILL, "decode": DECODE}
         return {role: broadcast(_handle(name), "inside") for role, name in pools.items()}
 
     def fault(self, role: str, kind: str, value: float, replicas: list[str]) -> None:
         """Let something go wrong in some simulated replicas, by their names."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
+        from ray.llm._internal.serve.utils.broadcast import broadcast  # noqa: PLC0415
 
         handle = _handle({"prefill": PREFILL, "decode": DECODE}[role])
         broadcast(handle, "fault", [kind, value], {"replicas": replicas})
