@@ -120,7 +120,29 @@ def deploy(
         )
         state = replace(state, address=address)
         write_state(state)
-    readiness = _serve(served, site, state, record, vocab_size, report)
+    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
+    # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # Imported here because they take seconds, which `serving down` and `status` do not need.
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.operations.probe import wait_until_ready  # noqa: PLC0415
+
+    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
+        for each in (logger, *logger.handlers):
+            each.addFilter(lambda record: record.levelno > logging.INFO)
+    with connected(state.address):
+        if read_state() is None:
+            _refuse_another(state.address)
+        record(state)
+        _run(served, site, state)
+        _wait_until_running(served, state.logs, report)
+        readiness = wait_until_ready(
+            served,
+            base_url=site.base_url,
+            tls_cert=state.tls_cert,
+            vocab_size=vocab_size,
+            report=report,
+        )
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
@@ -156,54 +178,27 @@ def _new_state(site: Site, nixl_port: int) -> State:
     return replace(state, session=session, instance=instance, owner=secrets.token_hex(8))
 
 
-def _serve(
-    served: ServedApp,
-    site: Site,
-    state: State,
-    record: Callable[[State], None],
-    vocab_size: int,
-    report: Callable[[str], None],
-) -> Readiness:
-    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
-    # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # Imported here because they take seconds, which `serving down` and `status` do not need.
+def _run(served: ServedApp, site: Site, state: State) -> None:
+    """Have Ray Serve start the application; needs a connection."""
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
 
-    from serving.cluster.connection import connected  # noqa: PLC0415
-    from serving.operations.probe import wait_until_ready  # noqa: PLC0415
     from serving.replicas.app import build_app  # noqa: PLC0415
 
-    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
-        for each in (logger, *logger.handlers):
-            each.addFilter(lambda record: record.levelno > logging.INFO)
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-    with connected(state.address):
-        if read_state() is None:
-            _refuse_another(state.address)
-        record(state)
-        serve.start(proxy_location="Disabled", logging_config=quiet)
-        serve.run_many(
-            [
-                serve.RunTarget(
-                    build_app(served, (site.host, site.port), site.tls, state.owner),
-                    name=APP,
-                    logging_config=quiet,
-                    external_scaler_enabled=True,  # `serving scale`
-                )
-            ],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-        _wait_until_running(served, state.logs, report)
-        return wait_until_ready(
-            served,
-            base_url=site.base_url,
-            tls_cert=state.tls_cert,
-            vocab_size=vocab_size,
-            report=report,
-        )
+    serve.start(proxy_location="Disabled", logging_config=quiet)
+    serve.run_many(
+        [
+            serve.RunTarget(
+                build_app(served, (site.host, site.port), site.tls, state.owner),
+                name=APP,
+                logging_config=quiet,
+                external_scaler_enabled=True,  # `serving scale`
+            )
+        ],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
 
 
 def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:
