@@ -78,6 +78,9 @@ def test_ray_serve_takes_it(demo_plan: Plan) -> None:
     """Ray's own schema accepts the configuration, and its numbers are the compiled ones."""
     from ray.serve.schema import ServeDeploySchema  # noqa: PLC0415  (it warns)
 
+    two = places(("node-0", (0,)), ("node-0", (2,)))
+    prefill = replace(demo_plan.pools[0], replicas=2, placement=two)
+    demo_plan = replace(demo_plan, pools=(prefill, demo_plan.pools[1]))
     [document] = _documents(demo_plan, "ray-serve")
     (application,) = ServeDeploySchema.model_validate(document).applications
     assert application.import_path == "serving.replicas.app:from_plan"
@@ -323,5 +326,5 @@ def test_the_endpoint_needs_a_key_unless_open(tmp_path: Path, demo_plan: Plan) -
         assert KEYS_FILE not in text
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     said = serving_here(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
-    assert "access: open" in said
+    assert "access: open\n" in said
     assert f"{HOSTS}: {APP}-serve-svc" in said

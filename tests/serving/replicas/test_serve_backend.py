@@ -153,7 +153,7 @@ def _time(response: Response, **body: object) -> Any:  # noqa: ANN401
 
 def test_an_answer_that_is_not_read_is_cancelled(live: list[int | None]) -> None:
     """One that ends is not; one in one piece may take longer, of replicas not yet known."""
-    live[:] = [None, None, 1]
+    live[:] = [None]
     whole, part, slow = Response(1, 2, 3), Response(1, 2, 3), Response(1, pause_s=5.0)
     assert (_ask(whole), whole.cancelled) == ([1, 2, 3], False)
     assert (_ask(slow, **WHOLE), slow.cancelled) == ([1], False)
@@ -293,6 +293,14 @@ def test_what_prefill_refuses_is_not_decoded() -> None:
     decode, prefill = _handle(Response("first")), _handle(Response(refusal))
     assert _answered(decode, prefill, {"prompt": "x"}, CONFIG) == [refusal]
     assert decode.given == []
+
+
+@pytest.mark.usefixtures("live")
+def test_the_time_of_prefill_is_no_longer_there_for_the_first_token() -> None:
+    decode = _handle(Response("first", pause_s=3.8))
+    prefill = _handle(Response(PREFILLED, pause_s=0.5))
+    with pytest.raises(RequestRefused):
+        _answered(decode, prefill, {"prompt": "x", "stream": True}, CONFIG)
 
 
 @pytest.mark.parametrize("left", [0, 1])
