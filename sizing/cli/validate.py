@@ -43,7 +43,7 @@ FAR = 300.0
 """If measured and predicted times differ by more than this factor, the unit is in doubt."""
 
 
-def validate(  # noqa: PLR0913, PLR0917  (options of a command)
+def validate(
     rows: Annotated[list[Path], Argument(help="Measured rows (CSV), of one file or several")],
     out: Annotated[Path | None, out_file("Predictions to write (CSV)")] = None,
     as_json: AsJson = False,

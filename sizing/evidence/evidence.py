@@ -142,7 +142,9 @@ def read_evidence() -> Evidence:
     """
     path = configs() / FILE
     if not path.exists():
-        return Evidence(date="", errors=(), coverage=(), claims=(), centres=(), spreads=(), support=())
+        return Evidence(
+            date="", errors=(), coverage=(), claims=(), centres=(), spreads=(), support=()
+        )
     raw = read_json(path, "what `sizing validate --evidence` writes")
     return parse(Evidence, raw, place=FILE)
 

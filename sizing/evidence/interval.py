@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minicluster.specs.checks import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 T = TypeVar("T")
 
 QUANTITIES = ("ttft", "tpot")
@@ -36,14 +34,13 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Quantiles that a spread carries."""
 HIGH = 0.9
 """Upper end of the 80 % interval."""
-OTHERS = 10.0
+OTHERS = 20.0
 """Rows as which other kinds of load count, at most, in the spread of one kind."""
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
 LEAST_LOG = 0.005
 """Errors below 0.5 % are chance: no kind of load is scaled by less."""
 FOLDS = 10
-SIZE = 0.5
 ROW_FOLDS = 4
 
 
@@ -259,12 +256,11 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Misses:
-    """Left-out rows: kind of load, distance, distance from the centre, and weight of each."""
+    """Left-out rows: kind of load, distance of the nearest other row, distance from its centre."""
 
     kinds: NDArray[np.str_]
     distances: NDArray[np.int64]
     logs: NDArray[np.float64]
-    weights: NDArray[np.float64]
 
 
 class _Table:
@@ -290,30 +286,17 @@ class _Table:
 
     def misses(self) -> _Misses:
         """Leave out groups of each of `SCHEMES` in turn, and see how far off their centres are."""
-        kinds: list[str] = []
-        found: list[tuple[int, float, float]] = []
+        found: list[tuple[str, int, float]] = []
         for scheme in SCHEMES:
             keys = np.array([scheme(place, each) for place, each in enumerate(self.rows)])
             for key in np.unique(keys):
-                out = np.flatnonzero(keys == key)
                 rest = keys != key
-                logs = _centre_logs(self.ids[rest], self.logs[rest])
-                seen = [(self.rows[n].kind, *_nearest_log(logs, self.ids[n])) for n in out]
-                members: dict[tuple[str, int], int] = defaultdict(int)
-                for kind, distance, _ in seen:
-                    members[kind, distance] += 1
-                for n, (kind, distance, log) in zip(out, seen, strict=True):
-                    kinds.append(kind)
-                    # A large group counts for more than a small one, but not by its size.
-                    weight = members[kind, distance] ** -SIZE
-                    found.append((distance, abs(float(self.logs[n]) - log), weight))
-        distances, logs_off, weights = zip(*found, strict=True)
-        return _Misses(
-            kinds=np.array(kinds),
-            distances=np.array(distances),
-            logs=np.array(logs_off),
-            weights=np.array(weights),
-        )
+                centres = _centre_logs(self.ids[rest], self.logs[rest])
+                for place in np.flatnonzero(~rest).tolist():
+                    distance, log = _nearest_log(centres, self.ids[place])
+                    found.append((self.rows[place].kind, distance, abs(self.logs[place] - log)))
+        kinds, distances, logs = zip(*found, strict=True)
+        return _Misses(kinds=np.array(kinds), distances=np.array(distances), logs=np.array(logs))
 
 
 SCHEMES: tuple[Callable[[int, RowResidual], str], ...] = (
@@ -357,9 +340,7 @@ def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[in
     return len(DEPTHS), 0.0
 
 
-def _spreads(
-    rows: Sequence[RowResidual], misses: _Misses
-) -> dict[tuple[str, str, int], Spread]:
+def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, str, int], Spread]:
     """Spreads of every kind of load at every distance, of its own rows and the others' scaled."""
     scales = _scales(misses)
     relative = misses.logs / np.array([scales[kind] for kind in misses.kinds.tolist()])
@@ -369,10 +350,10 @@ def _spreads(
         scale = scales.get(kind, max(scales.values()))
         logs = np.full((len(DISTANCES), len(LEVELS)), np.nan)
         for distance in range(len(DISTANCES)):
-            there = misses.weights * (misses.distances == distance)
-            others = (there * ~own).sum()
-            weights = np.where(own, there, there * min(1.0, OTHERS / others) if others else 0.0)
-            if weights.any():
+            there = misses.distances == distance
+            share = min(1.0, OTHERS / max(1, int((there & ~own).sum())))
+            weights = there * np.where(own, 1.0, share)
+            if there.any():
                 logs[distance] = _quantiles(scale * relative, weights, 2 * np.array(LEVELS) - 1)
         for distance in reversed(range(len(DISTANCES) - 1)):
             unseen = np.isnan(logs[distance])
@@ -394,9 +375,8 @@ def _scales(misses: _Misses) -> dict[str, float]:
     """Return the size of errors of each kind of load, over all distances."""
     found = {}
     for kind in np.unique(misses.kinds).tolist():
-        own = misses.kinds == kind
-        reached = _quantiles(misses.logs[own], misses.weights[own], np.array([2 * HIGH - 1]))
-        found[kind] = max(float(reached[0]), LEAST_LOG)
+        reached = float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1))
+        found[kind] = max(reached, LEAST_LOG)
     return found
 
 
