@@ -36,6 +36,8 @@ HIGH = 0.9
 """Upper end of the 80 % interval."""
 OTHERS = 20.0
 """Rows as which other kinds of load count, at most, in the spread of one kind."""
+PRIOR_CONFIGURATIONS = 4.0
+"""Configurations of a kind of load at which its own size of errors weighs as much as all kinds'."""
 STAND_IN_LOG = math.log(1.3)
 """Versions of an engine differ by 30 % in TPOT: added in squares where rows had own constants."""
 LEAST_LOG = 0.005
@@ -342,24 +344,26 @@ def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[in
 
 def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, str, int], Spread]:
     """Spreads of every kind of load at every distance, of its own rows and the others' scaled."""
-    scales = _scales(misses)
+    scales = _scales(rows, misses)
     relative = misses.logs / np.array([scales[kind] for kind in misses.kinds.tolist()])
     found = {}
     for kind in ("", *scales):
         own = misses.kinds == kind
         scale = scales.get(kind, max(scales.values()))
+        members = [each.stand_in for each in rows if kind in ("", each.kind)]
         logs = np.full((len(DISTANCES), len(LEVELS)), np.nan)
         for distance in range(len(DISTANCES)):
             there = misses.distances == distance
-            share = min(1.0, OTHERS / max(1, int((there & ~own).sum())))
-            weights = there * np.where(own, 1.0, share)
+            # A row that was left out several times counts once.
+            most = np.where(own, len(members), OTHERS)
+            times = np.where(own, (there & own).sum(), (there & ~own).sum())
+            weights = there * np.minimum(1.0, most / np.maximum(times, 1))
             if there.any():
                 logs[distance] = _quantiles(scale * relative, weights, 2 * np.array(LEVELS) - 1)
         for distance in reversed(range(len(DISTANCES) - 1)):
             unseen = np.isnan(logs[distance])
             logs[distance, unseen] = logs[distance + 1, unseen]
         logs = np.fmax.accumulate(logs)
-        members = [each.stand_in for each in rows if kind in ("", each.kind)]
         for distance, at in enumerate(logs.tolist()):
             found[rows[0].quantity, kind, distance] = Spread(
                 quantity=rows[0].quantity,
@@ -371,12 +375,18 @@ def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, st
     return found
 
 
-def _scales(misses: _Misses) -> dict[str, float]:
-    """Return the size of errors of each kind of load, over all distances."""
-    found = {}
+def _scales(rows: Sequence[RowResidual], misses: _Misses) -> dict[str, float]:
+    """Return the size of errors of each kind of load, of few configurations rather that of all."""
+    own = {}
     for kind in np.unique(misses.kinds).tolist():
         reached = float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1))
-        found[kind] = max(reached, LEAST_LOG)
+        own[kind] = math.log(max(reached, LEAST_LOG))
+    every = sum(own.values()) / len(own)
+    found = {}
+    for kind, log in own.items():
+        known = len({each.configuration for each in rows if each.kind == kind})
+        share = known / (known + PRIOR_CONFIGURATIONS)
+        found[kind] = math.exp(share * log + (1 - share) * every)
     return found
 
 

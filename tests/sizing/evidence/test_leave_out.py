@@ -48,7 +48,7 @@ def test_a_group_unlike_the_others_is_not_covered_without_it(split: str) -> None
     """Rows like the others' are, in each split by its own groups; totals are of all rows."""
     even, odd = (by_name(leave_out(residuals(bias), split)) for bias in (0.0, 1.5))
     assert even["all", "all"].rows == 240
-    assert 0.7 <= even["all", "all"].covered_fraction
+    assert even["all", "all"].covered_fraction >= 0.7
     strange = odd["group", {"gpu": "generation"}.get(split, split) + "-3"]
     assert strange.covered_fraction < 0.1
     assert strange.median_error == pytest.approx(1 - np.exp(-1.5), abs=0.05)
@@ -101,6 +101,6 @@ def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     near, far = (interval_around("ttft", each) for each in (h100, other))
     assert near is not None
     assert far is not None
-    assert far.high_s > near.high_s
+    assert far.high_s / far.low_s > near.high_s / near.low_s
     assert "the nearest of this model with this engine" in validation(h100).note
     assert "the nearest of none of its family with this engine" in validation(other).note
