@@ -19,7 +19,6 @@ from sizing.evidence.evidence import evidence_of, read_evidence, to_json, tried
 from sizing.evidence.labels import read_labels
 from sizing.evidence.leave_out import SPLITS, leave_out
 from sizing.evidence.row import read_rows
-from sizing.evidence.scalar import calibrated
 from sizing.evidence.validate import (
     judge,
     record,
@@ -30,7 +29,6 @@ from sizing.evidence.validate import (
     to_csv,
 )
 from sizing.report.validation import (
-    calibration_tables,
     left_out_tables,
     unscored_table,
     validation_tables,
@@ -45,16 +43,10 @@ FAR = 300.0
 """If measured and predicted times differ by more than this factor, the unit is in doubt."""
 
 
-def validate(  # noqa: PLR0913, PLR0917  (options of a command)
+def validate(
     rows: Annotated[list[Path], Argument(help="Measured rows (CSV), of one file or several")],
     out: Annotated[Path | None, out_file("Predictions to write (CSV)")] = None,
     as_json: AsJson = False,
-    calibrate: Annotated[
-        bool,
-        Option(
-            "--calibrate", help="Scalars fitted to half the configurations, tested on the others"
-        ),
-    ] = False,
     labels: Annotated[
         Path | None,
         Option(help="Rows to mend or leave out of errors (CSV: id, kind, evidence)"),
@@ -68,22 +60,20 @@ def validate(  # noqa: PLR0913, PLR0917  (options of a command)
     ] = None,
     evidence: Annotated[
         Path | None,
-        Option(help="Evidence file to write: errors and residual quantiles, used by plans"),
+        Option(help="Evidence file to write: errors and intervals, used by plans"),
     ] = None,
 ) -> None:
     """
     Predict every row; print errors by source, engine, model, GPU and load.
 
-    With --calibrate, -o and the rows of --json are corrected by the scalars. Rows below a physical
-    bound, and those that --labels leave out, are predicted but not scored.
+    Rows below a physical bound, and those that --labels leave out, are predicted but not scored.
     """
     known_labels = read_labels(labels) if labels is not None else {}
     lines = [line for path in rows for line in read_rows(path, known_labels)]
     known = read_evidence().intervals
     verdicts = [judge(line, known) for line in tracked(lines, "predicting")]
-    fit, answers = calibrated(verdicts) if calibrate else (None, verdicts)
     if out is not None:
-        write_atomically(out, to_csv(answers))
+        write_atomically(out, to_csv(verdicts))
     judged = scored(verdicts)
     found = tried(residuals(judged))
     splits = [
@@ -103,15 +93,12 @@ def validate(  # noqa: PLR0913, PLR0917  (options of a command)
         "left_out": [asdict(each) for each in splits],
         "unsupported": [{"reason": r, "rows": n} for r, n in refusals(judged)],
         "not_scored": [{"id": each.id, "reason": each.excluded} for each in unscored],
-        "rows": [record(answer) for answer in answers],
+        "rows": [record(verdict) for verdict in verdicts],
     }
     tables = [*validation_tables(judged, found)]
     tables += left_out_tables(splits)
     if unscored:
         tables.append(unscored_table(unscored))
-    if fit is not None:
-        data["calibration"] = fit.data()
-        tables += calibration_tables(fit)
     show(data, *tables, as_json=as_json)
 
 

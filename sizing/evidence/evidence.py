@@ -18,13 +18,12 @@ from sizing.catalog import configs, find_gpu
 from sizing.evidence.interval import (
     FOLDS,
     QUANTITIES,
-    Cell,
+    Centre,
     Intervals,
     RowResidual,
-    Widening,
+    Spread,
     fit_intervals,
     folds,
-    together,
 )
 from sizing.evidence.leave_out import HeldOutCoverage
 from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
@@ -109,30 +108,27 @@ class Evidence(Spec):
     Attributes:
         coverage: of the intervals on rows left out of them.
         claims: how often one-sided bounds are right, likewise.
-        cells: residual quantiles.
+        centres: mean errors by group.
+        spreads: how far rows lie from them, by distance of the nearest measurement.
         support: predicted rows by kind of deployment.
         left_out: coverage of intervals on whole groups that were left out of them.
-        widenings: factors on the quantiles of cells, by distance of the nearest measurement.
-        known: names of what was measured, per distance (`origin_keys`).
     """
 
     date: str
     errors: tuple[SliceErrors, ...]
     coverage: tuple[Coverage, ...]
     claims: tuple[Claim, ...]
-    cells: tuple[Cell, ...]
+    centres: tuple[Centre, ...]
+    spreads: tuple[Spread, ...]
     support: tuple[Support, ...]
     left_out: tuple[HeldOutCoverage, ...] = ()
-    widenings: tuple[Widening, ...] = ()
-    known: tuple[tuple[str, ...], ...] = ()
 
     @property
     def intervals(self) -> Intervals:
         """Return the intervals that the run made."""
         return Intervals(
-            cells={cell.path: cell for cell in self.cells},
-            widenings={(each.path, each.distance): each for each in self.widenings},
-            known=tuple(frozenset(keys) for keys in self.known),
+            centres={each.path: each for each in self.centres},
+            spreads={(each.quantity, each.kind, each.distance): each for each in self.spreads},
         )
 
 
@@ -146,7 +142,9 @@ def read_evidence() -> Evidence:
     """
     path = configs() / FILE
     if not path.exists():
-        return Evidence(date="", errors=(), coverage=(), claims=(), cells=(), support=())
+        return Evidence(
+            date="", errors=(), coverage=(), claims=(), centres=(), spreads=(), support=()
+        )
     raw = read_json(path, "what `sizing validate --evidence` writes")
     return parse(Evidence, raw, place=FILE)
 
@@ -165,11 +163,10 @@ def evidence_of(
         errors=slices(verdicts),
         coverage=found.coverages,
         claims=found.claims,
-        cells=tuple(made.cells.values()),
+        centres=tuple(made.centres.values()),
+        spreads=tuple(made.spreads.values()),
         support=_support(verdicts),
         left_out=tuple(left_out),
-        widenings=tuple(made.widenings.values()),
-        known=tuple(tuple(sorted(keys)) for keys in made.known),
     )
 
 
@@ -217,7 +214,7 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
     """Cross-fit: every configuration is judged by quantiles of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
-    for train, test in folds(residuals, FOLDS, key=together):
+    for train, test in folds(residuals, FOLDS, key=lambda each: each.configuration):
         made = fit_intervals(train)
         for each in test:
             found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)

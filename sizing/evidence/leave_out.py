@@ -87,11 +87,7 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
 
 def _try(made: Intervals, each: RowResidual) -> tuple[bool, float, float] | None:
     """Return whether a row is inside its interval, how wide that is, and the row's error."""
-    found = made.around(
-        *(1.0, each.quantity, each.path),
-        stand_in=each.stand_in,
-        distance=made.distance(each.keys),
-    )
+    found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
     if found is None:
         return None
     inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s

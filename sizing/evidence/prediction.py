@@ -42,7 +42,6 @@ class RowPrediction:
         unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
         path: labels from coarse to fine, by which residuals are grouped.
         stand_in: computed with the constants of another version, or of another engine.
-        num_layers: of the model; what per-layer corrections are multiplied with.
         bounds_s: what `ttft` and `tpot` cannot be measured below, where that is known.
     """
 
@@ -55,7 +54,6 @@ class RowPrediction:
     unloaded_s: float | None = None
     path: tuple[str, ...] = ()
     stand_in: bool = False
-    num_layers: int = 0
     bounds_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -68,14 +66,18 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
         return RowPrediction(status="unsupported", reason=str(error))
     except NegativeAnswer as error:  # the simulation found that the row cannot be served
         return RowPrediction(status="infeasible", reason=str(error))
-    path = path_of(kind_of(row), row.engine, config.machine.model)
+    path = path_of(
+        *(kind_of(row), row.engine, config.machine.model),
+        name=row.model,
+        gpu=row.gpu,
+        configuration=row.configuration,
+    )
     notes = "; ".join(filter(None, (found.reason, *config.notes)))
     return replace(
         found,
         reason=notes,
         path=path,
         stand_in=bool(config.notes),
-        num_layers=config.machine.model.num_layers,
         bounds_s=row_bounds(row, config.machine),
     )
 

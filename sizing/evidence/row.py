@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
+from sizing.catalog import find_gpu, gpu_generation, model_family
 from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
@@ -311,19 +312,25 @@ class _Line:
         return Slicing(tp=tp, pp=pp, ep=ep, dp=dp)
 
 
-def path_of(load: str, engine: str, model: ModelSpec) -> tuple[str, ...]:
+def path_of(
+    load: str, engine: str, model: ModelSpec, *, name: str, gpu: str, configuration: str = ""
+) -> tuple[str, ...]:
     """
-    Labels of a prediction: whether others wait, engine, load, kind of model, architecture.
+    Labels of a prediction, from coarse to fine: `RowResidual.path`.
 
     Args:
         load: as `kind_of` names it.
         engine: name.
         model: its architecture; names differ between repositories of the same weights.
+        name: of the model, by which its family is found.
+        gpu: name.
+        configuration: of a row; empty: none that was measured.
     """
-    kind = "mla" if model.mla else "moe" if model.moe else "dense"
+    experts = " MoE" if model.moe else " dense"
+    kind = f"closed{experts}" if load.startswith("closed") else load
     shape = f"{model.num_layers} layers of {model.hidden_size}"
-    crowd = "alone" if load == "static" else "loaded"
-    return (crowd, engine.lower(), load, kind, shape)
+    generation = gpu_generation(find_gpu(gpu).name)
+    return (kind, engine.lower(), model_family(name), generation, shape, configuration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,13 @@ import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
-from sizing.catalog import find_gpu, find_model, gpu_generation, model_family
+from sizing.catalog import find_gpu, find_model, gpu_generation
 from sizing.evidence.interval import (
     DISTANCES,
     NEAR,
     QUANTITIES,
     PredictionInterval,
     RowResidual,
-    origin_keys,
 )
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
 from sizing.evidence.row import MeasuredRow, kind_of
@@ -138,15 +137,13 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
         return RowVerdict(id=line.id, source=line.source, row=None, found=found)
     found = predict_row(line)
     around: dict[str, PredictionInterval] = {}
-    distance = intervals.distance(_keys(line, found)) if found.path else NEAR
     for quantity in QUANTITIES:
         value_s = getattr(found, f"{quantity}_s")
         if value_s is not None:
-            interval = intervals.around(
-                *(value_s, quantity, found.path), stand_in=found.stand_in, distance=distance
-            )
+            interval = intervals.around(value_s, quantity, found.path, stand_in=found.stand_in)
             around |= {} if interval is None else {quantity: interval}
     missing = " and ".join(each.upper() for each in QUANTITIES if each not in around)
+    distance = max((each.distance for each in around.values()), default=NEAR)
     reason = f"nearest measurement: {DISTANCES[distance]}" if distance > NEAR else ""
     if missing:
         reason = f"no measurement like this: no interval for {missing}"
@@ -155,16 +152,6 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
     excluded = line.excluded or _suspicion(line, found)
     return RowVerdict(
         id=line.id, source=line.source, row=line, found=found, excluded=excluded, **around
-    )
-
-
-def _keys(row: MeasuredRow, found: RowPrediction) -> tuple[str, ...]:
-    """Return what rows near this one have in common with it."""
-    return origin_keys(
-        found.path,
-        family=model_family(row.model),
-        generation=gpu_generation(find_gpu(row.gpu).name),
-        configuration=row.configuration,
     )
 
 
@@ -196,11 +183,8 @@ def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
                     predicted_s=predicted_s,
                     log_ratio=math.log(measured_s / predicted_s),
                     source=row.source,
-                    configuration=row.configuration,
                     path=answer.path,
                     stand_in=answer.stand_in,
-                    family=model_family(row.model),
-                    generation=gpu_generation(find_gpu(row.gpu).name),
                     row_class=class_of(row),
                 )
                 found.append(residual)

@@ -8,9 +8,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
-from sizing import catalog
 from sizing.evidence.evidence import read_evidence
-from sizing.evidence.interval import DISTANCES, origin_keys
+from sizing.evidence.interval import DISTANCES
 from sizing.evidence.row import path_of
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     """
     if inputs.calibration is not None:
         return StepErrors()
-    unloaded = path_of(UNLOADED, inputs.engine.name, inputs.model)
-    loaded = path_of(LOAD, inputs.engine.name, inputs.model)
+    unloaded, loaded = (_path(kind, inputs) for kind in (UNLOADED, LOAD))
     known = read_evidence().intervals
     share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
     steps, latencies = [], []
@@ -99,14 +97,14 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     if inputs.calibration is not None:
         return None
-    path = path_of(LOAD, inputs.engine.name, inputs.model)
-    known = read_evidence().intervals
-    keys = origin_keys(
-        path,
-        family=catalog.model_family(inputs.model.id),
-        generation=catalog.gpu_generation(inputs.gpu.name),
+    return read_evidence().intervals.around(1.0, quantity, _path(LOAD, inputs))
+
+
+def _path(kind: str, inputs: Inputs) -> tuple[str, ...]:
+    """Labels of the plan's predictions under one kind of load."""
+    return path_of(
+        kind, inputs.engine.name, inputs.model, name=inputs.model.id, gpu=inputs.gpu.name
     )
-    return known.around(1.0, quantity, path, distance=known.distance(keys))
 
 
 def validation(inputs: Inputs, *, split: bool = True) -> Validation:

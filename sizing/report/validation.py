@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
-from minicluster.units import seconds
 from sizing.evidence.validate import refusals, slices
 from sizing.report.tables import columns_table, table
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from sizing.evidence.evidence import Claim, Coverage, Tried
     from sizing.evidence.leave_out import HeldOutCoverage
-    from sizing.evidence.scalar import Calibrated
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
 
@@ -160,21 +158,3 @@ def unscored_table(verdicts: Sequence[RowVerdict]) -> Table:
     """Return the rows that are left out of errors and intervals, with the reason."""
     rows = ((verdict.id, verdict.excluded) for verdict in verdicts)
     return table("Rows that are not scored", _folded((), "row", "reason"), rows)
-
-
-def calibration_tables(fit: Calibrated) -> Iterator[Table]:
-    """Yield the scalars of the finest groups, and the errors without and with them."""
-    scalars = list(fit.scalars.values())
-    parents = {each.group[:-1] for each in scalars}
-    finest = [each for each in scalars if each.group and each.group not in parents]
-    columns = {
-        "group": [" / ".join(each.group) for each in finest],
-        "rows": [str(each.rows) for each in finest],
-        "prefill": [f"x {each.prefill:.2f}" for each in finest],
-        "per request": [seconds(each.request_s) for each in finest],
-        "decode": [f"x {each.decode:.2f}" for each in finest],
-        "per layer": [seconds(each.per_layer_s) for each in finest],
-    }
-    yield columns_table("Scalars", columns)
-    for title, errors in fit.errors.items():
-        yield errors_table(f"source and load: {title}", list(errors))

@@ -9,15 +9,13 @@ import pytest
 
 from sizing import catalog
 from sizing.cli.common import read_inputs
-from sizing.evidence.interval import DISTANCES, NEAR, RowResidual, fit_intervals, origin_keys
+from sizing.evidence.interval import RowResidual
 from sizing.evidence.leave_out import SPLITS, HeldOutCoverage, leave_out
 from sizing.evidence.validate import class_of
 from sizing.planner.error_model import interval_around, validation
 from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import SPLIT, row
 from tests.sizing.evidence.test_validate_cli import SAMPLE
-
-MEMBERS = {"family": "family-{}", "generation": "generation-{}", "source": "source-{}"}
 
 
 def residuals(bias: float = 0.0) -> list[RowResidual]:
@@ -28,14 +26,17 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
             quantity="ttft",
             predicted_s=1.0,
             log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
-            configuration=f"c{group}-{n % 10}",
-            path=("loaded", f"engine-{group}", "closed", "dense", f"shape-{group}"),
+            source=f"source-{group}",
+            path=("closed dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
             row_class="dense, serving",
-            **{name: text.format(group) for name, text in MEMBERS.items()},
         )
         for group in range(4)
         for n in range(60)
     ]
+
+
+def names_of(group: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{group}" for name in ("engine", "family", "generation"))
 
 
 def by_name(found: tuple[HeldOutCoverage, ...]) -> dict[tuple[str, str], HeldOutCoverage]:
@@ -47,7 +48,7 @@ def test_a_group_unlike_the_others_is_not_covered_without_it(split: str) -> None
     """Rows like the others' are, in each split by its own groups; totals are of all rows."""
     even, odd = (by_name(leave_out(residuals(bias), split)) for bias in (0.0, 1.5))
     assert even["all", "all"].rows == 240
-    assert 0.7 <= even["all", "all"].covered_fraction <= 0.95
+    assert even["all", "all"].covered_fraction >= 0.7
     strange = odd["group", {"gpu": "generation"}.get(split, split) + "-3"]
     assert strange.covered_fraction < 0.1
     assert strange.median_error == pytest.approx(1 - np.exp(-1.5), abs=0.05)
@@ -93,46 +94,6 @@ def test_splits_are_printed(sizing: Sizing) -> None:
     assert sizing("validate", str(SAMPLE), "--leave-out", "colour").code == 2
 
 
-def test_intervals_get_wider_with_the_distance() -> None:
-    """The same cell, seen from ever farther; rows, models and families are told apart."""
-    rng = np.random.default_rng(3)
-    rows = [
-        RowResidual(
-            quantity="tpot",
-            predicted_s=0.02,
-            log_ratio=float(own + rng.normal(0.0, 0.05)),
-            source="here",
-            configuration=f"c{family}-{model}-{n % 6}",
-            path=("loaded", "vllm", "closed", "dense", f"m{family}-{model}"),
-            family=f"f{family}",
-            generation="Hopper" if model else "Blackwell",
-        )
-        for family, bias in enumerate(np.linspace(-0.5, 0.5, 12))
-        for model, own in enumerate((bias - 0.1, bias, bias + 0.1))
-        for n in range(12)
-    ]
-    made = fit_intervals(rows)
-    path = rows[15].path
-    found = [made.around(1.0, "tpot", path, distance=d) for d in range(len(DISTANCES))]
-    widths = [each.high_s - each.low_s for each in found if each is not None]
-    assert widths == sorted(widths)
-    assert widths[-1] > 1.2 * widths[NEAR]
-    assert made.around(1.0, "tpot", path) == found[NEAR]
-    asked = {"family": "f0", "generation": "Hopper"}
-    new = ("loaded", "vllm", "closed", "dense", "new")
-    distances = [
-        made.distance(rows[15].keys),
-        made.distance(origin_keys(path, **asked)),
-        made.distance(origin_keys(new, **asked)),
-        made.distance(origin_keys(new, family="f0", generation="Ampere")),
-        made.distance(origin_keys(new, family="f99", generation="Hopper")),
-    ]
-    assert distances == list(range(len(DISTANCES)))
-    # What was learned without the nearest covers as many of the left-out families as it says.
-    whole = by_name(leave_out(rows, "family"))["all", "all"]
-    assert whole.covered_fraction >= 0.7
-
-
 def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     """A model that nothing is known of gets a wider interval than one that was measured."""
     h100 = read_inputs(catalog.files("scenarios")["llama-3.1-70b-h100"], [], None)
@@ -140,6 +101,6 @@ def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     near, far = (interval_around("ttft", each) for each in (h100, other))
     assert near is not None
     assert far is not None
-    assert far.high_s > near.high_s
+    assert far.high_s / far.low_s > near.high_s / near.low_s
     assert "the nearest of this model with this engine" in validation(h100).note
     assert "the nearest of none of its family with this engine" in validation(other).note

@@ -1,9 +1,10 @@
-"""Intervals and scalars on rows whose truth is known."""
+"""Intervals on rows whose truth is known."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.evidence.evidence import CONFIDENCES, tried
-from sizing.evidence.interval import LEVELS, RowResidual, fit_intervals
-from sizing.evidence.prediction import RowPrediction
-from sizing.evidence.row import MeasuredRow
-from sizing.evidence.scalar import corrected, fit_scalars, in_fitted_half
-from sizing.evidence.validate import RowVerdict, summarise
-from tests.sizing.evidence.rows import row
+from sizing.evidence.interval import DISTANCES, LEVELS, RowResidual, fit_intervals
+from sizing.evidence.leave_out import leave_out
+from sizing.evidence.validate import summarise
+
+KNOWN = ("closed dense", "vllm", "f1", "Hopper", "m1", "c1")
 
 
-def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[RowResidual]:
+def residuals(
+    spread: float, count: int = 400, bias: float = 0.0, kind: str = "closed dense"
+) -> list[RowResidual]:
     """Rows of forty configurations, errors normal in the logarithm."""
     draw = np.random.default_rng(7)
     return [
@@ -28,11 +30,35 @@ def residuals(spread: float, count: int = 400, bias: float = 0.0) -> list[RowRes
             predicted_s=0.02,
             log_ratio=float(draw.normal(bias, spread)),
             source="here",
-            configuration=f"c{number % 40}",
-            path=("loaded", "vllm", "closed", "dense", f"m{number % 3}"),
+            path=(kind, "vllm", f"f{n % 2}", "Hopper", f"m{n % 4}", f"c{n % 40}"),
         )
-        for number in range(count)
+        for n in range(count)
     ]
+
+
+def nested(seed: int, families: int = 12) -> list[RowResidual]:
+    """Rows whose family, model and configuration each have an error of their own."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for family in range(families):
+        of_family = draw.normal(0.0, 0.2)
+        for model in range(2):
+            of_model = of_family + draw.normal(0.0, 0.1)
+            for configuration in range(3):
+                own = of_model + draw.normal(0.0, 0.1)
+                names = (f"m{family}-{model}", f"c{family}-{model}-{configuration}")
+                path = ("closed dense", "vllm", f"f{family}", "Hopper", *names)
+                rows += [
+                    RowResidual(
+                        quantity="ttft",
+                        predicted_s=1.0,
+                        log_ratio=float(own + draw.normal(0.0, 0.05)),
+                        source="here",
+                        path=path,
+                    )
+                    for _ in range(4)
+                ]
+    return rows
 
 
 @pytest.mark.parametrize(("spread", "bias"), [(0.05, 0.0), (0.4, 0.0), (0.1, 0.05)])
@@ -40,16 +66,58 @@ def test_intervals_cover_what_was_left_out(spread: float, bias: float) -> None:
     """80 % intervals made of some configurations hold about 80 % of the others."""
     found = tried(residuals(spread, bias=bias)).coverages[1]
     assert (found.source, found.quantity, found.rows) == ("here", "tpot", 400)
-    assert 0.75 <= found.covered_fraction <= 0.85
+    assert 0.75 <= found.covered_fraction <= 0.88
     normal = math.exp(1.2816 * spread) - math.exp(-1.2816 * spread)
     assert found.median_width == pytest.approx(normal, rel=0.35)
+
+
+def test_families_that_were_never_seen_are_covered() -> None:
+    """Families, models and configurations err alike: 80 % of rows of other families are inside."""
+    covered = [leave_out(nested(seed), "family")[0].covered_fraction for seed in range(3)]
+    assert 0.72 <= np.mean(covered) <= 0.88
+
+
+def test_intervals_get_wider_with_the_distance() -> None:
+    """One prediction after the other has less in common with what was measured."""
+    made = fit_intervals(nested(1))
+    labels = ("f1", "Hopper", "m1-0", "c1-0-0")
+    paths = [
+        ("closed dense", "vllm", *labels),
+        ("closed dense", "vllm", *labels[:3], ""),
+        ("closed dense", "vllm", *labels[:2], "new", ""),
+        ("closed dense", "vllm", "f1", "Ampere", "new", ""),
+        ("closed dense", "other", *labels),
+        ("static", "vllm", *labels),
+    ]
+    found = [made.around(1.0, "ttft", path) for path in paths]
+    assert [each.distance for each in found] == list(range(len(DISTANCES)))
+    high, middle = ([made.bound("ttft", path, level) for path in paths] for level in (0.9, 0.5))
+    widths = [math.log(each / centre) for each, centre in zip(high, middle, strict=True)]
+    assert all(far >= near - 1e-9 for near, far in pairwise(widths))
+    assert widths[-1] > 2 * widths[0]
+
+
+def test_no_order_of_the_rows_changes_an_interval() -> None:
+    """Equal rows give equal figures."""
+    rows = nested(2, families=6)
+    assert fit_intervals(rows) == fit_intervals(rows[::-1])
+
+
+def test_a_configuration_takes_on_its_error() -> None:
+    """All rows of one configuration are 50 % above their prediction: so is its interval."""
+    odd = [
+        replace(each, log_ratio=0.4) if each.path[5] == "c1" else each for each in residuals(0.05)
+    ]
+    made = fit_intervals(odd)
+    own, other = (made.around(1.0, "tpot", (*KNOWN[:5], name)) for name in ("c1", "c5"))
+    assert own.high_s > 1.4 > other.high_s
 
 
 @pytest.mark.parametrize(("spread", "bias"), [(0.05, 0.0), (0.4, 0.2), (0.1, -0.3)])
 def test_claims_are_right_as_often_as_they_say(spread: float, bias: float) -> None:
     """Bounds made of some configurations hold for the named share of the others, biased or not."""
     for claim in tried(residuals(spread, bias=bias)).claims:
-        assert claim.bound_fraction == pytest.approx(claim.confidence, abs=0.05)
+        assert claim.bound_fraction == pytest.approx(claim.confidence, abs=0.07)
         assert claim.right_fraction >= claim.bound_fraction
 
 
@@ -60,97 +128,38 @@ def test_a_claim_is_tried_at_the_lowest_limit_above_its_bound() -> None:
     assert all(each.right_fraction > each.bound_fraction for each in found[:2])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(spread=st.floats(0.01, 1.0), bias=st.floats(-0.5, 0.5), level=st.floats(0.02, 0.97))
 def test_bounds_rise_with_confidence(spread: float, bias: float, level: float) -> None:
     """More confidence never means a lower bound, between the levels that are kept and beyond."""
     made = fit_intervals(residuals(spread, count=80, bias=bias))
-    path = ("loaded", "vllm", "closed", "dense", "m1")
-    low, high = (made.bound("tpot", path, each) for each in (level, level + 0.02))
+    low, high = (made.bound("tpot", KNOWN, each) for each in (level, level + 0.02))
     assert low <= high
-    assert len(made.cells["tpot"].logs) == len(LEVELS)
+    assert all(len(each.logs) == len(LEVELS) for each in made.spreads.values())
 
 
-def test_few_rows_are_stretched_as_the_other_loads_are() -> None:
-    """Six rows of a new kind of load cannot say how far quantiles miss: their parent does."""
-    few = [
-        replace(each, path=(*each.path[:2], "open", *each.path[3:]), log_ratio=0.0)
-        for each in residuals(0.1, count=6)
-    ]
+def test_few_rows_of_a_kind_of_load_borrow_their_spread() -> None:
+    """Six equal rows of a new kind of load cannot say how far others lie: all kinds do."""
+    few = [replace(each, log_ratio=0.01) for each in residuals(0.1, count=6, kind="open")]
     made = fit_intervals([*residuals(0.1), *few])
-    around = made.around(1.0, "tpot", ("loaded", "vllm", "open", "dense", "m1"))
-    assert around.rows == 2
-    assert around.high_s > 1.05
-    assert around.low_s < 0.95
-
-
-def test_few_configurations_say_less_than_their_rows() -> None:
-    """Loads of one configuration err alike: what was left out lies further apart than the rows."""
-    rows = [
-        replace(each, configuration=f"c{k % 6}", log_ratio=0.1 * (k % 6 - 2.5))
-        for k, each in enumerate(residuals(0.1, count=120))
-    ]
-    around = fit_intervals(rows).around(1.0, "tpot", ("loaded", "vllm"))
-    assert math.log(around.high_s / around.low_s) > 0.6
+    alone = fit_intervals(few).around(1.0, "tpot", ("open", "sglang", *KNOWN[2:]))
+    around = made.around(1.0, "tpot", ("open", "sglang", *KNOWN[2:]))
+    assert around.rows == 6
+    assert around.high_s > alone.high_s
 
 
 def test_intervals_back_off_to_what_is_known() -> None:
-    """A model that was never measured gets the interval of its engine; another quantity none."""
+    """A model that was never measured gets the interval of its family; another quantity none."""
     made = fit_intervals(residuals(0.1))
-    own = made.around(2.0, "tpot", ("loaded", "vllm", "closed", "dense", "m1"))
-    other = made.around(2.0, "tpot", ("loaded", "vllm", "closed", "dense", "new"))
-    assert (own.group, other.group) == (
-        "tpot/loaded/vllm/closed/dense/m1",
-        "tpot/loaded/vllm/closed/dense",
-    )
+    own, other = (made.around(2.0, "tpot", (*KNOWN[:4], model, "")) for model in ("m1", "new"))
+    assert own.group == "tpot/closed dense/vllm/f1/Hopper/m1"
+    assert other.group == "tpot/closed dense/vllm/f1/Hopper"
     assert own.low_s < 2.0 < own.high_s
-    assert made.around(2.0, "ttft", ("loaded",)) is None
+    assert made.around(2.0, "ttft", KNOWN) is None
     # Rows predicted with their own constants say too little of one that is not.
-    stand_in = made.around(2.0, "tpot", ("loaded", "vllm", "closed", "dense"), stand_in=True)
-    assert 1.15 * other.high_s < stand_in.high_s < 1.3 * other.high_s
-    assert other.low_s / 1.3 < stand_in.low_s < other.low_s / 1.15
-
-
-def static(gpu: str, tp: int, model: str, batch: int) -> MeasuredRow:
-    """Return a static row; measurements are put in by the caller."""
-    load = {"load": "static", "batch_size": str(batch), "isl": "128", "osl": "128"}
-    return row(gpu=gpu, model=model, engine="trtllm", gpus=str(tp), tp=str(tp), **load)
-
-
-def verdict(
-    each: MeasuredRow, ttft_s: float, tpot_s: float, *, truth: tuple[float, float]
-) -> RowVerdict:
-    """Return a prediction that is off by what the scalars should find."""
-    measured = replace(each, ttft_s=ttft_s * truth[0], tpot_s=tpot_s * truth[1] + 32 * 1e-5)
-    found = RowPrediction(status="predicted", ttft_s=ttft_s, tpot_s=tpot_s, num_layers=32)
-    return RowVerdict(id=each.id, source="here", row=measured, found=found)
-
-
-def test_scalars_find_what_is_off_per_group() -> None:
-    """H100 prefill 20 % slower than predicted, H200's 10 % faster, 10 us a layer on both."""
-    rows = [
-        verdict(static(gpu, 1, f"m{m}", n), 0.01 * n, 0.005 * (1 + n / 64), truth=(truth, 1.1))
-        for gpu, truth in (("h100-sxm", 1.2), ("h200-sxm", 0.9))
-        for m in range(60)
-        for n in (1, 8, 64, 256)
-    ]
-    scalars = fit_scalars(v for v in rows if v.row is not None and in_fitted_half(v.row))
-    judged = [v for v in rows if v.row is not None and not in_fitted_half(v.row)]
-    assert 160 < len(judged) < 320
-    for each in judged:
-        fixed = corrected(each, scalars)
-        assert fixed.found.ttft_s == pytest.approx(each.row.ttft_s, rel=0.05)
-        assert fixed.found.tpot_s == pytest.approx(each.row.tpot_s, rel=0.05)
-    # TP 8 was not measured: it is corrected as its GPU and precision are.
-    new = verdict(static("h100-sxm", 8, "m1", 8), 0.1, 0.01, truth=(1.2, 1.1))
-    assert corrected(new, scalars).found.ttft_s == pytest.approx(0.12, rel=0.03)
-
-
-def test_halves_are_the_same_everywhere() -> None:
-    """A configuration's half follows from its name alone: all its loads with it."""
-    rows = [[static("h100-sxm", 2, model, n) for n in (1, 2, 4, 1536)] for model in "abcdef"]
-    halves = [{in_fitted_half(each) for each in loads} for loads in rows]
-    assert halves == [{False}, {True}, {True}, {False}, {False}, {False}]
+    stand_in = made.around(2.0, "tpot", (*KNOWN[:4], "new", ""), stand_in=True)
+    assert 1.1 * other.high_s < stand_in.high_s < 1.3 * other.high_s
+    assert other.low_s / 1.3 < stand_in.low_s < other.low_s / 1.1
 
 
 def test_errors_are_relative_to_the_measurement() -> None:
