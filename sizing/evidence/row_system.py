@@ -37,7 +37,9 @@ LARGEST_STEP_TOKENS = 65_536
 SEED = 20261120
 
 
-def row_system(row: MeasuredRow, config: RowConfig, *, spare: float = 1.0) -> System:
+def row_system(
+    row: MeasuredRow, config: RowConfig, *, spare: float = 1.0, slowness: float = 1.0
+) -> System:
     """
     Return the system of a row (docs/model.md, eq. V2 to V4).
 
@@ -48,11 +50,13 @@ def row_system(row: MeasuredRow, config: RowConfig, *, spare: float = 1.0) -> Sy
         row: the measured row.
         config: its machine.
         spare: factor on the KV cache of an aggregated row.
+        slowness: factor on its steps.
     """
     if row.load == "static":
         return System(decode=_static_pool(row, config), path=Path())
     if len(row.groups) == 1:
-        return System(decode=_mixed_pool(row, config, spare), path=Path(request_s=REQUEST_S))
+        pool = _mixed_pool(row, config, spare, slowness)
+        return System(decode=pool, path=Path(request_s=REQUEST_S))
     prefill, decode = row.groups
     pull = path_coefficients(
         config.machine,
@@ -94,12 +98,14 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
 
 
-def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedPool:
+def _mixed_pool(
+    row: MeasuredRow, config: RowConfig, spare: float, slowness: float
+) -> SimulatedPool:
     group = row.groups[0]
     protocol = protocol_of(row)
     seqs = protocol.max_batch_size if protocol else config.max_num_seqs
     blocks = _kv_blocks(row, config, group, spare)
-    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
+    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
@@ -124,7 +130,13 @@ def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) 
 
 
 def _pool(
-    row: MeasuredRow, config: RowConfig, group: Group, *, max_num_seqs: int, blocks: int
+    row: MeasuredRow,
+    config: RowConfig,
+    group: Group,
+    *,
+    max_num_seqs: int,
+    blocks: int,
+    slowness: float = 1.0,
 ) -> SimulatedPool:
     """Return the queues of one role; of an aggregated row one, which stands for all."""
     rules, queues = config.rules, group.replicas * group.slicing.dp
@@ -154,7 +166,7 @@ def _pool(
         wait_fraction=config.recipe.wait_fraction or 0.0,
     )
     replicas = 1 if group.role == "mixed" else queues
-    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table))
+    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table.scaled(slowness)))
 
 
 def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:

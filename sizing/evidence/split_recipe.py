@@ -37,6 +37,8 @@ class PoolSettings:
     kv_tokens: int | None = None
 
 
+Key = tuple[str | int, ...]
+"""Engine, GPU, family of the model, dtype of weights, lengths, users, layout of both pools."""
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "kv_tokens")
 
 
@@ -46,7 +48,7 @@ def pool_settings(row: MeasuredRow) -> Mapping[str, PoolSettings]:
         return {}
     load = (row.engine.lower(), row.gpu, model_family(row.model), row.weight_dtype)
     layout = tuple(number for group in row.groups for number in _layout(group))
-    key = (*load, row.isl, row.osl, int(row.amount), *layout)
+    key: Key = (*load, row.isl, row.osl, int(row.amount), *layout)
     return _recipes().get(key, {})
 
 
@@ -55,14 +57,14 @@ def _layout(group: Group) -> tuple[int, int, int]:
 
 
 @cache
-def _recipes() -> dict[tuple[str | int, ...], dict[str, PoolSettings]]:
+def _recipes() -> dict[Key, dict[str, PoolSettings]]:
     with (configs() / FILE).open(encoding="utf-8", newline="") as file:
         return dict(_entries(csv.DictReader(file)))
 
 
 def _entries(
     lines: csv.DictReader[str],
-) -> Iterator[tuple[tuple[str | int, ...], dict[str, PoolSettings]]]:
+) -> Iterator[tuple[Key, dict[str, PoolSettings]]]:
     """Read the recipes, each once for every number of users that it was run with."""
     for line in lines:
         load = (line["engine"], line["gpu"], model_family(line["model"]), line["weight_dtype"])
