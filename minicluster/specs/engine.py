@@ -39,7 +39,6 @@ class SchedulingRules(Spec):
             engine (Dynamo), which says nothing of the engine's.
         recipe_spare_tokens: recipes made for one load set the token budget to batch + prompt +
             this many; `None`: they leave the default.
-        recipe_users_exceed_slots: recipes for split pools send more users than decode has slots.
     """
 
     _TABLE: ClassVar[str] = "scheduling"
@@ -51,7 +50,6 @@ class SchedulingRules(Spec):
     async_scheduling_since: tuple[int, ...]
     split_since: tuple[int, ...] = ()
     recipe_spare_tokens: Whole | None = None
-    recipe_users_exceed_slots: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +113,8 @@ class EngineProfile(Spec):
         deployable: whether a plan may be made for it; else it only predicts measured rows.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
+        sends_to_experts: tokens go to the groups of their experts alone where these are more than
+            the experts of a token, instead of to all groups.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
     """
 
@@ -142,6 +142,7 @@ class EngineProfile(Spec):
     transfer_per_descriptor_s: NotNegative = 0.0
     deployable: bool = True
     window_per_query_head: bool = False
+    sends_to_experts: bool = False
     kernels: EngineKernels | None = None
     sources: tuple[NumberSource, ...] = ()
 

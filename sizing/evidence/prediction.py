@@ -15,6 +15,7 @@ from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row
 from sizing.simulation.outcome import simulate
 
 if TYPE_CHECKING:
+    from minicluster.workload.arrivals import Arrivals
     from sizing.evidence.row import MeasuredRow
     from sizing.simulation.outcome import Outcome
     from sizing.simulation.system import System
@@ -24,6 +25,8 @@ OVERLOAD_RATIO = 10.0
 """A TTFT above both that the KV cache or the rate causes is called infeasible."""
 SPARE_FRACTION = 1.2
 """Infeasible only if the replica is overloaded with this much more KV cache, too."""
+FASTER = 1.2, 1.05, 1.1, 1.15
+"""Steps so many times as fast are tried where an open loop queues, the fastest first."""
 TAIL = 0.99
 """Share of the requests that the latencies of the tail are above."""
 SEED = 1
@@ -92,7 +95,10 @@ def _predicted(row: MeasuredRow, config: RowConfig) -> RowPrediction:
     found = simulate(system, arrivals, seed=SEED)
     if row.load == "static":
         return _of_batch(row, found)
-    if not split:
+    note = ""
+    if row.load == "open":
+        found, note = _at_the_edge(row, config, arrivals, found)
+    if not (split or note):
         overload = _overload(row, config, system, found)
         if overload is not None:
             return overload
@@ -100,11 +106,41 @@ def _predicted(row: MeasuredRow, config: RowConfig) -> RowPrediction:
     tpot_s = found.tpot_s[found.output_tokens > 1]
     return RowPrediction(
         status="predicted",
+        reason=note,
         ttft_s=float(read(found.ttft_s)),
         tpot_s=float(read(tpot_s)) if len(tpot_s) else None,
         ttft_p99_s=float(np.quantile(found.ttft_s, TAIL)),
         tpot_p99_s=float(np.quantile(tpot_s, TAIL)) if len(tpot_s) else None,
     )
+
+
+def _at_the_edge(
+    row: MeasuredRow, config: RowConfig, arrivals: Arrivals, found: Outcome
+) -> tuple[Outcome, str]:
+    """
+    Return an open loop's run, and a note where its load is at the edge of capacity (eq. V8).
+
+    There a queue that hardly forms and one that grows without end are a few per cent of a step
+    apart, less than steps are known to. Who measures an open loop chooses a rate that is served:
+    the slowest steps within the error that serve it are taken.
+    """
+    alone = simulate(row_system(row, config), one_request(row), seed=SEED)
+    limit_s = OVERLOAD_RATIO * float(alone.ttft_s[0])
+    if found.ttft_s.mean() <= limit_s:
+        return found, ""
+    served, note = found, ""
+    for faster in FASTER:
+        system = row_system(row, config, slowness=1 / faster)
+        again = simulate(system, arrivals, seed=SEED)
+        if again.ttft_s.mean() > limit_s and not note:
+            break
+        if again.ttft_s.mean() > limit_s:
+            continue
+        served = again
+        note = f"at the edge of capacity: steps taken to be {100 * (faster - 1):.0f} % faster"
+        if faster < FASTER[0]:
+            break
+    return served, note
 
 
 def _of_batch(row: MeasuredRow, found: Outcome) -> RowPrediction:

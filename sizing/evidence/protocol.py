@@ -123,11 +123,25 @@ class DrawnLengths(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedPrompts(Spec):
+    """
+    A source that sends the same prompts at one rate after another to one server.
+
+    Attributes:
+        first_per_s: rate of the first run, the only one whose prompts are not cached.
+    """
+
+    source: str
+    first_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocols(Spec):
     """The file."""
 
     workloads: tuple[MeasurementProtocol, ...]
     lengths: tuple[DrawnLengths, ...]
+    replays: tuple[ReplayedPrompts, ...]
     recipes: tuple[Recipe, ...]
     sources: tuple[NumberSource, ...]
 
@@ -151,6 +165,14 @@ def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
         ) and row.amount in rates:  # fmt: skip
             return each
     return None
+
+
+def sent_earlier(row: MeasuredRow) -> bool:
+    """Say whether all prompts of an open row were sent to its server before, in a run before."""
+    return row.load == "open" and any(
+        row.source == each.source and row.amount != each.first_per_s
+        for each in _protocols().replays
+    )
 
 
 def jitter_of(source: str, model: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
 from sizing.evidence.protocol import RecipeSettings, recipe_of
+from sizing.evidence.split_recipe import PoolSettings, pool_settings
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
@@ -48,6 +50,7 @@ class RowConfig:
         max_num_seqs: most sequences in a step of one attention rank.
         async_scheduling: the engine prepares the next step while one runs.
         recipe: with which the source started the engine of an aggregated row.
+        pools: settings of split pools by role, where a recipe of them is known.
         notes: what was taken in place of something unknown, one sentence each.
     """
 
@@ -56,6 +59,7 @@ class RowConfig:
     max_num_seqs: int
     async_scheduling: bool
     recipe: RecipeSettings
+    pools: Mapping[str, PoolSettings]
     notes: tuple[str, ...]
 
     @property
@@ -110,6 +114,7 @@ def row_config(row: MeasuredRow) -> RowConfig:
         max_num_seqs=row.max_num_seqs or here.max_num_seqs,
         async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
         recipe=recipe,
+        pools=pool_settings(row),
         notes=notes,
     )
 

@@ -14,7 +14,8 @@ from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.evidence.protocol import protocol_of
+from sizing.evidence.protocol import protocol_of, sent_earlier
+from sizing.evidence.split_recipe import PoolSettings
 from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -34,11 +35,11 @@ MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
 LARGEST_STEP_TOKENS = 65_536
 SEED = 20261120
-CROWD = 6, 5
-"""Users per decode slot of a replica in recipes that name its slots."""
 
 
-def row_system(row: MeasuredRow, config: RowConfig, *, spare: float = 1.0) -> System:
+def row_system(
+    row: MeasuredRow, config: RowConfig, *, spare: float = 1.0, slowness: float = 1.0
+) -> System:
     """
     Return the system of a row (docs/model.md, eq. V2 to V4).
 
@@ -49,11 +50,13 @@ def row_system(row: MeasuredRow, config: RowConfig, *, spare: float = 1.0) -> Sy
         row: the measured row.
         config: its machine.
         spare: factor on the KV cache of an aggregated row.
+        slowness: factor on its steps.
     """
     if row.load == "static":
         return System(decode=_static_pool(row, config), path=Path())
     if len(row.groups) == 1:
-        return System(decode=_mixed_pool(row, config, spare), path=Path(request_s=REQUEST_S))
+        pool = _mixed_pool(row, config, spare, slowness)
+        return System(decode=pool, path=Path(request_s=REQUEST_S))
     prefill, decode = row.groups
     pull = path_coefficients(
         config.machine,
@@ -95,21 +98,26 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
 
 
-def _mixed_pool(row: MeasuredRow, config: RowConfig, spare: float) -> SimulatedPool:
+def _mixed_pool(
+    row: MeasuredRow, config: RowConfig, spare: float, slowness: float
+) -> SimulatedPool:
     group = row.groups[0]
     protocol = protocol_of(row)
     seqs = protocol.max_batch_size if protocol else config.max_num_seqs
     blocks = _kv_blocks(row, config, group, spare)
-    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
+    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
-    seqs = config.max_num_seqs
-    if group.role == "decode" and config.rules.recipe_users_exceed_slots:
-        slots = recipe_slots(int(row.amount), group.replicas, group.slicing.dp)
-        seqs = min(seqs, slots // group.slicing.dp if slots else seqs)
+    """One queue for each attention rank of the role, with what its recipe sets."""
+    own = config.pools.get(group.role, PoolSettings())
+    config = replace(config, token_budget=own.max_num_batched_tokens or config.token_budget)
     blocks = _kv_blocks(row, config, group, 1.0)
-    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks)
+    if own.kv_tokens is not None:
+        blocks = min(blocks, own.kv_tokens // config.machine.engine.block_size)
+    return _pool(
+        row, config, group, max_num_seqs=own.max_num_seqs or config.max_num_seqs, blocks=blocks
+    )
 
 
 def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) -> int:
@@ -122,7 +130,13 @@ def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) 
 
 
 def _pool(
-    row: MeasuredRow, config: RowConfig, group: Group, *, max_num_seqs: int, blocks: int
+    row: MeasuredRow,
+    config: RowConfig,
+    group: Group,
+    *,
+    max_num_seqs: int,
+    blocks: int,
+    slowness: float = 1.0,
 ) -> SimulatedPool:
     """Return the queues of one role; of an aggregated row one, which stands for all."""
     rules, queues = config.rules, group.replicas * group.slicing.dp
@@ -152,30 +166,7 @@ def _pool(
         wait_fraction=config.recipe.wait_fraction or 0.0,
     )
     replicas = 1 if group.role == "mixed" else queues
-    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table))
-
-
-def recipe_slots(users: int, replicas: int, ranks: int) -> int | None:
-    """
-    Slots of a decode replica, read off the users that a recipe sends.
-
-        users = replicas ceil(1.2 slots),  slots = ranks 2^k
-
-    *ranks* are the attention copies of a replica, with as many slots each. `None`: the number of
-    users, those of the whole pool, is not one that such a recipe has.
-
-    Source:
-        NVIDIA srt-slurm, recipes/trtllm/h100-fp8: file names and `max_batch_size` say the slots,
-        `concurrencies` the users (2 x 64 slots: 154 users; 3 x 16: 60; 3 x 1: 6). Sweeps over
-        powers of two (its H200 recipes) are told apart, but for 2 users a replica.
-    """
-    each, rest = divmod(users, replicas)
-    most, least = CROWD
-    slots = each * least // most
-    batch, uneven = divmod(slots, ranks)
-    if rest or uneven or batch < 1 or batch & (batch - 1):
-        return None
-    return slots if -(-slots * most // least) == each else None
+    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table.scaled(slowness)))
 
 
 def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:
@@ -196,7 +187,8 @@ def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:
         arrivals = _drawn(row, math.ceil(share * protocol.stage_s), RequestSource(), share)
         return sent_before(arrivals, but=protocol.cold(row.amount))
     count = OPEN_REQUESTS if row.num_requests is None else math.ceil(row.num_requests / queues)
-    return _drawn(row, min(count, MOST_REQUESTS), RequestSource(), share)
+    arrivals = _drawn(row, min(count, MOST_REQUESTS), RequestSource(), share)
+    return sent_before(arrivals, but=0) if sent_earlier(row) else arrivals
 
 
 def one_request(row: MeasuredRow) -> Arrivals:

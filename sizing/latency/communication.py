@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -48,19 +49,22 @@ NORM_BYTES = 4
 """Sums of squares are exchanged in 32 bits."""
 
 
-def step_exchanges(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Exchange, ...]:
+def step_exchanges(
+    model: ModelSpec, load: StepLoad, *, slicing: Slicing, sends_to_experts: bool = False
+) -> tuple[Exchange, ...]:
     """
     List the collectives that a step meets on its way through the model and all its stages.
 
     Tokens go to all GPUs of the stage on their way to experts, which is the default of vLLM 0.29.0
-    (`allgather_reducescatter`) and SGLang.
+    (`allgather_reducescatter`) and SGLang; where the engine *sends_to_experts*, to the groups of
+    their own experts alone once there are more groups than a token has experts.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
     """
     return (
         *_tensor_exchanges(model, load, slicing),
-        *_expert_exchanges(model, load, slicing),
+        *_expert_exchanges(model, load, slicing, sends_to_experts=sends_to_experts),
         *_stage_exchanges(model, load, slicing),
     )
 
@@ -96,11 +100,14 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
     return tuple(exchange for exchange in found if exchange.repeats)
 
 
-def _expert_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
+def _expert_exchanges(
+    model: ModelSpec, load: StepLoad, slicing: Slicing, *, sends_to_experts: bool
+) -> tuple[Exchange, ...]:
     """
     Bring the tokens of all copies of attention to the experts, and the results back.
 
         Gather and scatter: S = dp m h a, the tokens of all copies      (docs/model.md, eq. X2)
+        All to all, ep > k: S = k m h w / tp to the experts, k m h a / tp back        (eq. X5)
 
     Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
     them.
@@ -109,10 +116,19 @@ def _expert_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
         return ()
     layers, stage = model.num_layers - model.num_dense_layers, slicing.tp * slicing.dp
     copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
-    found = (
-        Exchange("expert gather", "X2", "all-gather", stage, layers, slicing.dp * copy),
-        Exchange("expert scatter", "X2", "reduce-scatter", stage, layers, slicing.dp * copy),
-    )
+    chosen = model.moe.experts_per_token
+    if sends_to_experts and slicing.ep > chosen:
+        back = chosen * copy / slicing.tp
+        there = back * min(1.0, DTYPE_BYTES[model.weight_dtype] / ACTIVATION_BYTES)
+        found = (
+            Exchange("expert dispatch", "X5", "all-to-all", stage, layers, there),
+            Exchange("expert combine", "X5", "all-to-all", stage, layers, back),
+        )
+    else:
+        found = (
+            Exchange("expert gather", "X2", "all-gather", stage, layers, slicing.dp * copy),
+            Exchange("expert scatter", "X2", "reduce-scatter", stage, layers, slicing.dp * copy),
+        )
     if slicing.tp == 1:
         return found
     return *found, Exchange("expert rejoin", "X2", "all-gather", slicing.tp, layers, copy)

@@ -101,7 +101,7 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     engine = machine.engine
     efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
     ops = [_op_term(op, machine.gpu, efficiency) for op in _ops(machine, load, slicing)]
-    exchanges = step_exchanges(machine.model, load, slicing=slicing)
+    exchanges = _exchanges(machine, load, slicing)
     runs = sum(exchange.repeats for exchange in exchanges)
     host = _engine_terms(machine, load, exchanges=runs)
     return *ops, *_network_terms(machine, exchanges), *host
@@ -183,7 +183,7 @@ def beyond_hb_domain_s(
     Zero while a stage fits the domain.
     """
     joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
-    exchanges = step_exchanges(machine.model, load, slicing=slicing)
+    exchanges = _exchanges(machine, load, slicing)
     collectives = [each for each in exchanges if each.pattern != "point-to-point"]
     across, inside = (
         np.asarray(sum(term.seconds for term in _network_terms(each, collectives)))
@@ -209,6 +209,11 @@ def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
             yield replace(op, work=replace(op.work, hbm_bytes=op.work.hbm_bytes * group))
         else:
             yield op
+
+
+def _exchanges(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
+    sends = machine.engine.sends_to_experts
+    return step_exchanges(machine.model, load, slicing=slicing, sends_to_experts=sends)
 
 
 def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Term, ...]:

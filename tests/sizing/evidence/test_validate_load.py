@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,14 @@ from sizing.evidence.row_system import (
     MOST_REQUESTS,
     OPEN_REQUESTS,
     queues_of,
-    recipe_slots,
     row_arrivals,
     row_system,
     sent_before,
 )
 from tests.sizing.evidence.rows import SPLIT, row
+
+if TYPE_CHECKING:
+    from sizing.simulation.system import System
 
 STAGE = {
     "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407", "weight_dtype": "bf16",
@@ -87,34 +91,41 @@ def test_prompts_sent_before_are_in_the_cache() -> None:
     assert sent_before(drawn, but=2).prefix_tokens.tolist() == [100, 100] + [1024] * 8
 
 
-@pytest.mark.parametrize(
-    ("users", "replicas", "ranks", "slots"),
-    [
-        (6, 3, 1, 1), (9, 3, 1, 2), (30, 3, 1, 8), (60, 3, 1, 16), (117, 3, 1, 32),
-        (154, 2, 1, 64), (462, 3, 1, 128), (77, 1, 16, 64), (231, 3, 16, 64), (308, 1, 16, 256),
-        (615, 1, 16, 512), (1229, 1, 16, 1024), *((2**k, 1, 1, None) for k in (0, 2, 3, 4, 10)),
-        *((2**k, 3, 1, None) for k in (0, 2, 3, 4, 10)),
-    ],
-)  # fmt: skip
-def test_users_tell_the_slots_of_a_recipe(
-    users: int, replicas: int, ranks: int, slots: int | None
-) -> None:
-    """NVIDIA srt-slurm recipes for DeepSeek on H100; powers of two say only what was tried."""
-    assert recipe_slots(users, replicas, ranks) == slots
+def test_split_pools_have_the_settings_of_their_recipe() -> None:
+    """
+    srt-slurm, gb200-fp4/1k1k/stp/ctx1_gen4_tep8_batch32: 32 slots a replica, 12 to 192 users.
+
+    Rows of others, and of users that no recipe names, have the engine's own.
+    """
+    for users, source, slots in (("192", "inferencex", 32), ("12", "inferencex", 32)):
+        system = _system(concurrency=users, source=source)
+        assert system.prefill is not None
+        assert (system.decode.replicas, system.decode.limits.max_num_seqs) == (4, slots)
+        assert system.prefill.limits.max_num_seqs == 16
+        assert system.prefill.limits.max_num_batched_tokens == 16384
+    for users, source in (("191", "inferencex"), ("192", "here")):
+        assert _system(concurrency=users, source=source).decode.limits.max_num_seqs > 1000
 
 
-def test_slots_are_what_the_recipe_leaves() -> None:
-    """60 users of three replicas: 16 each; 64 users, and other engines' recipes, say nothing."""
-    pools = []
-    for cells in ({}, {"concurrency": "64"}, {"engine": "sglang", "engine_version": "0.5.1"}):
-        wide = {"gpus": "32", "decode_replicas": "3", "concurrency": "60", "osl": "1024"}
-        recipe = {"engine": "trtllm", "engine_version": "1.1.0", "length_jitter": "0.2"}
-        one = row(**SPLIT | wide | recipe | cells)
-        pools.append(row_system(one, row_config(one)).decode)
-    assert [pool.replicas for pool in pools] == [3, 3, 3]
-    first, *others = [pool.limits.max_num_seqs for pool in pools]
-    assert first == 16
-    assert min(others) > 100
+def _system(**cells: str) -> System:
+    """Return the system of a row of DeepSeek-R1 on GB200, with some of its cells replaced."""
+    gb200 = {
+        "gpu": "gb200", "engine": "trtllm", "engine_version": "0.8.1", "weight_dtype": "fp4",
+        "gpus": "36", "prefill_tp": "1", "prefill_ep": "4", "decode_replicas": "4",
+        "decode_ep": "8", "osl": "1024", "length_jitter": "0.2",
+    }  # fmt: skip
+    one = row(**SPLIT | gb200 | cells)
+    return row_system(one, row_config(one))
+
+
+def test_prompts_of_later_runs_are_cached() -> None:
+    """Iog sends the same prompts at 32/s, then slower; other sources send new ones."""
+    cached = {}
+    for source, rate in (("iog", "32"), ("iog", "16"), ("here", "16")):
+        one = row(source=source, load="open", requests_per_s=rate, requests="20")
+        prefixes = row_arrivals(one, queues=1).prefix_tokens
+        cached[source, rate] = prefixes is not None and bool(prefixes.all())
+    assert cached == {("iog", "32"): False, ("iog", "16"): True, ("here", "16"): False}
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def test_a_faster_rate_waits_longer() -> None:
     assert none.status == "infeasible"
 
 
+def test_a_rate_at_the_edge_of_capacity_is_served() -> None:
+    """Between a rate that is served and one far too high some are served by faster steps (V8)."""
+    found = [predict_row(row(load="open", requests_per_s=f"{rate}")) for rate in (10, 26, 100)]
+    edge = ["edge of capacity" in each.reason for each in found]
+    assert (edge[0], edge[-1], any(edge)) == (False, False, True)
+    statuses = [each.status for each in found]
+    assert statuses == sorted(statuses, reverse=True)
+
+
 def test_cached_prompts_are_not_computed() -> None:
     """TTFT falls with the prefix that is in the cache; contexts and TPOT stay."""
     whole, cached = predict_row(row()), predict_row(row(prefix_tokens="900"))

@@ -197,14 +197,32 @@ def test_sparse_kernels_pad_their_heads(load: StepLoad) -> None:
     assert whole == eighth > 0
 
 
-def sizes(name: str, slicing: Slicing) -> dict[str, tuple[int, int, int, float]]:
+def sizes(
+    name: str, slicing: Slicing, *, sends_to_experts: bool = False
+) -> dict[str, tuple[int, int, int, float]]:
     """Return group, stride, repeats and bytes of each exchange of a step of 100 tokens."""
     model, load = catalog.find_model(name), decode_load(100, 50)
-    exchanges = step_exchanges(model, load, slicing=slicing)
+    exchanges = step_exchanges(model, load, slicing=slicing, sends_to_experts=sends_to_experts)
     assert len({one.name for one in exchanges}) == len(exchanges)
     return {
         one.name: (one.group, one.stride, one.repeats, float(one.size_bytes)) for one in exchanges
     }
+
+
+def test_tokens_go_to_their_experts_alone() -> None:
+    """
+    Eight experts a token: all to all with 32 groups of them, but not with eight (X5).
+
+    fp8 there and 16 bits back, whatever the number of groups.
+    """
+    few, wide, wider = (
+        sizes("deepseek-v3", Slicing(dp=n, ep=n), sends_to_experts=True) for n in (8, 32, 64)
+    )
+    assert few == sizes("deepseek-v3", Slicing(dp=8, ep=8))
+    assert "expert gather" not in wide
+    assert wide["expert dispatch"] == (32, 1, 58, 8 * 100 * 7168)
+    assert wide["expert combine"] == (32, 1, 58, 8 * 100 * 7168 * 2)
+    assert wider["expert combine"][3] == wide["expert combine"][3]
 
 
 def test_exchanges() -> None:
