@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from loadtest.run.schedule import Window
 from loadtest.verdict.decision import slo_verdict
 from loadtest.verdict.slo import judge_limit, limit_verdict
-from loadtest.verdict.window import steady_state
+from loadtest.verdict.window import steady_part
 from minicluster.stats.confidence import share_interval
 from minicluster.stats.quantiles import LEVELS
 
@@ -117,9 +117,8 @@ class Cell:
         for (run, k), share in np.ndenumerate(self.shares):
             count = int(self.counts[run, k])
             around = share_interval(float(share), count, float(effects[k]))
-            high = 1.0 if around.high is None else around.high
-            if limit_verdict(self.level, count, around.low, high) != "inconclusive":
-                held.append(around.low <= self.truths[0, k] <= high)
+            if limit_verdict(self.level, count, around.low, around.high) != "inconclusive":
+                held.append(around.low <= self.truths[0, k] <= around.high)
         return float(np.mean(held)) if held else math.nan
 
 
@@ -167,12 +166,12 @@ def verdicts(
         For each limit the requests that count, the share of them within it, the verdict's sign
         and whether the interval holds the truth.
     """
-    steady = steady_state(due, values, window)
-    counted, length_s = values[due >= steady.start_s], window.end_s - steady.start_s
+    steady = steady_part(due, values, window)
+    counted = values[due >= steady.start_s]
     found = []
     for truth, limit_s in limits.items():
         result = judge_limit("ttft", counted, limit_s=limit_s, percentile=percentile)
-        verdict, _ = slo_verdict(steady, length_s, (result,))
+        verdict, _ = slo_verdict(steady, (result,))
         holds = result.attained_low <= truth <= result.attained_high
         found.append((len(counted), result.attained_fraction, SIGNS[verdict], holds))
     return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.report.charts import goodput_against_load
 from loadtest.report.run_page import footer, sentence, values_s
-from loadtest.report.table import terminal_table
+from loadtest.report.table import latency_text, terminal_table
 from loadtest.verdict.window import measurement_window
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
@@ -114,7 +114,7 @@ def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
             FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
-            "infinite" if probe.ttft_s is None else seconds(probe.ttft_s),
+            latency_text(probe.ttft_s),
             "-" if probe.tpot_s is None else seconds(probe.tpot_s),
             str(probe.num_requests),
         )

@@ -16,6 +16,7 @@ from loadtest.report.table import (
     headline,
     interval_text,
     latency_rows,
+    latency_text,
     load_rows,
     outcome_text,
     phases_text,
@@ -95,10 +96,9 @@ def sentence(text: str) -> str:
 
 def _tiles(verdict: Verdict) -> Iterator[Tile]:
     for result in verdict.slo:
-        measured = result.measured_s
         yield Tile(
             name=f"{result.metric.upper()} {result.percentile}",
-            value="infinite" if measured is None else seconds(measured),
+            value=latency_text(result.measured_s),
             below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}",
             bad=result.verdict == "missed",
         )

@@ -53,6 +53,11 @@ def bare_milliseconds(value_s: float) -> str:
     return f"{1000 * value_s:z.{digits}f}"
 
 
+def latency_text(value_s: float | None) -> str:
+    """Return a percentile; `None`: so many requests have no answer that it is infinite."""
+    return "infinite" if value_s is None else seconds(value_s)
+
+
 def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield name, predicted, measured, error and SLO of each latency."""
     limits = {(p.metric, p.percentile): p.limit_s for p in verdict.slo}

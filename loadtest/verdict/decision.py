@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from loadtest.run.client_health import Health
     from loadtest.run.folder import Run
     from loadtest.verdict.slo import SloResult
-    from loadtest.verdict.window import MeasurementWindow, SteadyState
+    from loadtest.verdict.window import CountedPart, MeasurementWindow
     from minicluster.workload.samples import Sample
 
 MAX_WRONG_LENGTHS_FRACTION = 0.01
@@ -54,23 +54,23 @@ def decide(
         return "failed", (f"{run.job.host} answered no request: {detail}",)
     if problems := _invalid(window, measured, health):
         return "invalid", tuple(problems)
-    return slo_verdict(window.counted, window.counted.length_s, results)
+    return slo_verdict(window.counted, results)
 
 
 def slo_verdict(
-    steady_state: SteadyState, window_s: float, results: tuple[SloResult, ...]
+    counted: CountedPart, results: tuple[SloResult, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the verdict of a valid run with a window of *window_s*, and its reasons."""
+    """Return the verdict of a valid run, and its reasons."""
     missed = [r for r in results if r.verdict == "missed"]
     if missed:
         return "missed", tuple(map(_miss, missed))
-    if steady_state.rising and any(r.attained_fraction < LEVELS[r.percentile] for r in results):
+    if counted.rising and any(r.attained_fraction < LEVELS[r.percentile] for r in results):
         return "missed", ("latencies rise to the end: more requests arrive than are answered",)
-    if not steady_state.settled:
+    if not counted.settled:
         return "inconclusive", ("latencies did not settle in the window; run a longer one",)
     unclear = [r for r in results if r.verdict == "inconclusive"]
     if unclear:
-        return "inconclusive", tuple(_inconclusive(r, window_s) for r in unclear)
+        return "inconclusive", tuple(_inconclusive(r, counted.length_s) for r in unclear)
     return "met", ()
 
 

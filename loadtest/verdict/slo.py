@@ -124,8 +124,7 @@ def judge_limit(
     attained = 1 - missed / count if count else 0.0
     effect = design_effect(values)
     interval = share_interval(attained, max(1, count), effect.adjusted)
-    high = 1.0 if interval.high is None else interval.high
-    verdict = limit_verdict(level, requests, interval.low, high)
+    verdict = limit_verdict(level, requests, interval.low, interval.high)
     undecided = verdict == "inconclusive"
     values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
     per_request = count / max(1, requests) or 1
@@ -140,10 +139,10 @@ def judge_limit(
         num_missed=missed,
         measured_s=measured_s if math.isfinite(measured_s) else None,
         measured_low_s=measured.low if measured and math.isfinite(measured.low) else None,
-        measured_high_s=measured.high if measured else None,
+        measured_high_s=measured.high if measured and math.isfinite(measured.high) else None,
         attained_fraction=attained,
         attained_low=interval.low,
-        attained_high=high,
+        attained_high=interval.high,
         design_effect=effect.estimate,
         verdict=verdict,
         num_needed=values_needed

@@ -214,11 +214,7 @@ def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
 
 def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     """It is no limit: the reasons are said, and the search goes on from the tries before it."""
-    probes = (*SEARCH.probes[:1], replace(make_probe(10, holds=None), verdict="invalid"))
-    (tmp_path / "search.json").write_text(as_json(replace(SEARCH, probes=probes)))
-    before = resume_search(FRESH, tmp_path)  # as earlier versions left it
-    assert before.probes == SEARCH.probes[:1]
-
+    (tmp_path / "search.json").write_text(as_json(replace(SEARCH, probes=SEARCH.probes[:1])))
     tried = []
 
     def measure(rate: float, _num: int, _name: str) -> Any:  # noqa: ANN401
