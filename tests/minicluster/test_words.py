@@ -1,4 +1,4 @@
-"""Quantities as people read them."""
+"""Seconds and phases as screens show them, and sums of phases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.phases import (
+    FIRST_DECODE_STEP,
+    HANDOFF,
+    KV_FETCH,
+    QUEUED_PREFILL,
+    TTFT_PHASES,
+    label,
+    phase_s,
+)
 from minicluster.units import seconds
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -46,3 +55,34 @@ def test_order_is_kept(one: float, other: float) -> None:
     """The longer time is never written as the shorter one."""
     low, high = sorted((one, other))
     assert read(seconds(low)) <= read(seconds(high)) * (1 + 1e-12)
+
+
+EACH = {name: float(2**k) for k, name in enumerate(TTFT_PHASES)}
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "expected"),
+    [
+        (EACH, HANDOFF, 8 + 16 + 32),
+        (EACH, QUEUED_PREFILL, 2 + 4),
+        ({KV_FETCH: 5.0, FIRST_DECODE_STEP: 1.0}, HANDOFF, 6.0),
+        ({HANDOFF: 5.0}, HANDOFF, 5.0),
+        ({HANDOFF: 5.0}, KV_FETCH, None),
+        ({FIRST_DECODE_STEP: 5.0}, HANDOFF, None),
+        ({}, "prefill", None),
+    ],
+)
+def test_a_sum_is_known_where_its_parts_are(
+    known: dict[str, float], name: str, expected: float | None
+) -> None:
+    """A part is not known by its sum, and a sum not by one of its parts."""
+    assert phase_s(known, name) == expected
+
+
+def test_screens_show_words() -> None:
+    """Spaces instead of underscores, and the capitals of abbreviations."""
+    assert [label(name) for name in ("kv_transfer", "first_decode_step", "ttft")] == [
+        "KV transfer",
+        "first decode step",
+        "TTFT",
+    ]

@@ -1,7 +1,8 @@
-"""Samples: written and read, and what they say of a request."""
+"""Files of a load test: samples, schedule and verdict, written and read."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.phases import TTFT_PHASES
+from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
+from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
+from minicluster.workload.traces import read_trace
 
 TIMES = st.integers(0, 10**9).map(lambda microseconds: microseconds / 10**6)
 SAMPLES = st.builds(
@@ -95,3 +99,62 @@ def test_bad_lines_are_refused(tmp_path: Path, line: str) -> None:
 
     with pytest.raises(InputError, match=r"samples\.jsonl:1"):
         read_samples(path)
+
+
+REQUESTS = st.builds(
+    ScheduledRequest,
+    index=st.integers(0, 1000),
+    due_s=st.floats(0, 1e4),
+    input_tokens=st.integers(1024, 4096),
+    output_tokens=st.integers(1, 4096),
+    in_window=st.booleans(),
+    previous=st.none() | st.integers(0, 1000),
+    think_s=st.floats(0, 60),
+    session=st.none() | st.integers(0, 1000),
+    content=st.lists(st.integers(0, 99), max_size=2).map(tuple),
+    prefix_tokens=st.integers(0, 1024),
+)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=20))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[ScheduledRequest]
+) -> None:
+    """Every field comes back in the same order; as a trace, what a simulation needs of it."""
+    path = tmp_path_factory.getbasetemp() / "schedule.jsonl"
+    write_schedule(requests, path)
+    assert list(read_schedule(path)) == requests
+
+    requests = sorted((replace(r, previous=None) for r in requests), key=lambda r: r.due_s)
+    write_schedule(requests, path)
+    arrivals = read_trace(path).arrivals
+    assert arrivals.due_s.tolist() == [r.due_s - requests[0].due_s for r in requests]
+    assert arrivals.input_tokens.tolist() == [r.input_tokens for r in requests]
+    assert arrivals.output_tokens.tolist() == [r.output_tokens for r in requests]
+    assert (arrivals.content or ((),) * len(requests)) == tuple(r.content for r in requests)
+
+
+@pytest.mark.parametrize("text", ["[]\n", "{}\n", "no\n", '{"index": 1, "other": 2}\n', None])
+def test_another_file_is_refused(tmp_path: Path, text: str | None) -> None:
+    """What is no schedule, or not there, is named."""
+    path = tmp_path / "schedule.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"schedule\.jsonl"):
+        read_schedule(path)
+
+
+WHOLE = {"verdict": "met", "reasons": ["every limit is kept"], "window": {"start_s": 3}, "more": 1}
+
+
+def test_a_verdict_is_read(tmp_path: Path) -> None:
+    """Verdict, reasons and the start of what counts; without one of them the way out is named."""
+    path = tmp_path / "verdict.json"
+    assert read_run_verdict(path) is None
+    path.write_text(json.dumps(WHOLE))
+    found = read_run_verdict(path)
+    assert (found.verdict, found.reasons, found.start_s) == ("met", ("every limit is kept",), 3.0)
+    for key in ("verdict", "reasons", "window"):
+        path.write_text(json.dumps({name: WHOLE[name] for name in WHOLE if name != key}))
+        with pytest.raises(InputError, match=r"verdict\.json.*`loadtest report`"):
+            read_run_verdict(path)
