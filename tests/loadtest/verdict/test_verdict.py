@@ -45,13 +45,10 @@ def test_slo_met(tmp_path: Path) -> None:
     found = read_run_verdict(tmp_path / "verdict.json")
 
     assert (verdict.verdict, verdict.exit_code) == ("met", Exit.DONE)
-    assert verdict.comparison
     assert verdict.comparison.held
-    assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
     assert verdict.throughput.good_requests_per_s == pytest.approx(480.0)
     assert verdict.throughput.good_fraction == 1.0
-    assert found
     assert (found.verdict, found.reasons, found.start_s) == ("met", (), verdict.window.start_s)
 
 
@@ -64,7 +61,6 @@ def test_failures_are_misses_and_no_latencies() -> None:
     assert verdict.outcomes == {"timeout": 120, "ok": 4680}
     assert verdict.throughput.good_fraction == pytest.approx(4680 / 4800)
     assert verdict.throughput.good_requests_per_s == pytest.approx(468.0)
-    assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].max_s == pytest.approx(0.05)
     assert any("4680 answered requests" in note and "120 with" in note for note in verdict.notes)
 
@@ -92,8 +88,6 @@ def test_lateness_of_the_client_counts() -> None:
     """TTFT runs from the scheduled arrival, not from the send."""
     latency = verdict_on([make_sample(k, k / 40, lag_s=0.04) for k in range(400)]).latency
 
-    assert latency["ttft"]
-    assert latency["ttft_from_send"]
     assert latency["ttft"].mean_s == pytest.approx(0.09)
     assert latency["ttft_from_send"].mean_s == pytest.approx(0.05)
 
@@ -188,10 +182,8 @@ def test_prediction_missed() -> None:
     run = make_run([make_sample(k, k / 480, itl_s=0.04) for k in range(4800)])
     told, required = judged(run), judged(run, require_prediction=True)
 
-    assert told.comparison
     assert not told.comparison.held
     row = told.comparison.row("tpot", "mean")
-    assert row
     assert row.error_fraction == pytest.approx(-0.5)
     assert (told.exit_code, required.exit_code) == (Exit.DONE, Exit.NEGATIVE)
     assert required.verdict == "met"
