@@ -30,7 +30,7 @@ from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.phases import label
 from minicluster.stats.quantiles import LEVELS
-from minicluster.units import seconds
+from minicluster.units import seconds, signed_seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
             label(row.name),
             seconds(row.predicted_s),
             seconds(row.measured_s),
-            f"{1000 * row.difference_s:+z.1f} ms",
+            signed_seconds(row.difference_s),
         )
         for row in phases.rows
     )

@@ -15,7 +15,7 @@ from minicluster.phases import (
     label,
     phase_s,
 )
-from minicluster.units import seconds
+from minicluster.units import seconds, signed_seconds
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
@@ -48,6 +48,7 @@ def read(text: str) -> float:
 def test_latencies_are_written_for_people(value: float, text: str) -> None:
     """Microseconds below a millisecond, milliseconds below a second; three digits at least."""
     assert seconds(value) == text
+    assert (signed_seconds(value), signed_seconds(-value - 1e-12)) == (f"+{text}", f"-{text}")
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4))
