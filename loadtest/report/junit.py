@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from loadtest.report.table import confidence_text, latency_text
+from loadtest.report.table import latency_text
 from loadtest.verdict.verdict import PROVES_NOTHING
 from minicluster.stats.quantiles import LEVELS
 
@@ -71,9 +71,9 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
 
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
-    name = f"{result.metric.upper()} {result.percentile} < {1000 * result.limit_s:g} ms"
+    name = f"{result.name} < {1000 * result.limit_s:g} ms"
     case = _case(suite, name)
-    text = f"{latency_text(result.measured_s)}; {confidence_text(result)}"
+    text = f"{latency_text(result.measured_s)}; {result.attained_text}"
     below = result.attained_fraction < LEVELS[result.percentile]
     if verdict.verdict in PROVES_NOTHING:
         _add(case, "error", f"the run proves nothing: {text}")

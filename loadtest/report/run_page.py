@@ -12,7 +12,6 @@ from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     LATENCY_HEADS,
     client_text,
-    confidence_text,
     headline,
     interval_text,
     latency_rows,
@@ -60,7 +59,7 @@ CHARTED = ("ttft", "tpot")
 def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
     """Return the whole page of a run."""
     word, why = headline(verdict)
-    lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
+    lines = [why, prediction_text(verdict) or "", *(p.attained_text for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -97,7 +96,7 @@ def sentence(text: str) -> str:
 def _tiles(verdict: Verdict) -> Iterator[Tile]:
     for result in verdict.slo:
         yield Tile(
-            name=f"{result.metric.upper()} {result.percentile}",
+            name=result.name,
             value=latency_text(result.measured_s),
             below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}",
             bad=result.verdict == "missed",

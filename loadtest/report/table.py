@@ -103,9 +103,7 @@ def outcome_text(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> tuple[str, str]:
     """Return the verdict in words, and its reasons."""
-    limits = ", ".join(
-        f"{p.metric.upper()} {p.percentile} < {seconds(p.limit_s)}" for p in verdict.slo
-    )
+    limits = ", ".join(f"{p.name} < {seconds(p.limit_s)}" for p in verdict.slo)
     return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or limits
 
 
@@ -136,14 +134,6 @@ def interval_text(result: SloResult) -> str:
     if low is None:
         return "unbounded"
     return f"{seconds(low)} to {'more' if high is None else seconds(high)}"
-
-
-def confidence_text(result: SloResult) -> str:
-    """Return the attained fraction of a limit with its interval."""
-    return (
-        f"{result.metric.upper()} < {seconds(result.limit_s)} for "
-        f"{result.attained_fraction:.2%} of {result.num} ({result.interval_text})"
-    )
 
 
 def phases_text(verdict: Verdict) -> str | None:
@@ -203,7 +193,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
-        *map(confidence_text, verdict.slo),
+        *(result.attained_text for result in verdict.slo),
     ]
     lines += [text for text in (phases_text(verdict), prediction_text(verdict)) if text]
     for line in lines:

@@ -76,12 +76,7 @@ def slo_verdict(
 
 def _inconclusive(result: SloResult, window_s: float) -> str:
     """Return what a limit lacks: a number of requests, and the minutes that they take."""
-    name = f"{result.metric.upper()} {result.percentile}"
-    kind = " gaps" if result.metric == "itl" else ""
-    text = (
-        f"{name}: {result.attained_fraction:.2%} of {result.num}{kind} within "
-        f"{1000 * result.limit_s:g} ms ({result.interval_text})"
-    )
+    text = result.attained_text
     if result.num_needed is None:
         return f"{text}; this is exactly the limit, so no longer run decides"
     least = samples_needed(LEVELS[result.percentile])
@@ -96,12 +91,11 @@ def _inconclusive(result: SloResult, window_s: float) -> str:
 
 
 def _miss(result: SloResult) -> str:
-    name = f"{result.metric.upper()} {result.percentile}"
-    limit = f"the SLO limit of {1000 * result.limit_s:g} ms"
-    count = f"{result.num_missed} of {result.num} missed it"
+    missed = f"{result.num_missed} of {result.num} missed it"
+    limit = f"the SLO limit of {1000 * result.limit_s:g} ms ({missed})"
     if result.measured_s is None:
-        return f"{name} has no value, because too many requests have no answer; {limit} ({count})"
-    return f"{name} is {1000 * result.measured_s:.1f} ms, more than {limit} ({count})"
+        return f"{result.name} has no value, because too many requests have no answer; {limit}"
+    return f"{result.name} is {1000 * result.measured_s:.1f} ms, more than {limit}"
 
 
 def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Health) -> list[str]:

@@ -18,6 +18,7 @@ from minicluster.stats.confidence import (
     share_interval,
 )
 from minicluster.stats.quantiles import LEVELS, quantile
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +72,19 @@ class SloResult:
     num_needed: int | None
 
     @property
-    def interval_text(self) -> str:
-        """The interval of the attained fraction, and the effective sample size behind it."""
+    def name(self) -> str:
+        """The limit's metric and percentile, such as `TTFT p99`."""
+        return f"{self.metric.upper()} {self.percentile}"
+
+    @property
+    def attained_text(self) -> str:
+        """The attained fraction with its interval, and the effective sample size behind it."""
+        kind = " gaps" if self.metric == "itl" else ""
         return (
-            f"95 % interval {self.attained_low:.2%} to {self.attained_high:.2%}; design effect "
-            f"{self.design_effect:.1f}, effective n = {self.num / self.design_effect:.0f}"
+            f"{self.name}: {self.attained_fraction:.2%} of {self.num}{kind} within "
+            f"{seconds(self.limit_s)} (95 % interval {self.attained_low:.2%} to "
+            f"{self.attained_high:.2%}; design effect {self.design_effect:.1f}, "
+            f"effective n = {self.num / self.design_effect:.0f})"
         )
 
 

@@ -114,7 +114,7 @@ def test_lateness_of_the_client_counts() -> None:
             "failed",
             "no request: reset",
         ),
-        (GOOD[:100], {}, "inconclusive", "TTFT p99: 100.00% of 100 within 1000 ms"),
+        (GOOD[:100], {}, "inconclusive", "TTFT p99: 100.00% of 100 within 1.00 s (95 % i"),
         (GOOD[:100], {}, "inconclusive", "needs about 6.2 minutes more"),
     ],
 )
