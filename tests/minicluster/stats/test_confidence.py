@@ -155,6 +155,13 @@ def test_the_interval_of_a_percentile_says_what_the_verdict_says(
                 assert (kept.high < level) == (limit < around.low)
 
 
+@pytest.mark.parametrize(("count", "level"), [(35, 0.9), (73, 0.95), (381, 0.99)])
+def test_so_many_independent_values_bound_a_percentile(count: int, level: float) -> None:
+    """Their largest is the upper end; one value less has none."""
+    assert percentile_interval(np.arange(float(count)), level, 1.0).high == count - 1
+    assert percentile_interval(np.arange(count - 1.0), level, 1.0).high == math.inf
+
+
 def excludes_zero(found: BootstrapDifference) -> bool:
     return not found.low <= 0 <= found.high
 
