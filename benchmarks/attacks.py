@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -186,25 +187,19 @@ def silent_connections(port: int) -> str:
 
 def long_bodies(port: int) -> str:
     """60 bodies of 8 MiB, half of them announced, and 60 that stop before their end."""
-    answers: list[str] = []
     part = b"x" * (1 << 20)
     chunk = b"%x\r\n%s\r\n" % (len(part), part)
 
-    def send(number: int) -> None:
+    def send(number: int) -> str:
         if number % 3 == 0:
-            answers.append(sent(port, POST, b"Content-Length: 8388608\r\n\r\n", *[part] * 8))
-        elif number % 3 == 1:
-            answers.append(sent(port, POST, b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 8))
-        else:
-            length = b"Content-Length: %d\r\n\r\n" % MODEL_BYTES
-            answers.append(sent(port, POST, length, part, limit_s=75.0))
+            return sent(port, POST, b"Content-Length: 8388608\r\n\r\n", *[part] * 8)
+        if number % 3 == 1:
+            return sent(port, POST, b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 8)
+        length = b"Content-Length: %d\r\n\r\n" % MODEL_BYTES
+        return sent(port, POST, length, part, limit_s=75.0)
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(120)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return counted(answers)
+    with ThreadPoolExecutor(120) as pool:
+        return counted(list(pool.map(send, range(120))))
 
 
 def many_parts(port: int) -> str:
@@ -262,12 +257,11 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
     with multiprocessing.get_context("fork").Pool(1, initializer=_attacker) as pool:
         note = pool.apply(attack, (port,))
     time.sleep(1.0)
-    seen = (watch.most_bytes - watch.start_bytes, watch.health_s, watch.gap_s)
     return Outcome(
         attack=attack.__name__.replace("_", " "),
-        growth_mib=round(seen[0] / 2**20, 1),
-        health_ms=round(1e3 * seen[1], 1),
-        gap_s=round(seen[2] / SLOWDOWN, 3),
+        growth_mib=round((watch.most_bytes - watch.start_bytes) / 2**20, 1),
+        health_ms=round(1e3 * watch.health_s, 1),
+        gap_s=round(watch.gap_s / SLOWDOWN, 3),
         before=before,
         after=admitted(port),
         note=note,

@@ -39,6 +39,11 @@ class Load:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
 
+    @property
+    def runs(self) -> list[str]:
+        """Names of its runs, one in each round."""
+        return [f"{self.name} {k + 1}" for k in range(REPEATS)]
+
     def settings(self, rate: float) -> list[str]:
         """Return it as `--set` options."""
         (a, b), (c, d) = self.inputs, self.outputs
@@ -68,9 +73,7 @@ def main(folder: Path, requests: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     held_out = [(load, requests) for load in HELD_OUT]
     one_round = [(FITTED[0], FITTED_REQUESTS), *held_out, (FITTED[1], FITTED_REQUESTS)]
-    runs = [
-        (load, f"{load.name} {k + 1}", count) for k in range(REPEATS) for load, count in one_round
-    ]
+    runs = [(load, load.runs[k], count) for k in range(REPEATS) for load, count in one_round]
     missing = [run for run in runs if not (folder / run[1] / "verdict.json").exists()]
     if missing:
         calibration = folder / "calibration.json"
@@ -100,14 +103,11 @@ def plan(folder: Path, load: Load, name: str) -> Path:
 
 def show(folder: Path) -> None:
     """Recalibrate, and print errors on the loads held out."""
-    names = [f"{load.name} {k + 1}" for load in HELD_OUT for k in range(REPEATS)]
-    there = [name for name in names if (folder / name / "verdict.json").exists()]
-    options = []
-    for name in (f"{load.name} {k + 1}" for load in FITTED for k in range(REPEATS)):
-        if (folder / name / "verdict.json").exists():
-            options += ["--from", folder / name / "samples.jsonl"]
-    for name in there:
-        options += ["--hold-out", folder / name / "samples.jsonl"]
+    options: list[object] = []
+    for option, loads in (("--from", FITTED), ("--hold-out", HELD_OUT)):
+        for name in (name for load in loads for name in load.runs):
+            if (folder / name / "verdict.json").exists():
+                options += [option, folder / name / "samples.jsonl"]
     command("sizing", "calibrate", *options, "-o", folder / "recalibrated.json")
     found = json.loads((folder / "recalibrated.residuals.json").read_text())
     rows = {(Path(r["run"]).parent.name, r["metric"], r["statistic"]): r for r in found["held_out"]}
@@ -116,11 +116,8 @@ def show(folder: Path) -> None:
         print(f"\n{metric.upper()} {statistic}, aim {AIMS[metric, statistic]:.0%}")
         print(f"{'load':16}  {'measured, ms':>15}  spread  before   after")
         for load in HELD_OUT:
-            those = [
-                rows[name, metric, statistic]
-                for k in range(REPEATS)
-                if ((name := f"{load.name} {k + 1}"), metric, statistic) in rows
-            ]
+            wanted = [(name, metric, statistic) for name in load.runs]
+            those = [rows[each] for each in wanted if each in rows]
             if those:
                 print(line(load.name, those))
 

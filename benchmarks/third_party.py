@@ -24,13 +24,12 @@ import asyncio
 import contextlib
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 BENCH = Path(__file__).parent / "clients" / "vllm_bench_serve.py"
 MAX_FRACTION, MAX_S = 0.05, 0.005
@@ -60,7 +59,7 @@ WARMUPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load that every client sends."""
+    """The load that every client sends: the options of this command, and a folder for its files."""
 
     host: str
     model: str
@@ -70,8 +69,10 @@ class Load:
     input_tokens: int
     output_tokens: int
     requests: int
-    folder: Path
     chat: bool
+    rounds: int
+    aiperf: str
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +80,21 @@ class Measured:
     """Seconds of each request that one client had answered."""
 
     client: str
-    ttft_s: tuple[float, ...]
-    tpot_s: tuple[float, ...]
+    ttft_s: Sequence[float]
+    tpot_s: Sequence[float]
 
     def statistic(self, metric: str, name: str) -> float:
         """Return `mean`, `p50` or `p99` of `ttft` or `tpot`."""
-        values = self.ttft_s if metric == "ttft" else self.tpot_s
-        return statistics.fmean(values) if name == "mean" else _quantile(values, name)
-
-
-def _quantile(values: Sequence[float], name: str) -> float:
-    return float(np.quantile(values, float(name.removeprefix("p")) / 100))
-
-
-def measured(client: str, ttft: Iterable[float], tpot: Iterable[float]) -> Measured:
-    """Keep what one client measured."""
-    return Measured(client=client, ttft_s=tuple(ttft), tpot_s=tuple(tpot))
+        values = getattr(self, f"{metric}_s")
+        return float(np.mean(values) if name == "mean" else np.percentile(values, int(name[1:])))
 
 
 def pooled(rounds: Sequence[Measured]) -> Measured:
     """Put the rounds of one client together."""
-    return measured(
-        rounds[0].client,
-        (value for each in rounds for value in each.ttft_s),
-        (value for each in rounds for value in each.tpot_s),
+    return Measured(
+        client=rounds[0].client,
+        ttft_s=np.concatenate([each.ttft_s for each in rounds]),
+        tpot_s=np.concatenate([each.tpot_s for each in rounds]),
     )
 
 
@@ -126,8 +118,10 @@ def ours(load: Load) -> Measured:
     prepare(folder, job, job.requests(), None)
     launch_client(folder, lambda _: None)
     answered = [s for s in read_run(folder).measured if s.ok]
-    return measured(
-        "loadtest", [s.ttft_send_s for s in answered], [s.tpot_s or 0.0 for s in answered]
+    return Measured(
+        client="loadtest",
+        ttft_s=[s.ttft_send_s for s in answered],
+        tpot_s=[s.tpot_s or 0.0 for s in answered],
     )
 
 
@@ -148,14 +142,14 @@ def vllm_bench(load: Load) -> Measured:
     )
     seen = json.loads(result.read_text())
     tpot = [sum(gaps) / (load.output_tokens - 1) for gaps in seen["itls"]]
-    return measured("vllm bench", seen["ttfts"], tpot)
+    return Measured(client="vllm bench", ttft_s=seen["ttfts"], tpot_s=tpot)
 
 
-def aiperf(load: Load, command: str) -> Measured:
+def aiperf(load: Load) -> Measured:
     """Run AIPerf at a constant rate; what it calls inter-token latency is our TPOT."""
     folder = load.folder / "aiperf"
     run(
-        *(command, "profile", "-m", load.model, "--tokenizer", str(load.tokenizer.resolve())),
+        *(load.aiperf, "profile", "-m", load.model, "--tokenizer", str(load.tokenizer.resolve())),
         *("--url", load.host, "--endpoint-type", "chat" if load.chat else "completions"),
         "--streaming",
         *("--isl", str(load.input_tokens), "--osl", str(load.output_tokens)),
@@ -168,8 +162,11 @@ def aiperf(load: Load, command: str) -> Measured:
     (path,) = folder.rglob("profile_export.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     rows = [r["metrics"] for r in lines if r["metadata"]["benchmark_phase"] == "profiling"]
-    ttft = [row["time_to_first_token"]["value"] / 1e3 for row in rows]
-    return measured("AIPerf", ttft, [row["inter_token_latency"]["value"] / 1e3 for row in rows])
+    ttft, tpot = (
+        [row[name]["value"] / 1e3 for row in rows]
+        for name in ("time_to_first_token", "inter_token_latency")
+    )
+    return Measured(client="AIPerf", ttft_s=ttft, tpot_s=tpot)
 
 
 def openai_client(load: Load) -> Measured:
@@ -207,7 +204,8 @@ async def _openai_client(load: Load) -> Measured:
             await send(time.monotonic())
         start_s = time.monotonic() + 0.5
         seen = await asyncio.gather(*(send(start_s + k / load.rate) for k in range(load.requests)))
-    return measured("OpenAI client", [ttft for ttft, _ in seen], [tpot for _, tpot in seen])
+    ttft, tpot = zip(*seen, strict=True)
+    return Measured(client="OpenAI client", ttft_s=ttft, tpot_s=tpot)
 
 
 def run(*command: str) -> None:
@@ -287,42 +285,35 @@ def main() -> int:
             model, slowdown = check_model(host, given.model)
             if slowdown is not None:
                 print(f"simulated engines, {slowdown:g} times slower: in seconds of the clock")
-            load = Load(
-                host=host,
-                model=model,
-                tokenizer=given.tokenizer or tokenizer(folder),
-                vocab_size=given.vocab_size,
-                rate=given.rate,
-                input_tokens=given.input_tokens,
-                output_tokens=given.output_tokens,
-                requests=given.requests,
-                folder=folder,
-                chat=given.chat,
-            )
-            return compare_all(load, given.aiperf, given.rounds)
+            words = given.tokenizer or tokenizer(folder)
+            found = {"host": host, "model": model, "tokenizer": words, "folder": folder}
+            return compare_all(Load(**vars(given) | found))
 
 
-def compare_all(load: Load, command: str, rounds: int) -> int:
+def compare_all(load: Load) -> int:
     """Run every client against *load*, ours anew beside each; 1 if one differs, 4 if one lacks."""
     print(
-        f"{rounds} x {load.requests} requests, {load.rate:g}/s at constant gaps, "
+        f"{load.rounds} x {load.requests} requests, {load.rate:g}/s at constant gaps, "
         f"{load.input_tokens} tokens in, {load.output_tokens} out, {load.host}"
     )
     # The OpenAI client spends 120 us and more on each event and some 5 ms on each request; what
     # is asked of it is that it measures the same, not how much it bears.
     few = replace(load, rate=min(load.rate, 1.0), requests=min(load.requests, 30))
     others: list[tuple[Callable[[Load], Measured], Load]] = [(vllm_bench, load)]
-    complete = shutil.which(command) is not None
+    complete = shutil.which(load.aiperf) is not None
     if complete:
-        others.append((partial(aiperf, command=command), load))
+        others.append((aiperf, load))
     else:
-        print(f"AIPerf is not compared: no {command} here (pip install aiperf==0.13.0)")
+        print(f"AIPerf is not compared: no {load.aiperf} here (pip install aiperf==0.13.0)")
     others.append((openai_client, few))
     same = True
     for client, wanted in others:
-        mine, theirs = in_turn(client, wanted, rounds)
+        mine, theirs = in_turn(client, wanted)
         answered = [len(each.ttft_s) for each in (*mine, *theirs)]
-        print(f"{theirs[0].client}: {rounds} x {wanted.requests} at {wanted.rate:g}/s", flush=True)
+        print(
+            f"{theirs[0].client}: {load.rounds} x {wanted.requests} at {wanted.rate:g}/s",
+            flush=True,
+        )
         same &= set(answered) == {wanted.requests} and compare(mine, theirs)
     if not same:
         print("some DIFFER by more than 5 % and 5 ms")
@@ -332,11 +323,11 @@ def compare_all(load: Load, command: str, rounds: int) -> int:
 
 
 def in_turn(
-    client: Callable[[Load], Measured], load: Load, rounds: int
+    client: Callable[[Load], Measured], load: Load
 ) -> tuple[list[Measured], list[Measured]]:
     """Run ours and another, ours first and last in turn; each round in a folder of its own."""
     found: dict[bool, list[Measured]] = {True: [], False: []}
-    for number in range(rounds):
+    for number in range(load.rounds):
         for is_ours in (True, False) if number % 2 == 0 else (False, True):
             folder = Path(tempfile.mkdtemp(dir=load.folder))
             found[is_ours].append((ours if is_ours else client)(replace(load, folder=folder)))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from loadtest.run.schedule import Window
 from loadtest.verdict.decision import slo_verdict
 from loadtest.verdict.slo import judge_limit, limit_verdict
-from loadtest.verdict.window import steady_state
+from loadtest.verdict.window import CountedPart, steady_part
 from minicluster.stats.confidence import share_interval
 from minicluster.stats.quantiles import LEVELS
 
@@ -33,6 +33,7 @@ SERVICE_SIGMA = 0.3
 FIRST_SHARE = 0.14
 WARMUP_S = 20 * SERVICE_S
 TARGET = "p99"
+LEVEL = LEVELS[TARGET]
 TRUTHS = (0.9, 0.97, 0.998, 0.9995)
 """Shares of requests that keep each limit in the long run, where p99 asks for 0.99."""
 
@@ -57,8 +58,6 @@ class Cell:
     Verdicts on runs of one kind, of shape (runs, truths) but for the last.
 
     Attributes:
-        level: share that the limits ask for.
-        truths: share that keeps each limit in the long run.
         counts: requests that count.
         shares: of them within the limit.
         signs: 1 PASS, -1 FAIL, 0 INCONCLUSIVE.
@@ -66,8 +65,6 @@ class Cell:
         own: whether the interval of the percentile itself holds that, verdict or not, (runs,).
     """
 
-    level: float
-    truths: NDArray[np.float64]
     counts: NDArray[np.float64]
     shares: NDArray[np.float64]
     signs: NDArray[np.int64]
@@ -87,7 +84,7 @@ class Cell:
     @property
     def wrong(self) -> int:
         """Verdicts against the truth."""
-        return int((self.signs == np.where(self.truths >= self.level, -1, 1)).sum())
+        return int((self.signs == np.where(np.array(TRUTHS) >= LEVEL, -1, 1)).sum())
 
     @property
     def coverage(self) -> float:
@@ -110,16 +107,15 @@ class Cell:
 
     def known(self) -> float:
         """`coverage` as it were if each limit's design effect were known, not estimated."""
-        variance = self.truths * (1 - self.truths)
-        beside = (self.shares - self.truths) ** 2 * self.counts
-        effects = np.maximum(1.0, beside.mean(axis=0) / variance[0])
+        truths = np.array(TRUTHS)
+        beside = (self.shares - truths) ** 2 * self.counts
+        effects = np.maximum(1.0, beside.mean(axis=0) / (truths * (1 - truths)))
         held = []
         for (run, k), share in np.ndenumerate(self.shares):
             count = int(self.counts[run, k])
             around = share_interval(float(share), count, float(effects[k]))
-            high = 1.0 if around.high is None else around.high
-            if limit_verdict(self.level, count, around.low, high) != "inconclusive":
-                held.append(around.low <= self.truths[0, k] <= high)
+            if limit_verdict(LEVEL, count, around.low, around.high) != "inconclusive":
+                held.append(around.low <= TRUTHS[k] <= around.high)
         return float(np.mean(held)) if held else math.nan
 
 
@@ -146,72 +142,47 @@ def ttft_s(rng: np.random.Generator, utilisation: float, duration_s: float) -> N
     return np.stack([due, waits_s(due, service, SERVERS) + FIRST_SHARE * service])
 
 
-def verdicts(
-    due: NDArray[np.float64],
-    values: NDArray[np.float64],
-    window: Window,
-    limits: dict[float, float],
-    percentile: str,
-) -> list[tuple[float, float, int, bool]]:
+def judged(
+    counted: NDArray[np.float64], steady: CountedPart, truth: float, limit_s: float
+) -> tuple[float, float, int, bool]:
     """
-    Judge one run as `loadtest` does: warm-up, interval, verdict.
-
-    Args:
-        due: arrivals, ascending, shape (n,).
-        values: latency of each.
-        window: of the run.
-        limits: on *values*, by the share that keeps them in the long run.
-        percentile: that is to keep them.
+    Judge the values that count in one run against a limit, as `loadtest` does.
 
     Returns:
-        For each limit the requests that count, the share of them within it, the verdict's sign
-        and whether the interval holds the truth.
+        How many they are, the share of them within the limit, the verdict's sign, and whether the
+        interval holds *truth*, the share that keeps the limit in the long run.
     """
-    steady = steady_state(due, values, window)
-    counted, length_s = values[due >= steady.start_s], window.end_s - steady.start_s
-    found = []
-    for truth, limit_s in limits.items():
-        result = judge_limit("ttft", counted, limit_s=limit_s, percentile=percentile)
-        verdict, _ = slo_verdict(steady, length_s, (result,))
-        holds = result.attained_low <= truth <= result.attained_high
-        found.append((len(counted), result.attained_fraction, SIGNS[verdict], holds))
-    return found
-
-
-def cell_of(
-    runs: list[list[tuple[float, float, int, bool]]], truths: tuple[float, ...], level: float
-) -> Cell:
-    """
-    Put what `verdicts` found in runs of one kind together.
-
-    The last limit of each run is the percentile itself. Its share's interval holds *level* just
-    where the interval of the percentile (`percentile_interval`) holds that limit.
-    """
-    found = np.array(runs, dtype=np.float64)
-    counts, shares, signs, holds = np.moveaxis(found[:, :-1], 2, 0)
-    return Cell(
-        level=level,
-        truths=np.broadcast_to(np.array(truths), shares.shape),
-        counts=counts,
-        shares=shares,
-        signs=signs.astype(np.int64),
-        holds=holds.astype(np.bool_),
-        own=found[:, -1, 3].astype(np.bool_),
-    )
+    result = judge_limit("ttft", counted, limit_s=limit_s, percentile=TARGET)
+    verdict, _ = slo_verdict(steady, (result,))
+    holds = result.attained_low <= truth <= result.attained_high
+    return len(counted), result.attained_fraction, SIGNS[verdict], holds
 
 
 def measure(utilisation: float, minutes: float, runs: int, seed: int | None = None) -> Cell:
-    """Judge *runs* runs against limits that the share `TRUTHS` of requests keeps."""
+    """
+    Judge *runs* runs against limits that the share `TRUTHS` of requests keeps.
+
+    The last limit is the percentile itself: the interval of its share holds `LEVEL` just where the
+    interval of the percentile (`percentile_interval`) holds that limit.
+    """
     window = Window(start_s=WARMUP_S, end_s=WARMUP_S + 60 * minutes, drain_s=0.0)
-    limits = dict(zip(TRUTHS, LIMITS_S[utilisation], strict=True))
-    limits[LEVELS[TARGET]] = PERCENTILES_S[utilisation]
+    limits = [*zip(TRUTHS, LIMITS_S[utilisation], strict=True), (LEVEL, PERCENTILES_S[utilisation])]
     kind = [round(100 * utilisation), round(60 * minutes)]
     found = []
     for run in range(runs):
         rng = np.random.default_rng([*kind, run] if seed is None else [*kind, run, seed])
         due, values = ttft_s(rng, utilisation, window.end_s)
-        found.append(verdicts(due, values, window, limits, TARGET))
-    return cell_of(found, TRUTHS, LEVELS[TARGET])
+        steady = steady_part(due, values, window)
+        counted = values[due >= steady.start_s]
+        found.append([judged(counted, steady, *limit) for limit in limits])
+    counts, shares, signs, holds = np.moveaxis(np.array(found, dtype=np.float64), 2, 0)
+    return Cell(
+        counts=counts[:, :-1],
+        shares=shares[:, :-1],
+        signs=signs[:, :-1].astype(np.int64),
+        holds=holds[:, :-1].astype(np.bool_),
+        own=holds[:, -1].astype(np.bool_),
+    )
 
 
 def percent(share: float) -> str:

@@ -33,13 +33,18 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
         text = json.dumps(raw, allow_nan=False, default=str)
+    except ValueError as error:
+        raise InputError(place, str(error), "finite numbers") from None
+    return _parse_json(cls, text, place)
+
+
+def _parse_json(cls: type[T], text: str, place: str) -> T:
+    try:
         found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
         raise error.inside(place) from None
-    except ValueError as error:
-        raise InputError(place, str(error), "finite numbers") from None
     return found
 
 
@@ -80,12 +85,36 @@ def read_json(path: Path, expectation: str) -> object:
     Raises:
         InputError: no such file, or no JSON; *expectation* is what the file should be.
     """
+    text = _text(path, expectation)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, expectation) from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
+
+
+def _text(path: Path, expectation: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), error.strerror, expectation) from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", expectation) from None
+
+
+def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
+    """
+    Read a file of JSON lines, each of them a *cls*.
+
+    Args:
+        expectation: what the file should be.
+        torn: whether a last line without its end is left out: its writer was killed.
+
+    Raises:
+        InputError: no such file, or the first line that is no *cls*, by its number.
+    """
+    *lines, last = _text(path, expectation).split("\n")
+    lines += [last] if last and not torn else []
+    return tuple(_parse_json(cls, line, f"{path}:{at}") for at, line in enumerate(lines, start=1))
 
 
 def parse_scenario(

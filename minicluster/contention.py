@@ -5,24 +5,15 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
-"""
-Columns of a `cpuN` line in /proc/stat that count as busy: user, nice, system, irq, softirq, steal.
-
-Left out are idle, iowait, and guest, which user holds already. Source: proc(5).
-"""
-
-STAT_UTIME = 11
-"""
-Position of utime after the command in /proc/PID/stat; stime, and both of children that have ended
-and were waited for, follow. Source: proc(5).
-"""
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Times of a core that count as busy; `user` holds `guest` already. Source: proc(5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +34,13 @@ class CpuTimes:
 
 
 def cpu_times(pids: Iterable[int]) -> CpuTimes:
-    """
-    Read the clocks of the kernel; *pids* are ours.
-
-    Raises:
-        OSError: this system has no /proc.
-    """
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    busy = 0
-    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-        name, _, counts = line.partition(" ")
-        if name in cores:
-            ticks = [int(count) for count in counts.split()]
-            busy += sum(ticks[column] for column in BUSY_COLUMNS)
+    """Read the clocks of the kernel; *pids* are ours, and one that has ended has no time."""
+    usable = os.sched_getaffinity(0)
+    cores = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in usable]
     return CpuTimes(
         at_s=time.monotonic(),
-        busy_s=busy * tick_s,
-        ours_s=sum(map(_process_ticks, pids)) * tick_s,
+        busy_s=sum(getattr(each, name) for each in cores for name in BUSY),
+        ours_s=sum(map(_process_s, pids)),
         cores=len(cores),
     )
 
@@ -78,12 +58,10 @@ def others_fraction(start: CpuTimes, end: CpuTimes) -> float:
     return min(1.0, max(0.0, others_s / (end.cores * (end.at_s - start.at_s))))
 
 
-def _process_ticks(pid: int) -> int:
-    """Return the processor time of a process; 0 for one that has ended."""
+def _process_s(pid: int) -> float:
+    """Return the processor time of a process, and of its children that have ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    # The command, in parentheses, may itself hold blanks and parentheses.
-    fields = stat.rpartition(")")[2].split()
-    return sum(map(int, fields[STAT_UTIME : STAT_UTIME + 4]))
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)

@@ -18,3 +18,8 @@ def seconds(value: float) -> str:
         if value >= least:
             return f"{value / scale:.{digits}f} {unit}"
     return f"{value * 1e6:.0f} µs"
+
+
+def signed_seconds(difference: float) -> str:
+    """Write a difference as `seconds`, with its sign."""
+    return f"{'-' if difference < 0 else '+'}{seconds(abs(difference))}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from loadtest.cli.studies import Insecure, compare, search
+from loadtest.cli.studies import LOCAL, Host, Insecure, Json, Seed, compare, search
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import base_address, check_model
 from loadtest.client.launch import run_with_progress_bar
@@ -76,9 +76,7 @@ RequirePrediction = Annotated[
 def run(  # noqa: PLR0913  (a command line is its options)
     *,
     plan: Annotated[Path | None, typer.Argument(help="Plan file of `sizing plan`.")] = None,
-    host: Annotated[
-        str, typer.Option(help="Endpoint address; MINICLUSTER_API_KEY holds its API key.")
-    ] = "http://127.0.0.1:8000",
+    host: Host = LOCAL,
     model: Annotated[
         str | None, typer.Option(help="Served name of the model; without a plan.")
     ] = None,
@@ -117,7 +115,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
             help="Warm-up seconds; by default 3 x the expected time of a request, at least 5."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")] = 0,
+    seed: Seed = 0,
     arrivals: Annotated[
         str, typer.Option(help=f"Distribution of arrival gaps: {', '.join(PROCESSES)}.")
     ] = "poisson",
@@ -247,9 +245,7 @@ def selftest(
     capacity: Annotated[
         bool, typer.Option(help="Capacity of the client: more streams until it is saturated.")
     ] = True,
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout instead of the table.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Measure the client's own error and capacity against a mock server with known timings."""
     levels = parse_streams(streams)

@@ -45,6 +45,10 @@ Insecure = Annotated[
         "--insecure", help="Certificate of the endpoint not checked, and no API key sent."
     ),
 ]
+Host = Annotated[str, typer.Option(help="Endpoint address; MINICLUSTER_API_KEY holds its API key.")]
+LOCAL = "http://127.0.0.1:8000"
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of the table.")]
+Seed = Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")]
 MOST_REQUESTS = ", ".join(
     f"{percentile}: {enough_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
@@ -53,9 +57,7 @@ MOST_REQUESTS = ", ".join(
 def search(  # noqa: PLR0913  (a command line is its options)
     plan: Annotated[Path, typer.Argument(help="Plan file of `sizing plan`, deployed at --host.")],
     *,
-    host: Annotated[
-        str, typer.Option(help="Endpoint address; MINICLUSTER_API_KEY holds its API key.")
-    ] = "http://127.0.0.1:8000",
+    host: Host = LOCAL,
     first: Annotated[
         float | None,
         typer.Option(help="First request rate; by default 0.8 of the predicted limit."),
@@ -69,7 +71,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         typer.Option(help=f"Largest number of requests of a run; by default {MOST_REQUESTS}."),
     ] = None,
     warmup: Annotated[float | None, typer.Option(help="Warm-up seconds of each run.")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of arrivals and lengths.")] = 0,
+    seed: Seed = 0,
     tolerance: Annotated[
         float, typer.Option(help="Tolerance of the predicted limit; 0.15 is 15 %.")
     ] = 0.15,
@@ -149,9 +151,7 @@ def compare(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the HTML page.")
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout instead of the table.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Compare two runs, and mark the differences that are statistically significant."""
     runs = read_run(first), read_run(second)

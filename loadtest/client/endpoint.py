@@ -10,7 +10,6 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, TargetFailed
@@ -149,23 +148,12 @@ def _reason(error: urllib.error.HTTPError) -> str:
     return f": {' '.join(body.split())[:SHOWN_CHARACTERS]}" if body else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...], float | None]:
     """
-    What an endpoint serves.
+    Return the names of the models that the endpoint lists, and the slowdown of its engines.
 
-    Attributes:
-        models: by name.
-        slowdown: of simulated engines, by the header that `serving` sends; `None`: real engines.
-    """
-
-    models: tuple[str, ...]
-    slowdown: float | None = None
-
-
-def served_models(host: str, *, insecure: bool = False) -> Served:
-    """
-    Return what the endpoint lists.
+    The slowdown is that of simulated engines, by the header that `serving` sends; `None`: they are
+    real.
 
     Raises:
         TargetFailed: no answer, or not that of an OpenAI endpoint.
@@ -175,10 +163,8 @@ def served_models(host: str, *, insecure: bool = False) -> Served:
         with ask(url, expected, wait_s=ANSWER_S, insecure=insecure) as answer:
             listed: Any = json.load(answer)
             slowed = SLOWDOWN.search(answer.headers.get(ENGINE, ""))
-        return Served(
-            models=tuple(str(model["id"]) for model in listed["data"]),
-            slowdown=None if slowed is None else float(slowed[1]),
-        )
+        models = tuple(str(model["id"]) for model in listed["data"])
+        return models, None if slowed is None else float(slowed[1])
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -199,18 +185,18 @@ def check_model(
     host: str, model: str | None, *, insecure: bool = False
 ) -> tuple[str, float | None]:
     """
-    Return the model to request, *model* or the only one served, and `Served.slowdown`.
+    Return the model to request, *model* or the only one served, and the engines' slowdown.
 
     Raises:
         InputError: *model* is not served, or it is `None` and several are.
         TargetFailed: as `served_models`.
     """
-    served = served_models(host, insecure=insecure)
-    if model is None and len(served.models) == 1:
-        return served.models[0], served.slowdown
-    if model in served.models:
-        return model, served.slowdown
-    expectation = f"one of those served at {host}: {', '.join(served.models)}"
+    models, slowdown = served_models(host, insecure=insecure)
+    if model is None and len(models) == 1:
+        return models[0], slowdown
+    if model in models:
+        return model, slowdown
+    expectation = f"one of those served at {host}: {', '.join(models)}"
     if model is None:
         raise InputError("--model", None, expectation)
     hint = "is another plan deployed there? See `serving status`"

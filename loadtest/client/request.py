@@ -23,7 +23,7 @@ from geventhttpclient.response import HTTPParseError
 from loadtest.client.endpoint import auth_hint, client_context
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
 from loadtest.client.stream import CompletionStream, StreamError
-from minicluster.http_client.sse import EventParser, EventTooLongError
+from minicluster.http_client.sse import EventParser
 from minicluster.phases import HANDOFF, QUEUED_PREFILL, SUMS
 from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
@@ -139,16 +139,12 @@ class RequestTask:
                 self._follow(timings)
         except StreamError as error:
             outcome, detail = error.outcome, str(error)
-        except EventTooLongError as error:
-            outcome, detail = "malformed", str(error)
         except gevent.Timeout:
             outcome, detail = "timeout", f"no end after {self.timeout_s:g} s"
         except gevent.GreenletExit:
             outcome, detail = "unfinished", None
-        except (OSError, HTTPParseError) as error:
-            outcome, detail = _broken(error), f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001  (an unforeseen error is a sample, too)
-            outcome, detail = "malformed", f"{type(error).__name__}: {error}"[:200]
+            outcome, detail = _broken(error), f"{type(error).__name__}: {error}"[:200]
         stream = self.stream
         return Sample(
             index=self.request.index,
@@ -244,11 +240,12 @@ def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -
 
 
 def _broken(error: Exception) -> str:
-    """Return the outcome of a request whose connection broke, or was never made."""
+    """Return the outcome of a request whose connection broke, was never made, or was misused."""
     if isinstance(error, TimeoutError):
         return "timeout"
-    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-        return "client"
     if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):
         return "cut"
-    return "refused"
+    if not isinstance(error, OSError):
+        return "malformed"
+    own = error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    return "client" if own else "refused"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from loadtest.report.charts import goodput_against_load
 from loadtest.report.run_page import footer, sentence, values_s
-from loadtest.report.table import terminal_table
+from loadtest.report.table import latency_text, terminal_table
 from loadtest.verdict.window import measurement_window
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, Page, Section
-from minicluster.units import seconds
+from minicluster.units import seconds, signed_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,18 +41,9 @@ def change_rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:
             f"{change.metric.upper()} {change.statistic}",
             seconds(change.first_s),
             seconds(change.second_s),
-            difference_text(change.low_s, change.high_s),
+            f"{signed_seconds(change.low_s)} to {signed_seconds(change.high_s)}",
             "differs" if change.significant else "chance",
         )
-
-
-def difference_text(low_s: float, high_s: float) -> str:
-    """Write an interval of seconds in the unit that its larger end has with `seconds`."""
-    most_s = max(abs(low_s), abs(high_s))
-    if most_s >= 1:
-        return f"{low_s:+z.2f} to {high_s:+z.2f} s"
-    digits = 1 if most_s >= 0.01 else 2  # noqa: PLR2004
-    return f"{1000 * low_s:+z.{digits}f} to {1000 * high_s:+z.{digits}f} ms"
 
 
 def comparison_lines(comparison: RunComparison) -> Iterator[str]:
@@ -114,7 +105,7 @@ def probe_rows(search: CapacitySearch) -> Iterator[tuple[str, ...]]:
             FOUND_WORDS[probe.holds],
             f"{probe.attained_fraction:.2%}",
             f"{probe.good_requests_per_s:.2f}",
-            "infinite" if probe.ttft_s is None else seconds(probe.ttft_s),
+            latency_text(probe.ttft_s),
             "-" if probe.tpot_s is None else seconds(probe.tpot_s),
             str(probe.num_requests),
         )

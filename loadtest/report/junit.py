@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from loadtest.report.table import latency_text
 from loadtest.verdict.verdict import PROVES_NOTHING
 from minicluster.stats.quantiles import LEVELS
 
@@ -70,13 +71,9 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
 
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
-    name = f"{result.metric.upper()} {result.percentile} < {1000 * result.limit_s:g} ms"
-    case, measured = _case(suite, name), result.measured_s
-    value = "infinite" if measured is None else f"{1000 * measured:.1f} ms"
-    text = (
-        f"{value}; {result.attained_fraction:.3%} of {result.num} within the limit, 95 % interval "
-        f"{result.attained_low:.3%} to {result.attained_high:.3%}"
-    )
+    name = f"{result.name} < {1000 * result.limit_s:g} ms"
+    case = _case(suite, name)
+    text = f"{latency_text(result.measured_s)}; {result.attained_text}"
     below = result.attained_fraction < LEVELS[result.percentile]
     if verdict.verdict in PROVES_NOTHING:
         _add(case, "error", f"the run proves nothing: {text}")

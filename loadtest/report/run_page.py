@@ -12,10 +12,10 @@ from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     LATENCY_HEADS,
     client_text,
-    confidence_text,
     headline,
     interval_text,
     latency_rows,
+    latency_text,
     load_rows,
     outcome_text,
     phases_text,
@@ -29,7 +29,7 @@ from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.phases import label
 from minicluster.stats.quantiles import LEVELS
-from minicluster.units import seconds
+from minicluster.units import seconds, signed_seconds
 from minicluster.workload.samples import OUTCOMES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ CHARTED = ("ttft", "tpot")
 def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
     """Return the whole page of a run."""
     word, why = headline(verdict)
-    lines = [why, prediction_text(verdict) or "", *map(confidence_text, verdict.slo)]
+    lines = [why, prediction_text(verdict) or "", *(p.attained_text for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -95,10 +95,9 @@ def sentence(text: str) -> str:
 
 def _tiles(verdict: Verdict) -> Iterator[Tile]:
     for result in verdict.slo:
-        measured = result.measured_s
         yield Tile(
-            name=f"{result.metric.upper()} {result.percentile}",
-            value="infinite" if measured is None else seconds(measured),
+            name=result.name,
+            value=latency_text(result.measured_s),
             below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}",
             bad=result.verdict == "missed",
         )
@@ -136,7 +135,7 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
             label(row.name),
             seconds(row.predicted_s),
             seconds(row.measured_s),
-            f"{1000 * row.difference_s:+z.1f} ms",
+            signed_seconds(row.difference_s),
         )
         for row in phases.rows
     )

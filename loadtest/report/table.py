@@ -53,6 +53,11 @@ def bare_milliseconds(value_s: float) -> str:
     return f"{1000 * value_s:z.{digits}f}"
 
 
+def latency_text(value_s: float | None) -> str:
+    """Return a percentile; `None`: so many requests have no answer that it is infinite."""
+    return "infinite" if value_s is None else seconds(value_s)
+
+
 def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield name, predicted, measured, error and SLO of each latency."""
     limits = {(p.metric, p.percentile): p.limit_s for p in verdict.slo}
@@ -98,9 +103,7 @@ def outcome_text(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> tuple[str, str]:
     """Return the verdict in words, and its reasons."""
-    limits = ", ".join(
-        f"{p.metric.upper()} {p.percentile} < {seconds(p.limit_s)}" for p in verdict.slo
-    )
+    limits = ", ".join(f"{p.name} < {seconds(p.limit_s)}" for p in verdict.slo)
     return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or limits
 
 
@@ -131,14 +134,6 @@ def interval_text(result: SloResult) -> str:
     if low is None:
         return "unbounded"
     return f"{seconds(low)} to {'more' if high is None else seconds(high)}"
-
-
-def confidence_text(result: SloResult) -> str:
-    """Return the attained fraction of a limit with its interval."""
-    return (
-        f"{result.metric.upper()} < {seconds(result.limit_s)} for "
-        f"{result.attained_fraction:.2%} of {result.num} ({result.interval_text})"
-    )
 
 
 def phases_text(verdict: Verdict) -> str | None:
@@ -198,7 +193,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
-        *map(confidence_text, verdict.slo),
+        *(result.attained_text for result in verdict.slo),
     ]
     lines += [text for text in (phases_text(verdict), prediction_text(verdict)) if text]
     for line in lines:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from loadtest.run.folder import PLAN
 from loadtest.run.job import (
@@ -20,6 +18,7 @@ from loadtest.run.job import (
 from loadtest.run.schedule import WARMUP_ROUNDS, ArrivalShape, Window, window_of
 from loadtest.run.stages import RateStage, duration_s, mean_per_s
 from minicluster.errors import InputError
+from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.stats.confidence import samples_needed
@@ -60,32 +59,29 @@ class TestLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLength:
+class RunLength(Options):
     """
     The length of a run: measured seconds or requests, after a warm-up; `None`: the default.
 
     Its `timeout_s` is the time limit of a request.
     """
 
-    duration_s: float | None = None
-    num_requests: int | None = None
-    warmup_s: float | None = None
-    timeout_s: float | None = None
-    seed: int = 0
+    _NAMED: ClassVar[dict[str, str]] = {
+        "duration_s": "duration",
+        "num_requests": "requests",
+        "warmup_s": "warmup",
+        "timeout_s": "timeout",
+    }
 
-    def __post_init__(self) -> None:
+    duration_s: Positive | None = None
+    num_requests: Count | None = None
+    warmup_s: NotNegative | None = None
+    timeout_s: Positive | None = None
+    seed: Whole = 0
+
+    def _check(self) -> None:
         if self.duration_s is not None and self.num_requests is not None:
             raise InputError("--requests", self.num_requests, "no such option with --duration")
-        least = sys.float_info.min
-        for option, value, low, expectation in (
-            ("--duration", self.duration_s, least, "more than 0 seconds"),
-            ("--requests", self.num_requests, 1, "at least 1"),
-            ("--warmup", self.warmup_s, 0, "0 seconds or more"),
-            ("--timeout", self.timeout_s, least, "more than 0 seconds"),
-            ("--seed", self.seed, 0, "0 or more"),
-        ):
-            if value is not None and not low <= value < math.inf:
-                raise InputError(option, value, expectation)
 
 
 def planned_load(plan: Plan) -> TestLoad:

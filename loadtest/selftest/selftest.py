@@ -144,10 +144,13 @@ def level_job(level: Level, window_s: float, host: str) -> Job:
 
 
 @contextmanager
-def mock_server(config: MockConfig, log: Path) -> Iterator[str]:
+def mock_server(
+    config: MockConfig, log: Path | None = None, *, certificate: str = ""
+) -> Iterator[str]:
     """Run the mock server as a process of its own; yield its address."""
-    command = [sys.executable, "-m", "loadtest.selftest.mock_server", "--log", str(log)]
-    for name, value in asdict(config).items():
+    command = [sys.executable, "-m", "loadtest.selftest.mock_server"]
+    options = asdict(config) | {"log": log or "", "certificate": certificate}
+    for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603
         try:

@@ -218,8 +218,7 @@ def resume_search(new: CapacitySearch, folder: Path) -> CapacitySearch:
     if replace(before, most_requests=most_requests, probes=()) != new:
         expectation = "the same plan, host and options (--most-requests may be larger)"
         raise InputError(str(path), "another search", expectation, "or another -o folder")
-    # Older versions kept an invalid probe as the last one, although it proves nothing.
-    return replace(new, probes=tuple(p for p in before.probes if p.verdict != "invalid"))
+    return replace(new, probes=before.probes)
 
 
 def run_search(search: CapacitySearch, measure: Measure, folder: Path) -> CapacitySearch:

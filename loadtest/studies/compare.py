@@ -203,7 +203,7 @@ def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
         good_requests_per_s=good / window.counted.length_s,
         good_fraction=good / num,
         good_low=interval.low,
-        good_high=1.0 if interval.high is None else interval.high,
+        good_high=interval.high,
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from loadtest.run.client_health import Health
     from loadtest.run.folder import Run
     from loadtest.verdict.slo import SloResult
-    from loadtest.verdict.window import MeasurementWindow, SteadyState
+    from loadtest.verdict.window import CountedPart, MeasurementWindow
     from minicluster.workload.samples import Sample
 
 MAX_WRONG_LENGTHS_FRACTION = 0.01
@@ -54,34 +54,29 @@ def decide(
         return "failed", (f"{run.job.host} answered no request: {detail}",)
     if problems := _invalid(window, measured, health):
         return "invalid", tuple(problems)
-    return slo_verdict(window.counted, window.counted.length_s, results)
+    return slo_verdict(window.counted, results)
 
 
 def slo_verdict(
-    steady_state: SteadyState, window_s: float, results: tuple[SloResult, ...]
+    counted: CountedPart, results: tuple[SloResult, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the verdict of a valid run with a window of *window_s*, and its reasons."""
+    """Return the verdict of a valid run, and its reasons."""
     missed = [r for r in results if r.verdict == "missed"]
     if missed:
         return "missed", tuple(map(_miss, missed))
-    if steady_state.rising and any(r.attained_fraction < LEVELS[r.percentile] for r in results):
+    if counted.rising and any(r.attained_fraction < LEVELS[r.percentile] for r in results):
         return "missed", ("latencies rise to the end: more requests arrive than are answered",)
-    if not steady_state.settled:
+    if not counted.settled:
         return "inconclusive", ("latencies did not settle in the window; run a longer one",)
     unclear = [r for r in results if r.verdict == "inconclusive"]
     if unclear:
-        return "inconclusive", tuple(_inconclusive(r, window_s) for r in unclear)
+        return "inconclusive", tuple(_inconclusive(r, counted.length_s) for r in unclear)
     return "met", ()
 
 
 def _inconclusive(result: SloResult, window_s: float) -> str:
     """Return what a limit lacks: a number of requests, and the minutes that they take."""
-    name = f"{result.metric.upper()} {result.percentile}"
-    kind = " gaps" if result.metric == "itl" else ""
-    text = (
-        f"{name}: {result.attained_fraction:.2%} of {result.num}{kind} within "
-        f"{1000 * result.limit_s:g} ms ({result.interval_text})"
-    )
+    text = result.attained_text
     if result.num_needed is None:
         return f"{text}; this is exactly the limit, so no longer run decides"
     least = samples_needed(LEVELS[result.percentile])
@@ -96,12 +91,11 @@ def _inconclusive(result: SloResult, window_s: float) -> str:
 
 
 def _miss(result: SloResult) -> str:
-    name = f"{result.metric.upper()} {result.percentile}"
-    limit = f"the SLO limit of {1000 * result.limit_s:g} ms"
-    count = f"{result.num_missed} of {result.num} missed it"
+    missed = f"{result.num_missed} of {result.num} missed it"
+    limit = f"the SLO limit of {1000 * result.limit_s:g} ms ({missed})"
     if result.measured_s is None:
-        return f"{name} has no value, because too many requests have no answer; {limit} ({count})"
-    return f"{name} is {1000 * result.measured_s:.1f} ms, more than {limit} ({count})"
+        return f"{result.name} has no value, because too many requests have no answer; {limit}"
+    return f"{result.name} is {1000 * result.measured_s:.1f} ms, more than {limit}"
 
 
 def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Health) -> list[str]:

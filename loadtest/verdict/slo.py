@@ -18,6 +18,7 @@ from minicluster.stats.confidence import (
     share_interval,
 )
 from minicluster.stats.quantiles import LEVELS, quantile
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +72,19 @@ class SloResult:
     num_needed: int | None
 
     @property
-    def interval_text(self) -> str:
-        """The interval of the attained fraction, and the effective sample size behind it."""
+    def name(self) -> str:
+        """The limit's metric and percentile, such as `TTFT p99`."""
+        return f"{self.metric.upper()} {self.percentile}"
+
+    @property
+    def attained_text(self) -> str:
+        """The attained fraction with its interval, and the effective sample size behind it."""
+        kind = " gaps" if self.metric == "itl" else ""
         return (
-            f"95 % interval {self.attained_low:.2%} to {self.attained_high:.2%}; design effect "
-            f"{self.design_effect:.1f}, effective n = {self.num / self.design_effect:.0f}"
+            f"{self.name}: {self.attained_fraction:.2%} of {self.num}{kind} within "
+            f"{seconds(self.limit_s)} (95 % interval {self.attained_low:.2%} to "
+            f"{self.attained_high:.2%}; design effect {self.design_effect:.1f}, "
+            f"effective n = {self.num / self.design_effect:.0f})"
         )
 
 
@@ -124,8 +133,7 @@ def judge_limit(
     attained = 1 - missed / count if count else 0.0
     effect = design_effect(values)
     interval = share_interval(attained, max(1, count), effect.adjusted)
-    high = 1.0 if interval.high is None else interval.high
-    verdict = limit_verdict(level, requests, interval.low, high)
+    verdict = limit_verdict(level, requests, interval.low, interval.high)
     undecided = verdict == "inconclusive"
     values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
     per_request = count / max(1, requests) or 1
@@ -140,10 +148,10 @@ def judge_limit(
         num_missed=missed,
         measured_s=measured_s if math.isfinite(measured_s) else None,
         measured_low_s=measured.low if measured and math.isfinite(measured.low) else None,
-        measured_high_s=measured.high if measured else None,
+        measured_high_s=measured.high if measured and math.isfinite(measured.high) else None,
         attained_fraction=attained,
         attained_low=interval.low,
-        attained_high=high,
+        attained_high=interval.high,
         design_effect=effect.estimate,
         verdict=verdict,
         num_needed=values_needed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,35 +23,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyState:
-    """
-    The steady part of a run.
-
-    Attributes:
-        start_s: requests that arrive from here on count; later than the window's own start if
-            latencies settled later.
-        settled: whether latencies had settled by the middle of the run (MSER-5).
-        rising: whether they rose to the end instead.
-    """
-
-    start_s: float
-    settled: bool
-    rising: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedPart(SteadyState):
+class CountedPart:
     """
     The part of the run that counts, without what MSER-5 cut as unsettled.
 
     Attributes:
+        start_s: requests that arrive from here on count; later than the window's own start if
+            latencies settled later.
         length_s: from `start_s` to the end of the window.
+        settled: whether latencies had settled by the middle of the run (MSER-5).
+        rising: whether they rose to the end instead.
         cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
             workload shares and those of earlier turns; `None` if the endpoint does not report it.
     """
 
+    start_s: float
     length_s: float
-    cached_fraction: float | None
+    settled: bool = True
+    rising: bool = False
+    cached_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +75,25 @@ def measurement_window(run: Run) -> MeasurementWindow:
     At most half of the window is cut; nothing of a closed loop, nor of a load with stages, whose
     latencies are not meant to settle.
     """
-    window, end_s = run.job.window, run.job.window.end_s
-    steady = SteadyState(start_s=window.start_s, settled=True, rising=False)
-    if not (run.job.shape.closed or run.job.shape.stages):
-        arrived = sorted((s for s in run.samples if s.due_s < end_s), key=lambda s: s.due_s)
+    window, shape = run.job.window, run.job.shape
+    counted = CountedPart(start_s=window.start_s, length_s=window.length_s)
+    if not (shape.closed or shape.stages):
+        arrived = sorted((s for s in run.samples if s.due_s < window.end_s), key=lambda s: s.due_s)
         ttft_s = np.array([s.ttft_s if s.ok else math.inf for s in arrived])
-        steady = steady_state(np.array([s.due_s for s in arrived]), ttft_s, window)
+        counted = steady_part(np.array([s.due_s for s in arrived]), ttft_s, window)
     by_index = {s.index: s for s in run.samples}
     planned = [(by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
     placed = [(s.due_s if s else due_s, s) for s, due_s in planned]
-    kept = [s for due_s, s in sorted(placed, key=lambda pair: pair[0]) if due_s >= steady.start_s]
-    if run.job.shape.closed:
-        kept = [s for _, s in placed]
-    counted = CountedPart(
-        **asdict(steady),
-        length_s=end_s - steady.start_s,
-        cached_fraction=_cached(run, [s for s in kept if s and s.ok]),
-    )
-    return MeasurementWindow(requests=tuple(kept), counted=counted)
+    if not shape.closed:
+        placed = sorted((p for p in placed if p[0] >= counted.start_s), key=lambda pair: pair[0])
+    kept = tuple(s for _, s in placed)
+    cached = _cached(run, [s for s in kept if s and s.ok])
+    return MeasurementWindow(requests=kept, counted=replace(counted, cached_fraction=cached))
 
 
-def steady_state(
+def steady_part(
     due_s: NDArray[np.float64], ttft_s: NDArray[np.float64], window: Window
-) -> SteadyState:
+) -> CountedPart:
     """
     Find where latencies settle, in the first half of the window.
 
@@ -120,7 +106,12 @@ def steady_state(
     start_s = window.start_s
     if cut:
         start_s = min(max(start_s, float(due_s[cut])), (start_s + window.end_s) / 2)
-    return SteadyState(start_s=start_s, settled=settled, rising=not settled and _rises(ttft_s))
+    return CountedPart(
+        start_s=start_s,
+        length_s=window.end_s - start_s,
+        settled=settled,
+        rising=not settled and _rises(ttft_s),
+    )
 
 
 def _rises(values: NDArray[np.float64]) -> bool:

@@ -160,7 +160,7 @@ class GpuSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveEntry(Spec):
+class CollectiveEntry(Collectives):
     """
     One file of `configs/collectives`: what was measured on a GPU, or the protocols of a library.
 
@@ -170,6 +170,4 @@ class CollectiveEntry(Spec):
 
     name: str
     gpu: str | None = None
-    measured: tuple[MeasuredCollective, ...] = ()
-    protocols: tuple[CollectiveProtocol, ...] = ()
     sources: tuple[NumberSource, ...] = ()

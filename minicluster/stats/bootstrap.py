@@ -32,7 +32,7 @@ MOST_VALUES = 20_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapDifference:
     """
-    A difference and its 95 % interval, in the unit of the values; significant if it excludes 0.
+    A difference and its 95 % interval, in the unit of the values.
 
     Attributes:
         p_value: two-sided; the interval of confidence 1 - p just reaches 0.
@@ -42,11 +42,6 @@ class BootstrapDifference:
     low: float
     high: float
     p_value: float
-
-    @property
-    def significant(self) -> bool:
-        """Whether the difference is significant, as the only one tested."""
-        return not self.low <= 0 <= self.high
 
 
 def differences(

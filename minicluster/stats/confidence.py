@@ -43,10 +43,10 @@ RESERVE = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareInterval:
-    """An interval with `CONFIDENCE`; `high` is `None` if it is unbounded above."""
+    """An interval with `CONFIDENCE`; `high` is infinite if it is unbounded above."""
 
     low: float
-    high: float | None
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +143,15 @@ def percentile_interval(values: NDArray[np.float64], level: float, effect: float
         values: infinite where there is no answer, shape (n,), n > 0.
 
     Returns:
-        Without an upper end if that is beyond the largest value, or at a request without answer.
+        Unbounded above if that end is beyond the largest value, or at a request without answer.
     """
     ordered, count = np.sort(values), len(values)
     half = Z * math.sqrt(level * (1 - level) * effect / count)
     low = float(ordered[max(0, math.ceil((level - half) * count) - 1)])
     top = math.ceil((level + half) * count)
-    high = float(ordered[top - 1]) if top <= count else math.inf
     return ShareInterval(
         low=low if math.isfinite(low) else float(ordered[0]),
-        high=high if math.isfinite(high) else None,
+        high=float(ordered[top - 1]) if top <= count else math.inf,
     )
 
 
@@ -163,7 +162,8 @@ def count_needed(share: float, target: float, effect: float) -> int | None:
     counts = range(1, MOST_COUNTED)
 
     def excludes(count: int) -> bool:
-        return not _contains(share_interval(share, count, effect), target)
+        interval = share_interval(share, count, effect)
+        return not interval.low < target <= interval.high
 
     at = bisect_left(counts, True, key=excludes)  # noqa: FBT003  (what is looked for)
     return counts[at] if at < len(counts) else None
@@ -177,10 +177,6 @@ def samples_needed(level: float) -> int:
     contain none of its bursts, and its interval is then too short, whichever side it lies on.
     """
     return count_needed(1.0, level, RESERVE) or 0
-
-
-def _contains(interval: ShareInterval, share: float) -> bool:
-    return interval.low < share <= (1.0 if interval.high is None else interval.high)
 
 
 def _effect(above: NDArray[np.float64]) -> DesignEffect:

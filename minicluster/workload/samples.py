@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
-from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE
+from minicluster.config import read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +29,6 @@ OUTCOMES = {
 
 TURNED_AWAY = ("shed", "refused", "client")
 """Outcomes of requests that reached no engine; the simulation has no admission control."""
-
-EARLIER_PHASES = {PREFILL, HANDOFF}
-"""Phases that an endpoint of this version never reports without the queue of prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,33 +161,5 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
     Raises:
         InputError: no such file, or a line that is no sample.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "samples written by `loadtest run`") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", "samples written by `loadtest run`") from None
-    lines = text.split("\n")[:-1]
-    found = (_from_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1))
+    found = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
     return tuple(sorted(found, key=lambda sample: sample.index))
-
-
-def _from_line(line: str, place: str) -> Sample:
-    try:
-        row = json.loads(line)
-        lists = {"chunk_s": tuple(row["chunk_s"]), "chunk_tokens": tuple(row["chunk_tokens"])}
-        sample = Sample(**row | lists)
-        # Fails where something else stands in the place of a number.
-        sum(sample.chunk_s, sample.due_s + sample.send_s + sample.end_s)
-        sum(sample.chunk_tokens, sample.asked_input_tokens + sample.asked_output_tokens)
-        sum(sample.phases_s.values(), sample.index + (sample.output_tokens or 0))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(place, str(error), "a sample as `loadtest run` writes it") from None
-    if sample.phases_s.keys() >= EARLIER_PHASES and PREFILL_QUEUE not in sample.phases_s:
-        raise InputError(
-            place,
-            "of an earlier version, in which `prefill` contained its queue",
-            "a sample of this version",
-            "repeat `loadtest run`",
-        )
-    return sample

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.config import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,12 +56,4 @@ def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
     Raises:
         InputError: no such file, or a line that is no request.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple(_request(json.loads(line)) for line in lines)
-    except (OSError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(str(path), f"{error}"[:80], "a schedule of `loadtest run`") from None
-
-
-def _request(row: dict[str, Any]) -> ScheduledRequest:
-    return ScheduledRequest(**row | {"content": tuple(row.get("content", ()))})
+    return read_lines(ScheduledRequest, path, "a schedule of `loadtest run`")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import not_negative, one_of, positive
+from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice, positive
 from minicluster.workload.arrivals import Arrivals, sample_lengths
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ PROCESSES = ("poisson", "gamma", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSource:
+class RequestSource(Spec):
     """
     Where requests come from.
 
@@ -34,16 +34,13 @@ class RequestSource:
         think_s: from an answer to the same user's or conversation's next request.
     """
 
-    process: str = "poisson"
-    gap_cv: float | None = None
-    users: int | None = None
-    turns: int = 1
-    think_s: float = 0.0
+    process: Annotated[str, choice(*PROCESSES)] = "poisson"
+    gap_cv: Positive | None = None
+    users: Count | None = None
+    turns: Count = 1
+    think_s: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        one_of(PROCESSES, process=self.process)
-        positive(gap_cv=self.gap_cv, users=self.users, turns=self.turns)
-        not_negative(think_s=self.think_s)
+    def _check(self) -> None:
         if (self.gap_cv is None) == (self.process == "gamma"):
             raise InputError("gap_cv", self.gap_cv, "a number for gamma gaps, else none")
         if self.users is not None and (self.process != "poisson" or self.turns > 1):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.selftest import mock_server
 from tests.loadtest.command import ServerStarter
 
 FIRST_PORT, LAST_PORT, PORTS_A_PROCESS = 20_000, 30_000, 50
@@ -20,28 +20,14 @@ TAKEN: set[int] = set()
 
 @pytest.fixture
 def start_server() -> Iterator[ServerStarter]:
-    """Start fake servers with given behaviour; all end with the test."""
-    started = []
+    """Start mock servers with given behaviour, which all end with the test."""
+    with ExitStack() as started:
 
-    def start(**behaviour: float | str) -> str:
-        options = [
-            part
-            for name, value in behaviour.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        server = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.selftest.mock_server", *options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(server)
-        assert server.stdout
-        return server.stdout.readline().strip()
+        def start(certificate: str = "", **behaviour: float | str) -> str:
+            server = mock_server(MockConfig(**behaviour), certificate=certificate)
+            return started.enter_context(server)
 
-    yield start
-    for server in started:
-        server.kill()
-        server.communicate()
+        yield start
 
 
 @pytest.fixture

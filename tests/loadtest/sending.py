@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import gevent
+from geventhttpclient.client import HTTPClient
 
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.request import connections
+from loadtest.run.client_health import Client
 from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.job import ChatForm, Job
 from loadtest.run.run_config import RunLength, free_load, make_job
@@ -43,6 +45,27 @@ def order(  # noqa: PLR0913  (each test names what it is about)
     return replace(make_job(load, extent, host=host, shape=shape, workers=workers), chat=chat)
 
 
+def dispatch(
+    job: Job,
+    requests: Sequence[ScheduledRequest],
+    http: HTTPClient,
+    beside: Callable[[Dispatcher], None] | None = None,
+) -> tuple[Client, list[Sample]]:
+    """Send *requests* until none that counts is left; *beside* is a greenlet of the process."""
+    samples: list[Sample] = []
+    dispatcher = Dispatcher(job, requests, http, origin_s=time.monotonic(), record=samples.append)
+
+    def end() -> None:
+        while dispatcher.window_left:
+            gevent.sleep(0.01)
+        dispatcher.end("complete")
+
+    others = [gevent.spawn(end), *([gevent.spawn(beside, dispatcher)] if beside else [])]
+    client = dispatcher.run()
+    gevent.killall(others)
+    return client, samples
+
+
 def send(
     job: Job,
     folder: Path,
@@ -60,24 +83,8 @@ def send(
     """
     requests = requests or job.requests()
     prepare(folder, job, requests, None)
-    samples: list[Sample] = []
     pool = connections(job)
-    dispatcher = Dispatcher(
-        job,
-        requests,
-        pool.get_client(job.host),
-        origin_s=time.monotonic(),
-        record=samples.append,
-    )
-
-    def end() -> None:
-        while dispatcher.window_left:
-            gevent.sleep(0.01)
-        dispatcher.end("complete")
-
-    others = [gevent.spawn(end), *([gevent.spawn(beside, dispatcher)] if beside else [])]
-    client = dispatcher.run()
-    gevent.killall(others)
+    client, samples = dispatch(job, requests, pool.get_client(job.host), beside)
     pool.close()
     leave(folder, samples, client)
     return read_run(folder)

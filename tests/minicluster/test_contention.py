@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from minicluster.contention import CpuTimes, cpu_times, others_fraction
@@ -28,8 +30,16 @@ def test_our_own_time_is_counted() -> None:
     end = cpu_times([os.getpid()])
 
     assert end.ours_s - start.ours_s == pytest.approx(0.3, abs=0.05)
-    assert end.busy_s - start.busy_s >= 0.2
     assert end.cores == len(os.sched_getaffinity(0))
+
+
+def test_what_is_idle_or_a_guest_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a core's times user, nice, system, interrupts and steal count; user holds guest."""
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest")
+    core = SimpleNamespace(**{name: 2**k for k, name in enumerate(names)})
+    monkeypatch.setattr(psutil, "cpu_times", lambda *, percpu: [core] * 1024 * percpu)
+
+    assert cpu_times([]).busy_s == (1 + 2 + 4 + 32 + 64 + 128) * len(os.sched_getaffinity(0))
 
 
 def test_a_process_that_is_gone_has_no_time() -> None:

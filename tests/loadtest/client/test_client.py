@@ -109,7 +109,6 @@ def test_open_loop_stays_open(start_server: ServerStarter, tmp_path: Path) -> No
     waits = judged(run).latency["ttft"]
 
     assert sum(s.send_s < first_s for s in run.measured) == len(run.measured) > 30
-    assert waits
     assert waits.p99_s > 1.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from loadtest.client.request import RequestTask
 from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
 from tests.loadtest.made import JOB
+from tests.loadtest.sending import dispatch
 
 FIRST = ScheduledRequest(index=0, due_s=0.0, input_tokens=32, output_tokens=5, in_window=True)
 THEN = replace(FIRST, index=1, previous=0)
@@ -49,20 +49,15 @@ def run(
         error: by default one that nobody foresaw.
         receiving: whether another stream receives tokens meanwhile.
     """
-    samples: list[Sample] = []
+
+    def receive(dispatcher: Dispatcher) -> None:
+        if receiving:
+            dispatcher._in_flight[-1] = SimpleNamespace(stream=SimpleNamespace(chunk_s=[1e5]))
+
     http: Any = Broken(error or RuntimeError("out of the blue"))
-    dispatcher = Dispatcher(JOB, requests, http, origin_s=time.monotonic(), record=samples.append)
-    if receiving:
-        dispatcher._in_flight[-1] = SimpleNamespace(stream=SimpleNamespace(chunk_s=[1e5]))
-
-    def end() -> None:
-        while dispatcher.window_left:
-            gevent.sleep(0.01)
-        dispatcher.end("complete")
-
-    gevent.spawn(end)
     with gevent.Timeout(60):
-        return dispatcher.run().stop, samples
+        client, samples = dispatch(JOB, requests, http, receive)
+    return client.stop, samples
 
 
 def test_an_unforeseen_error_is_a_sample() -> None:

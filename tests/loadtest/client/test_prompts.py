@@ -1,8 +1,11 @@
+"""Prompts and chats: as long as asked in tokens that only the server counts."""
+
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from loadtest.client import chat
+from loadtest.client.chat import FORMS, learn_chat
 from loadtest.client.prompts import Prompts
+from loadtest.run.job import ChatForm
+from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.workload.schedule import ScheduledRequest
-from tests.loadtest.made import JOB, REQUEST
+from tests.loadtest.command import ServerStarter, run
+from tests.loadtest.made import JOB, REQUEST, judged
+from tests.loadtest.sending import order, send
 
 PROMPTS = Prompts(JOB)
 
@@ -96,3 +105,110 @@ def test_a_turn_begins_with_what_was_said(told: list[int]) -> None:
     assert prompt[40:45] == (told or said[40:].tolist())
     assert prompt[40:45] != prompt[16:21]
     assert body(PROMPTS, first)["return_token_ids"] is True
+
+
+FORM = replace(FORMS[0], overhead_tokens=7)
+CHATS = Prompts(replace(JOB, chat=FORM))
+
+
+def message(index: int, num_input: int) -> list[str]:
+    asked = replace(REQUEST, index=index, input_tokens=num_input, output_tokens=5)
+    read: dict[str, Any] = json.loads(CHATS.body(asked, CHATS.ids(asked)))
+    [said] = read["messages"]
+    assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)
+    assert said["role"] == "user"
+    return str(said["content"]).split()
+
+
+@given(st.integers(0, 10_000), st.integers(8, 900))
+def test_words_and_template_are_as_long_as_asked(index: int, num_input: int) -> None:
+    words = message(index, num_input)
+    assert len(words) + FORM.overhead_tokens == num_input
+    assert set(words) <= set(FORM.words)
+
+
+def test_chats_share_the_prefix_and_the_first_word() -> None:
+    """Nothing else is common: a cache knows of a prompt what the workload shares."""
+    one, two = message(1, 200), message(2, 200)
+    shared = JOB.workload.prefix_tokens - FORM.overhead_tokens
+    assert one[:shared] == two[:shared]
+    assert one[shared : shared + 16] != two[shared : shared + 16]
+
+
+@pytest.mark.parametrize(
+    ("per_word", "known"),
+    [((1, 9), FORMS[0]), ((3, 1), FORMS[1]), ((2, 2), None)],
+    ids=["words", "bytes", "neither"],
+)
+def test_the_words_that_are_one_token_are_used(
+    monkeypatch: pytest.MonkeyPatch, per_word: tuple[int, int], known: ChatForm | None
+) -> None:
+    """A vocabulary of bytes takes three tokens for a word and one for a letter."""
+
+    def count(_host: str, _model: str, text: str, **_: object) -> int:
+        spaced = " " in text
+        return 5 + (len(text.split()) * per_word[0] if spaced else len(text) * per_word[1])
+
+    monkeypatch.setattr(chat, "_prompt_tokens", count)
+    if known:
+        assert learn_chat("http://x", "m") == replace(known, overhead_tokens=5)
+    else:
+        with pytest.raises(InputError, match="completions"):
+            learn_chat("http://x", "m")
+
+
+@pytest.mark.parametrize(
+    "behaviour", [{"fail_every": 1}, {"usage": 0}, {"garbage": "text"}, {"garbage": "deep"}]
+)
+def test_an_endpoint_without_chats_is_said_to_be_one(
+    start_server: ServerStarter, behaviour: dict[str, Any]
+) -> None:
+    """No chat, no usage or garbage: one line, before any load."""
+    with pytest.raises(TargetFailed, match="chat"):
+        learn_chat(start_server(ttft_s=0.001, **behaviour), "fake")
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"flood": 1}, {"mute_after_tokens": 1}], ids=str)
+def test_a_chat_that_never_ends_is_given_up(
+    start_server: ServerStarter, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, int]
+) -> None:
+    """Whether it babbles or is silent, the load does not begin with waiting for ever."""
+    monkeypatch.setattr(chat, "ANSWER_S", 1.0)
+    with pytest.raises(TargetFailed, match="expected a chat"):
+        learn_chat(start_server(ttft_s=0.001, endless=1, **behaviour), "fake")
+
+
+def test_chats_are_loaded_and_counted(start_server: ServerStarter, tmp_path: Path) -> None:
+    """
+    Lengths by usage are those asked, template included; an empty first chunk is no token.
+
+    An answer whose response is left open has ended with its last event.
+    """
+    host = start_server(ttft_s=0.05, itl_s=0.01, template_tokens=12, early_chunk=1, unclosed=1)
+    learned = learn_chat(host, "fake")
+    found = send(order(host, chat=learned), tmp_path)
+
+    assert learned == replace(FORMS[0], overhead_tokens=12)
+    assert found.job.chat == learned
+    assert len(found.measured) == 60
+    assert all(s.input_tokens == s.asked_input_tokens for s in found.measured)
+    assert all(s.output_tokens == 10 for s in found.measured)
+    assert all(s.ttft_send_s > 0.045 for s in found.measured)
+    assert judged(found).outcomes == {"ok": 60}
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        (["--api", "chats"], "completions, chat"),
+        (["--api", "chat", "--turns", "2"], "--turns"),
+        (["--api", "chat", "--input-tokens", "12"], "of the chat template"),
+    ],
+)
+def test_what_no_chat_can_be_is_refused(
+    start_server: ServerStarter, tmp_path: Path, more: list[str], names: str
+) -> None:
+    host = start_server(ttft_s=0.001, template_tokens=12)
+    done = run(host, tmp_path, *more)
+    assert done.returncode == Exit.BAD_INPUT, done.stderr
+    assert names in done.stderr.replace("\n", " ")

@@ -1,18 +1,36 @@
+"""The job of a run and its schedule: file, options, stages, traces, and what is drawn."""
+
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.client.chat import FORMS
+from loadtest.client.prompts import Prompts
 from loadtest.run.folder import as_json
 from loadtest.run.job import Job, default_warmup_s, read_job, timeout_s
-from loadtest.run.schedule import ArrivalShape
-from loadtest.run.stages import parse_stages
+from loadtest.run.run_config import RunLength, free_load, make_job
+from loadtest.run.schedule import (
+    ArrivalShape,
+    Window,
+    draw,
+    share,
+    window_of,
+)
+from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
 from minicluster.errors import InputError
-from minicluster.specs.workload import Lengths
-from minicluster.workload.sources import RequestSource
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
+from minicluster.workload.sources import RequestSource, drawn
 from tests.loadtest.made import JOB
 
 
@@ -51,3 +69,233 @@ def test_waits_follow_their_rules() -> None:
 def test_bad_stages_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--stages"):
         parse_stages(text)
+
+
+FREE = free_load(
+    WorkloadSpec(
+        requests_per_s=20.0, input_tokens=Lengths.fixed(16), output_tokens=Lengths.fixed(10)
+    ),
+    SloSpec(),
+    model="fake",
+    vocab_size=500,
+)
+RATES = st.floats(0.5, 100)
+STAGES = st.lists(
+    st.builds(RateStage, start_per_s=RATES, end_per_s=RATES, duration_s=st.floats(0.5, 100)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def job(shape: ArrivalShape, extent: RunLength | None = None, trace: Path | None = None) -> Job:
+    load = FREE
+    if trace:
+        load = replace(FREE, workload=replace(FREE.workload, trace=str(trace)))
+    return make_job(load, extent or RunLength(), host="http://x", shape=shape)
+
+
+def count_until(stages: list[RateStage], t: float) -> float:
+    """Integrate the rate up to *t*."""
+    total = 0.0
+    for stage in stages:
+        inside = min(t, stage.duration_s)
+        slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s
+        total += stage.start_per_s * inside + slope * inside**2 / 2
+        t -= inside
+    return total
+
+
+@given(STAGES, st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_stages_expect_as_many_before_each_arrival(
+    stages: list[RateStage], at: list[float]
+) -> None:
+    """An arrival with c before it at a constant rate has c before it in the stages."""
+    counts = np.sort(np.array(at)) * count_until(stages, 1e9)
+    moved = staged(counts / 7.0, 7.0, stages)
+
+    assert [count_until(stages, t) for t in moved] == pytest.approx(counts.tolist(), abs=1e-6)
+    assert expected_requests(stages, duration_s(stages)) == pytest.approx(count_until(stages, 1e9))
+
+
+def test_steps_have_their_rates() -> None:
+    made = job(
+        ArrivalShape(stages=parse_stages("20x100,60x100,10-30x100")), RunLength(warmup_s=50.0)
+    )
+    due = np.array([r.due_s for r in made.requests()])
+    seen = np.histogram(due, [0, 50, 150, 250, 350])[0]
+    expected = np.array([1000, 2000, 6000, 2000])
+
+    assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected))
+    assert (made.window.start_s, made.window.end_s) == (50.0, 350.0)
+
+
+def test_a_ramp_from_nothing_needs_no_warm_up() -> None:
+    """A ramp from 0 begins at once: there is no load to warm up with."""
+    made = job(ArrivalShape(stages=parse_stages("0-20x50")))
+
+    assert made.window.start_s == 0
+    assert made.workload.requests_per_s == 10
+
+
+def mooncake(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(t_ms: int, num_input: int = 20, num_output: int = 5) -> dict[str, Any]:
+    return {"timestamp": t_ms, "input_length": num_input, "output_length": num_output}
+
+
+@pytest.mark.parametrize(
+    ("extent", "in_window"),
+    [
+        (RunLength(warmup_s=0.4), [False, True, True, True]),
+        # What is due just when the window begins counts; what is due just when it ends does not.
+        (RunLength(warmup_s=0.5, duration_s=8.5), [False, True, False, False]),
+        (RunLength(warmup_s=0, num_requests=2), [True, True, False, False]),
+        (RunLength(warmup_s=0, num_requests=4), [True, True, True, True]),
+    ],
+)
+def test_a_trace_is_sent_as_it_is(tmp_path: Path, extent: RunLength, in_window: list[bool]) -> None:
+    """Arrivals and lengths are the trace's, its silences too, as far as they are wanted."""
+    shared = {"hash_ids": [4, 5, 6]}
+    rows = row(0), row(500, 30, 7), row(9000, 1100) | shared, row(9000, 40)
+    path = mooncake(tmp_path / "t.jsonl", *rows)
+    sent = job(ArrivalShape(), extent, path).requests()
+
+    assert [r.due_s for r in sent] == [0.0, 0.5, 9.0, 9.0]
+    assert [r.input_tokens for r in sent] == [20, 30, 1100, 40]
+    assert [r.output_tokens for r in sent] == [5, 7, 5, 5]
+    assert [r.content for r in sent] == [(), (), (4, 5), ()]
+    assert [r.in_window for r in sent] == in_window
+
+
+def test_a_silence_does_not_end_a_trace(tmp_path: Path) -> None:
+    """The second request comes long after the time that two take at the mean rate."""
+    path = mooncake(tmp_path / "t.jsonl", row(0), *[row(1_000_000 + k) for k in range(99)])
+    made = job(ArrivalShape(), RunLength(warmup_s=0, num_requests=2), path)
+
+    assert sum(r.in_window for r in made.requests()) == 2
+
+
+def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
+    """Sent again as a trace, prompts share it as before."""
+    workload = replace(FREE.workload, prefix_tokens=8)
+    extent = RunLength(num_requests=5, warmup_s=0)
+    made = make_job(replace(FREE, workload=workload), extent, host="http://x")
+    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
+    again = job(ArrivalShape(), extent, tmp_path / "schedule.jsonl")
+
+    assert {r.prefix_tokens for r in again.requests()} == {8}
+    one, two = (Prompts(again).ids(request) for request in again.requests()[:2])
+    assert one[:8].tolist() == two[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "extent", "match"),
+    [
+        ((0, 500, 900), RunLength(num_requests=5, warmup_s=0), "at most 3"),
+        ((0, 90_000), RunLength(duration_s=5, warmup_s=1), "something arrives"),
+    ],
+    ids=["too short", "silent"],
+)
+def test_a_window_that_a_trace_does_not_fill_is_refused(
+    tmp_path: Path, times_ms: tuple[int, ...], extent: RunLength, match: str
+) -> None:
+    path = mooncake(tmp_path / "t.jsonl", *map(row, times_ms))
+    with pytest.raises(InputError, match=match):
+        job(ArrivalShape(), extent, path).requests()
+
+
+LOAD = WorkloadSpec(
+    requests_per_s=20.0,
+    input_tokens=Lengths(distribution="uniform", low=10, high=90),
+    output_tokens=Lengths(distribution="lognormal", median=20.0, sigma=0.5, high=100),
+    prefix_tokens=50,
+)
+WINDOW = Window(start_s=2.0, end_s=12.0, drain_s=5.0)
+
+
+SOURCES = st.sampled_from(
+    [
+        RequestSource(),
+        RequestSource(process="gamma", gap_cv=2.0),
+        RequestSource(process="constant"),
+        RequestSource(turns=3, think_s=0.5),
+        RequestSource(users=4, think_s=0.1),
+    ]
+)
+
+
+def poisson(window: Window, seed: int) -> tuple[ScheduledRequest, ...]:
+    return draw(LOAD, ArrivalShape(), window, seed=seed)
+
+
+@given(SOURCES, st.integers(0, 1000), st.integers(1, 5))
+def test_the_simulator_draws_the_same_requests(
+    source: RequestSource, seed: int, parts: int
+) -> None:
+    """
+    Load test and simulation get the same arrivals and lengths from the same workload.
+
+    Each request has one worker, that of the request it waits for; together they send all.
+    """
+    sent = draw(LOAD, ArrivalShape(source=source), WINDOW, seed=seed, num_requests=50)
+    simulated = drawn(LOAD, source, count=len(sent), seed=seed)
+
+    assert [r.input_tokens for r in sent] == simulated.input_tokens.tolist()
+    assert [r.output_tokens for r in sent] == simulated.output_tokens.tolist()
+    assert all(r.prefix_tokens == min(50, r.input_tokens) for r in sent)
+    assert [r.session for r in sent] == (
+        [None] * len(sent) if simulated.session is None else simulated.session.tolist()
+    )
+    first = [k for k, r in enumerate(sent) if r.previous is None]
+    assert [sent[k].due_s for k in first] == simulated.due_s[first].tolist()
+    before = simulated.previous if simulated.previous is not None else [-1] * len(sent)
+    assert [-1 if r.previous is None else r.previous for r in sent] == list(before)
+
+    shares = [share(sent, part, parts) for part in range(parts)]
+    assert sorted(itertools.chain(*shares), key=lambda r: r.index) == list(sent)
+    for mine in shares:
+        assert {r.previous for r in mine} <= {None, *(r.index for r in mine)}
+    roots = [sum(r.previous is None for r in mine) for mine in shares]
+    assert max(roots) - min(roots) <= 1
+
+
+@given(st.integers(0, 1000), st.integers(1, 500))
+def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
+    window = window_of(LOAD, ArrivalShape(), WINDOW, num_requests=num, seed=seed)
+    schedule = poisson(window, seed)
+
+    longer = poisson(replace(window, drain_s=50.0), seed)
+
+    assert schedule == longer[: len(schedule)]
+    assert sum(r.in_window for r in schedule) == num
+    assert all(a.due_s < b.due_s for a, b in itertools.pairwise(schedule))
+    assert schedule[-1].due_s < window.end_s + window.drain_s
+
+
+def test_conversations_count_as_a_whole() -> None:
+    schedule = draw(LOAD, ArrivalShape(source=RequestSource(turns=4)), WINDOW, seed=2)
+    by_session = itertools.groupby(schedule, key=lambda r: r.session)
+    for turns in (list(group) for _, group in by_session):
+        assert {r.in_window for r in turns} == {2.0 <= turns[0].due_s < 12.0}
+        assert [r.due_s for r in turns[1:]] == [0.0] * (len(turns) - 1)
+
+
+def test_closed_loop_counts_behind_each_users_warm_up() -> None:
+    """So many count as asked for, after three of each user, and others follow them."""
+    shape = ArrivalShape(source=RequestSource(users=4))
+    schedule = draw(LOAD, shape, WINDOW, seed=2, num_requests=50)
+
+    assert [r.index for r in schedule if r.in_window] == list(range(12, 62))
+    assert len(schedule) > 62
+    assert sum(r.previous is None for r in schedule) == 4
+
+
+@pytest.mark.parametrize(
+    ("end_s", "match"), [(1e6, "at most 1000000"), (2.0 + 1e-9, "something arrives")]
+)
+def test_a_window_of_too_many_or_no_requests_is_refused(end_s: float, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        poisson(Window(start_s=2.0, end_s=end_s, drain_s=5.0), 0)

@@ -51,8 +51,6 @@ def test_the_limit_is_bracketed_wherever_it_is(
         assert len(probes) < (40 if blur else 25)
     found = capacity(probes)
 
-    assert found.low is not None
-    assert found.high is not None
     assert found.low <= limit < found.high
     assert found.high <= found.low * (1 + blur) ** 2 * (1 + resolution) * (1 + 1e-9)
     assert found.within(resolution) or found.unclear
@@ -172,8 +170,6 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     more = resume_search(replace(FRESH, most_requests=100_000), tmp_path)
     longer = run_search(more, endpoint, tmp_path)
     assert tried[0] == (unclear[0].folder, 200)
-    assert longer.found.low is not None
-    assert longer.found.high is not None
     assert longer.found.low <= 10 < longer.found.high
     assert longer.found.within(0.1)
     names = [p.folder for p in longer.probes]
@@ -214,11 +210,7 @@ def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
 
 def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     """It is no limit: the reasons are said, and the search goes on from the tries before it."""
-    probes = (*SEARCH.probes[:1], replace(make_probe(10, holds=None), verdict="invalid"))
-    (tmp_path / "search.json").write_text(as_json(replace(SEARCH, probes=probes)))
-    before = resume_search(FRESH, tmp_path)  # as earlier versions left it
-    assert before.probes == SEARCH.probes[:1]
-
+    (tmp_path / "search.json").write_text(as_json(replace(SEARCH, probes=SEARCH.probes[:1])))
     tried = []
 
     def measure(rate: float, _num: int, _name: str) -> Any:  # noqa: ANN401

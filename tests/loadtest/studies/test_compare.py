@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.report.compare_page import change_rows, comparison_lines, difference_text
+from loadtest.report.compare_page import change_rows, comparison_lines
 from loadtest.run.folder import Run, as_json
 from loadtest.studies.compare import RunComparison, compare_runs
 from loadtest.verdict.window import measurement_window
@@ -121,19 +121,3 @@ def test_shares_are_paired_behind_both_warmups() -> None:
     assert len(measurement_window(second).requests) < len(measurement_window(first).requests)
     assert found.paired
     assert (found.good.low, found.good.high) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("low_s", "high_s", "text"),
-    [
-        (-1e-9, 1e-9, "+0.00 to +0.00 ms"),
-        (-0.00123, 0.0098, "-1.23 to +9.80 ms"),
-        (-0.0782, 0.1083, "-78.2 to +108.3 ms"),
-        (-11.4337, -0.5, "-11.43 to -0.50 s"),
-    ],
-)
-def test_differences_are_in_the_unit_that_people_read(
-    low_s: float, high_s: float, text: str
-) -> None:
-    """Both ends in that of the larger one; nothing is less than nothing."""
-    assert difference_text(low_s, high_s) == text

@@ -30,6 +30,13 @@ COLD = [
 """Latencies that fall from a cold start."""
 
 
+TOO_SHORT = (
+    "TTFT p99: 100.00% of 100 within 1.00 s (95 % interval 96.30% to 100.00%; design effect 1.0, "
+    "effective n = 100); a p99 takes at least 3804 requests; needs about 6.2 minutes more "
+    "(3704 requests)"
+)
+
+
 def verdict_on(samples: list[Sample], **client: object) -> Verdict:
     return judged(make_run(samples, **client))
 
@@ -45,13 +52,10 @@ def test_slo_met(tmp_path: Path) -> None:
     found = read_run_verdict(tmp_path / "verdict.json")
 
     assert (verdict.verdict, verdict.exit_code) == ("met", Exit.DONE)
-    assert verdict.comparison
     assert verdict.comparison.held
-    assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
     assert verdict.throughput.good_requests_per_s == pytest.approx(480.0)
     assert verdict.throughput.good_fraction == 1.0
-    assert found
     assert (found.verdict, found.reasons, found.start_s) == ("met", (), verdict.window.start_s)
 
 
@@ -64,7 +68,6 @@ def test_failures_are_misses_and_no_latencies() -> None:
     assert verdict.outcomes == {"timeout": 120, "ok": 4680}
     assert verdict.throughput.good_fraction == pytest.approx(4680 / 4800)
     assert verdict.throughput.good_requests_per_s == pytest.approx(468.0)
-    assert verdict.latency["ttft"]
     assert verdict.latency["ttft"].max_s == pytest.approx(0.05)
     assert any("4680 answered requests" in note and "120 with" in note for note in verdict.notes)
 
@@ -92,8 +95,6 @@ def test_lateness_of_the_client_counts() -> None:
     """TTFT runs from the scheduled arrival, not from the send."""
     latency = verdict_on([make_sample(k, k / 40, lag_s=0.04) for k in range(400)]).latency
 
-    assert latency["ttft"]
-    assert latency["ttft_from_send"]
     assert latency["ttft"].mean_s == pytest.approx(0.09)
     assert latency["ttft_from_send"].mean_s == pytest.approx(0.05)
 
@@ -120,8 +121,7 @@ def test_lateness_of_the_client_counts() -> None:
             "failed",
             "no request: reset",
         ),
-        (GOOD[:100], {}, "inconclusive", "TTFT p99: 100.00% of 100 within 1000 ms"),
-        (GOOD[:100], {}, "inconclusive", "needs about 6.2 minutes more"),
+        (GOOD[:100], {}, "inconclusive", TOO_SHORT),
     ],
 )
 def test_a_run_that_proves_nothing_says_why(
@@ -188,10 +188,8 @@ def test_prediction_missed() -> None:
     run = make_run([make_sample(k, k / 480, itl_s=0.04) for k in range(4800)])
     told, required = judged(run), judged(run, require_prediction=True)
 
-    assert told.comparison
     assert not told.comparison.held
     row = told.comparison.row("tpot", "mean")
-    assert row
     assert row.error_fraction == pytest.approx(-0.5)
     assert (told.exit_code, required.exit_code) == (Exit.DONE, Exit.NEGATIVE)
     assert required.verdict == "met"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.stats.bootstrap import differences, holm
+from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
     INDEPENDENT,
     RESERVE,
@@ -143,16 +143,27 @@ def test_the_interval_of_a_percentile_says_what_the_verdict_says(
     drawn = np.random.default_rng(seed).integers(0, 30, count).astype(np.float64)
     values = np.where(drawn < 28, drawn, np.inf)  # requests without an answer
     around = percentile_interval(values, level, effect)
-    assert around.high is None or around.low <= around.high < np.inf
+    assert around.low <= around.high
 
     for limit in range(-1, 31):
         share = float((values <= limit).mean())
         kept = share_interval(share, count, effect)
-        edge = min(abs(kept.low - level), abs(1.0 if kept.high is None else kept.high - level))
+        edge = min(abs(kept.low - level), abs(kept.high - level))
         if edge > 1e-9:
-            assert (kept.low >= level) == (around.high is not None and limit >= around.high)
+            assert (kept.low >= level) == (limit >= around.high)
             if around.low > values.min():
-                assert (kept.high is not None and kept.high < level) == (limit < around.low)
+                assert (kept.high < level) == (limit < around.low)
+
+
+@pytest.mark.parametrize(("count", "level"), [(35, 0.9), (73, 0.95), (381, 0.99)])
+def test_so_many_independent_values_bound_a_percentile(count: int, level: float) -> None:
+    """Their largest is the upper end; one value less has none."""
+    assert percentile_interval(np.arange(float(count)), level, 1.0).high == count - 1
+    assert percentile_interval(np.arange(count - 1.0), level, 1.0).high == math.inf
+
+
+def excludes_zero(found: BootstrapDifference) -> bool:
+    return not found.low <= 0 <= found.high
 
 
 def test_pairs_cancel_what_they_share() -> None:
@@ -168,7 +179,7 @@ def test_pairs_cancel_what_they_share() -> None:
         (2 * other, False, "p90", True),
     ):
         [each] = differences(first, compared, (statistic,), paired=paired)
-        assert each.significant == found
+        assert excludes_zero(each) == found
 
 
 def test_p_values_are_intervals_turned_round() -> None:
@@ -180,10 +191,10 @@ def test_p_values_are_intervals_turned_round() -> None:
         for scale in np.linspace(0.8, 1.2, 21)
     ]
 
-    assert {each.significant for each in found} == {True, False}
+    assert {excludes_zero(each) for each in found} == {True, False}
     near = 2 / 400  # a draw more or less
-    assert all((each.p_value < 0.05 + near) >= each.significant for each in found)
-    assert all((each.p_value > 0.05 - near) or each.significant for each in found)
+    assert all((each.p_value < 0.05 + near) >= excludes_zero(each) for each in found)
+    assert all((each.p_value > 0.05 - near) or excludes_zero(each) for each in found)
     same = differences(first, first, ("mean", "p99"), paired=True)
     assert [(each.value, each.low, each.high, each.p_value) for each in same] == [(0, 0, 0, 1)] * 2
 
