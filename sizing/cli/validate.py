@@ -23,16 +23,15 @@ from sizing.evidence.scalar import calibrated
 from sizing.evidence.validate import (
     judge,
     record,
-    refusals,
     residuals,
     scored,
     slices,
     to_csv,
+    without_errors,
 )
 from sizing.report.validation import (
     calibration_tables,
     left_out_tables,
-    unscored_table,
     validation_tables,
 )
 
@@ -101,14 +100,15 @@ def validate(  # noqa: PLR0913, PLR0917  (options of a command)
         "coverage": [asdict(each) for each in found.coverages],
         "claims": [asdict(each) for each in found.claims],
         "left_out": [asdict(each) for each in splits],
-        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(judged)],
+        "unsupported": [
+            {"reason": reason, "rows": len(ids)}
+            for (status, reason), ids in without_errors(judged).items()
+            if status == "unsupported"
+        ],
         "not_scored": [{"id": each.id, "reason": each.excluded} for each in unscored],
         "rows": [record(answer) for answer in answers],
     }
-    tables = [*validation_tables(judged, found)]
-    tables += left_out_tables(splits)
-    if unscored:
-        tables.append(unscored_table(unscored))
+    tables = [*validation_tables(verdicts, found), *left_out_tables(splits)]
     if fit is not None:
         data["calibration"] = fit.data()
         tables += calibration_tables(fit)
