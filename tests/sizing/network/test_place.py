@@ -217,7 +217,6 @@ def test_spares_are_kept_free() -> None:
     ("degrees", "rules", "message"),
     [
         ({"tp": 16}, {}, "--allow-tp-straddle"),
-        ({"tp": 12}, {"straddle": True}, "a multiple of the 8 GPUs of one hb"),
         ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
         ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
         ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
@@ -242,10 +241,12 @@ def test_refusals_say_how_many_and_why(
         place()
 
 
-def test_tp_that_may_straddle_takes_whole_domains() -> None:
+def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
     root = unit_tree(site([8, 8, 8]))
-    wide = place_ranks(Degrees(tp=16), root, TIERS, RankRules(straddle=True))
-    assert "straddles 2 hb units" in wide.warnings[0]
+    for tp in (12, 16):
+        wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
+        assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
+        assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
     found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
     assert "prefill: TP16 straddles 2 units" in found.warnings[0]
     assert [len(group.gpus) for group in found.groups] == [16, 8]
