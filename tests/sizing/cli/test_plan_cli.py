@@ -183,13 +183,6 @@ def test_no_plan(sizing: Sizing, tmp_path: Path, change: str, says: str, binds: 
     assert json.loads(sizing(*asked, "--json").out)["infeasible"]["binds"] == binds
 
 
-def test_an_slo_that_no_size_holds(sizing: Sizing) -> None:
-    """An idle system holds the limit, and no number of GPUs does under load."""
-    done = sizing("plan", H100, "--set", "slo.ttft_s=0.29")
-    assert (done.code, done.out) == (3, "")
-    assert "hold the SLO under" in done.err
-
-
 def test_a_calibration_of_something_else(sizing: Sizing, laptop: tuple[str, ...]) -> None:
     """A calibration of another model, of TP 1 for TP 2, or none where one is needed, is refused."""
     wide = ("predict", *laptop, "--prefill", "1xTP2", "--decode", "1xTP1")
