@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import pairwise
 from math import isclose
@@ -45,7 +45,7 @@ Value = float | bool | tuple[float, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """
-    One row of the claims.
+    One row of the claims, by the columns of their file.
 
     Attributes:
         command: ours, that prints what `answer` needs; empty where there is nothing to compute.
@@ -53,9 +53,9 @@ class Claim:
     """
 
     kind: str
-    text: str
-    seed: str
-    expected: str
+    claim: str
+    seed_file: str
+    expected_value: str
     unit: str
     tolerance: str
     note: str
@@ -79,7 +79,7 @@ class Claim:
             return value
         named = self.kind == "erroneous" and self.tolerance == "0"
         tolerance = NAMED if named else self.tolerance
-        return value is not None and within(value, self.expected, tolerance)
+        return value is not None and within(value, self.expected_value, tolerance)
 
     @property
     def shown(self) -> str:
@@ -91,20 +91,7 @@ def claims() -> list[Claim]:
     """Return every claim."""
     with CLAIMS.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return [
-        Claim(
-            kind=row["kind"],
-            text=row["claim"],
-            seed=row["seed_file"],
-            expected=row["expected_value"],
-            unit=row["unit"],
-            tolerance=row["tolerance"],
-            note=row["note"],
-            command=row["command"],
-            answer=row["answer"],
-        )
-        for row in rows
-    ]
+    return [Claim(**{key.name: row[key.name] for key in fields(Claim)}) for row in rows]
 
 
 def answered(command: str, answer: str) -> Value:

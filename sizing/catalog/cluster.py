@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
@@ -13,11 +12,12 @@ from minicluster.errors import InputError
 from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.fabric import FailureSpec, SwitchSpec
 from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec
-from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.folder import files, find_file, unknown
 from sizing.catalog.gpu import find_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.scenario import ClusterChoice
@@ -68,12 +68,8 @@ def find_network(name: str, *, place: str = "cluster") -> tuple[ClusterSpec, Top
     Raises:
         InputError: neither, or something is wrong with it.
     """
-    if name in clusters():
-        cluster = clusters()[name]
-    elif exists(Path(name)) and Path(name).is_file():
-        cluster = read_cluster(Path(name))
-    else:
-        raise unknown(place, name, "a cluster preset or a file like one", clusters())
+    expectation = "a cluster preset or a file like one"
+    cluster = read_cluster(find_file("clusters", name, place=place, expectation=expectation))
     return cluster, topology_of(cluster, find_gpu(cluster.gpu, place=f"{name}: gpu"))
 
 

@@ -23,6 +23,21 @@ def files(kind: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted((configs() / kind).glob("*.toml"))}
 
 
+def find_file(kind: str, name: str, *, place: str, expectation: str) -> Path:
+    """
+    Return the file of one catalog that *name* stands for, or the file at that path.
+
+    Raises:
+        InputError: neither; the nearest name is said.
+    """
+    shipped, path = files(kind), Path(name)
+    if name in shipped:
+        return shipped[name]
+    if path.suffix == ".toml" or exists(path):
+        return path
+    raise unknown(place, name, expectation, shipped)
+
+
 def exists(path: Path) -> bool:
     """Say whether a path exists; text that cannot be a path does not."""
     try:

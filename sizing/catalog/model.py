@@ -65,12 +65,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     Raises:
         InputError: neither in the catalog nor on disk, or a config that cannot be used.
     """
-    for key, entry in models().items():
-        known = (key, entry.hub_id, *entry.aliases)
-        hit = next((alias for alias in known if alias.lower() == name.lower()), None)
-        if hit is not None:
-            source = hit if "/" in hit else entry.hub_id
-            return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
+    known = _known_as(name)
+    if known is not None:
+        return _from_catalog(_model_names()[known], name, known)
     path = Path(name)
     if name and exists(path):
         directory = path if path.is_dir() else path.parent
@@ -83,16 +80,25 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
         raise InputError(place, name, expected, way_out)
     other = repackaged(name, _model_names())
     if other is not None:
-        entry = models()[other.key]
-        source = name if "/" in name else entry.hub_id
-        spec = model_from(entry.config, name=name, source=source, place=f"{other.key}.toml")
-        return with_weight_dtype(spec, other.weight_dtype)
+        return with_weight_dtype(_from_catalog(other.key, name, name), other.weight_dtype)
     raise unknown(
         place,
         name,
         "a catalog name, a hub id of the catalog, or an existing path to a config.json",
-        [*models(), *_model_names()],
+        _model_names(),
     )
+
+
+def _known_as(name: str) -> str | None:
+    """Return the name or hub id of the catalog that *name* is, whatever its case."""
+    return next((known for known in _model_names() if known.lower() == name.lower()), None)
+
+
+def _from_catalog(key: str, name: str, hub_id: str) -> ModelSpec:
+    """Return the model of an entry under a *name*, loaded by the entry's hub id or another."""
+    entry = models()[key]
+    source = hub_id if "/" in hub_id else entry.hub_id
+    return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
 
 
 def model_family(name: str) -> str:
@@ -102,11 +108,9 @@ def model_family(name: str) -> str:
     Args:
         name: as for `find_model`. A model of no entry is a family of its own, by its name.
     """
-    names = {each.lower(): key for each, key in _model_names().items()}
-    key = names.get(name.lower())
-    if key is None:
-        other = repackaged(name, _model_names())
-        key = other.key if other is not None else None
+    names, known = _model_names(), _known_as(name)
+    other = repackaged(name, names) if known is None else None
+    key = names[known] if known is not None else other.key if other is not None else None
     return (models()[key].family if key is not None else "") or name
 
 

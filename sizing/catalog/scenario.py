@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.config import overridden, parse, parse_scenario, read_toml
@@ -10,12 +9,13 @@ from minicluster.errors import InputError
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
-from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu
 from sizing.catalog.model import chosen_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.engine import EngineProfile
@@ -41,10 +41,8 @@ def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
         name: of a file in `configs/studies`, or the path of one like it.
         overrides: `key=value` each, as TOML writes it.
     """
-    known = files("studies")
-    path = known.get(name, Path(name))
-    if name not in known and not exists(path):
-        raise unknown("--study", name, "a study or a file like one", known)
+    expectation = "a study or a file like one"
+    path = find_file("studies", name, place="--study", expectation=expectation)
     raw = overridden(read_toml(path), overrides)
     return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
 
@@ -60,11 +58,9 @@ def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
     Raises:
         InputError: no such scenario, or the first thing wrong with it.
     """
-    shipped = files("scenarios")
-    file = path if exists(path) or path.suffix == ".toml" else shipped.get(str(path))
-    if file is not None:
-        return parse_scenario(read_toml(file), overrides, place=str(path))
-    raise unknown("scenario", str(path), "a TOML file or a shipped scenario", shipped)
+    expectation = "a TOML file or a shipped scenario"
+    file = find_file("scenarios", str(path), place="scenario", expectation=expectation)
+    return parse_scenario(read_toml(file), overrides, place=str(path))
 
 
 def resolve(scenario: ScenarioSpec, place: str) -> Resolved:

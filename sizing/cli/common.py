@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import MISSING, Field, asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
@@ -76,19 +76,28 @@ def with_keys(
     """
     Give a command one option for every key of *spec*, in place of its last parameter, `**keys`.
 
-    The value of an absent option is `None`, whatever the key's default: a file may set it.
+    The value of an absent option is `None`, whatever the key's default: a file may set it. The
+    help says the default.
 
     Args:
         spec: a frozen dataclass; `a_key` becomes `--a-key`.
         helps: help text by key.
     """
+
+    def shown(key: Field[Any]) -> str | bool:
+        """Return the default of a key as the help says it; switches are off without a word."""
+        known = key.default is not MISSING and key.default is not None
+        return known and not isinstance(key.default, bool) and str(key.default)
+
     hints = get_type_hints(spec)
     options = [
         inspect.Parameter(
             key.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[hints[key.name] | None, Option(help=helps.get(key.name))],
+            annotation=Annotated[
+                hints[key.name] | None, Option(help=helps.get(key.name), show_default=shown(key))
+            ],
         )
         for key in fields(spec)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -12,7 +12,7 @@ from minicluster.errors import InputError
 from minicluster.pages.write import write_page
 from minicluster.specs.scenario import ClusterChoice
 from sizing import catalog
-from sizing.cli.common import AsJson, Html, show
+from sizing.cli.common import AsJson, Html, show, with_keys
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
 from sizing.network.bom import NetworkOrder, bill
@@ -42,7 +42,6 @@ app = typer.Typer(
 )
 
 Cluster = Annotated[str, Option(help="Cluster preset, or a file with the same keys")]
-PriceRatio = Annotated[float, Option(help="Price of a switch port over that of a transceiver")]
 
 HOUR_S = 3600.0
 
@@ -116,40 +115,38 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     _show(asdict(result), answer_table(result), as_json=as_json)
 
 
+BOM_HELP = {
+    "gpus": "Number of GPUs (endpoints)",
+    "hb_size": "GPUs per HB domain, one rail each",
+    "radix": "Ports per switch",
+    "kind": "Network: clos, rail-optimised or rail-only",
+    "dac_tiers": "Number of lowest tiers with copper cables",
+    "spares": "Spare switches per tree",
+    "price_ratio": "Price of a switch port over that of a transceiver",
+    "switch_port_power_w": "Watts per switch port",
+    "transceiver_power_w": "Watts per transceiver",
+}
+"""Help text of each key of `NetworkOrder`."""
+
+
 @app.command()
-def bom(  # noqa: PLR0913, PLR0917  (a command's options)
-    gpus: Annotated[int | None, Option(help="Number of GPUs (endpoints)")] = None,
-    hb_size: Annotated[int, Option(help="GPUs per HB domain, one rail each")] = 8,
-    radix: Annotated[int, Option(help="Ports per switch")] = 64,
-    kind: Annotated[str, Option(help="Network: clos, rail-optimised or rail-only")] = "clos",
-    dac_tiers: Annotated[int, Option(help="Number of lowest tiers with copper cables")] = 0,
-    spares: Annotated[int, Option(help="Spare switches per tree")] = 0,
-    price_ratio: PriceRatio = 2.0,
-    switch_port_power_w: Annotated[float | None, Option(help="Watts per switch port")] = None,
-    transceiver_power_w: Annotated[float | None, Option(help="Watts per transceiver")] = None,
+@with_keys(NetworkOrder, BOM_HELP)
+def bom(
     preset: Annotated[str | None, Option(help="Cluster preset as it was built")] = None,
     as_json: AsJson = False,
+    **keys: Any,  # noqa: ANN401  (one option a key of `NetworkOrder`)
 ) -> None:
     """Count switches, links, transceivers and relative cost of a network."""
+    given = {key: value for key, value in keys.items() if value is not None}
     if preset is not None:
         spec, _ = catalog.find_network(preset, place="--preset")
-        built = built_bill(spec, catalog.switches(), price_ratio=price_ratio)
+        price = {key: given[key] for key in ("price_ratio",) if key in given}
+        built = built_bill(spec, catalog.switches(), **price)
         _show(asdict(built), built_table(built), as_json=as_json)
         return
-    if gpus is None:
+    if "gpus" not in given:
         raise InputError("--gpus", None, "how many endpoints", "or --preset NAME")
-    order = NetworkOrder(
-        gpus=gpus,
-        hb_size=hb_size,
-        radix=radix,
-        kind=kind,
-        dac_tiers=dac_tiers,
-        spares=spares,
-        price_ratio=price_ratio,
-        switch_port_power_w=switch_port_power_w,
-        transceiver_power_w=transceiver_power_w,
-    )
-    found = bill(order)
+    found = bill(NetworkOrder(**given))
     _show(asdict(found), bill_table(found), as_json=as_json)
 
 
@@ -164,7 +161,7 @@ def rail_only(
             help="Key of the study to override, such as hb_sizes=[32,64]; repeatable",
         ),
     ] = None,
-    price_ratio: PriceRatio = 2.0,
+    price_ratio: Annotated[float, Option(help=BOM_HELP["price_ratio"])] = 2.0,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:

@@ -20,13 +20,12 @@ from minicluster.shell import say
 from minicluster.specs.checks import not_negative, one_of
 from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
-from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
 from sizing.cli.common import AsJson, naming, out_file, show, with_keys
 from sizing.latency.collectives import pools_meet
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import GpuGroup, PoolRequest
-from sizing.network.network_cost import crossing
+from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from minicluster.plan import Plan
+    from minicluster.specs.cluster import ClusterSpec
     from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
@@ -104,7 +104,7 @@ def place(
     if out is not None and emit is None:
         _check_written(plan, cluster)
     read = None if plan is None else read_plan(plan)
-    topology, nodes = _site(read, cluster, inventory)
+    spec, topology, nodes = _site(read, cluster, inventory)
     root = unit_tree(
         nodes,
         spare_nodes=asked.spare_nodes,
@@ -126,7 +126,7 @@ def place(
     if out is not None and read is not None and isinstance(found, PoolPlan):
         write_atomically(out, to_json(placed_plan(read, found, nodes if inventory else None)))
         _warn_of_distance(read, found, topology)
-    crossed = None if read is None else crossing(_on(read, topology, cluster))
+    crossed = None if read is None else crossing(_on(read, spec, topology))
     data = {**asdict(found), "search_s": seconds}
     parts: list[RenderableType] = [
         cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
@@ -199,11 +199,10 @@ def _warn_of_distance(plan: Plan, found: PoolPlan, topology: Topology) -> None:
         )
 
 
-def _on(plan: Plan, topology: Topology, cluster: str | None) -> Plan:
+def _on(plan: Plan, spec: ClusterSpec, topology: Topology) -> Plan:
     """Return the plan on the cluster that it is placed on, of the same GPU."""
-    if cluster is None:
+    if spec == plan.inputs.cluster:
         return plan
-    spec, _ = catalog.find_network(cluster, place="--cluster")
     spec = replace(spec, gpu=plan.inputs.cluster.gpu, max_gpus=topology.gpus)
     return replace(plan, inputs=replace(plan.inputs, cluster=spec))
 
@@ -222,8 +221,7 @@ def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
     of a unit taken to send at once.
     """
     load = plan.workload
-    prompt = float(length_quantiles(load.input_tokens, 100).mean())
-    prompt *= kv_bytes_per_token(plan.inputs.model)
+    prompt = mean_prompt_tokens(load) * kv_bytes_per_token(plan.inputs.model)
     counts = {pool.role: pool.replicas for pool in plan.pools}
     pairs = counts.get("prefill", 0) * counts.get("decode", 0)
     rate = load.requests_per_s * prompt / pairs if pairs else 0.0
@@ -236,8 +234,8 @@ def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
 
 def _site(
     plan: Plan | None, cluster: str | None, inventory: Path | None
-) -> tuple[Topology, Inventory]:
-    """Return the network and its nodes: of the cluster named, or of the plan."""
+) -> tuple[ClusterSpec, Topology, Inventory]:
+    """Return the cluster named, or the plan's, with its network and its nodes."""
     if cluster is not None:
         spec, topology = catalog.find_network(cluster, place="--cluster")
     elif plan is not None:
@@ -249,10 +247,10 @@ def _site(
         raw = read_toml(inventory).get("nodes", [])
         found = [parse(Node, node, place=f"{inventory}: nodes[{i}]") for i, node in enumerate(raw)]
         with naming(inventory):
-            return topology, Inventory(nodes=tuple(found), tiers=names)
+            return spec, topology, Inventory(nodes=tuple(found), tiers=names)
     if spec.nodes:
-        return topology, Inventory(nodes=spec.nodes, tiers=names)
-    return topology, inventory_of(topology)
+        return spec, topology, Inventory(nodes=spec.nodes, tiers=names)
+    return spec, topology, inventory_of(topology)
 
 
 def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:

@@ -10,8 +10,7 @@ from typer import Argument, Option
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
-from sizing import catalog
-from sizing.catalog.folder import exists, unknown
+from sizing.catalog.folder import find_file
 from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.closed_forms import rule_of_thumb
@@ -101,12 +100,10 @@ def train(
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
     raw: dict[str, Any] = {}
     if scenario is not None:
-        shipped, name = catalog.files("training"), str(scenario)
-        is_file = exists(scenario) or scenario.suffix == ".toml"
-        file = scenario if is_file else shipped.get(name)
-        if file is None:
-            raise unknown("scenario", name, "a TOML file or a shipped training scenario", shipped)
-        raw = read_toml(file)
+        expectation = "a TOML file or a shipped training scenario"
+        raw = read_toml(
+            find_file("training", str(scenario), place="scenario", expectation=expectation)
+        )
     raw |= {key: value for key, value in options.items() if value is not None}
     return parse(TrainingRequest, raw, place="sizing train" if scenario is None else str(scenario))
 

@@ -22,15 +22,14 @@ from sizing.evidence.row import read_rows
 from sizing.evidence.validate import (
     judge,
     record,
-    refusals,
     residuals,
     scored,
     slices,
     to_csv,
+    without_errors,
 )
 from sizing.report.validation import (
     left_out_tables,
-    unscored_table,
     validation_tables,
 )
 
@@ -91,14 +90,15 @@ def validate(
         "coverage": [asdict(each) for each in found.coverages],
         "claims": [asdict(each) for each in found.claims],
         "left_out": [asdict(each) for each in splits],
-        "unsupported": [{"reason": r, "rows": n} for r, n in refusals(judged)],
+        "unsupported": [
+            {"reason": reason, "rows": len(ids)}
+            for (status, reason), ids in without_errors(judged).items()
+            if status == "unsupported"
+        ],
         "not_scored": [{"id": each.id, "reason": each.excluded} for each in unscored],
         "rows": [record(verdict) for verdict in verdicts],
     }
-    tables = [*validation_tables(judged, found)]
-    tables += left_out_tables(splits)
-    if unscored:
-        tables.append(unscored_table(unscored))
+    tables = [*validation_tables(verdicts, found), *left_out_tables(splits)]
     show(data, *tables, as_json=as_json)
 
 

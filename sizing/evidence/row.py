@@ -401,7 +401,9 @@ def _entries(
             continue
         if label is not None:
             first = sorted(label.copies & seen)
-            excluded = label.excluded or (f"the measurement of {first[0]}" if first else "")
+            excluded = label.excluded or (
+                f"duplicate: the measurement of {first[0]}" if first else ""
+            )
             row = replace(row, excluded=excluded)
         seen.add(row.id)
         yield row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -246,14 +245,28 @@ def _tails(verdicts: Iterable[RowVerdict], quantity: str) -> Iterator[float]:
             yield math.log(measured_s / predicted_s)
 
 
-def refusals(verdicts: Iterable[RowVerdict]) -> list[tuple[str, int]]:
-    """Return the reasons of unsupported lines without their places, the commonest first."""
-    reasons = Counter(
-        verdict.found.reason.partition(": ")[2] or verdict.found.reason
-        for verdict in verdicts
-        if verdict.found.status == "unsupported"
-    )
-    return reasons.most_common()
+def without_errors(verdicts: Iterable[RowVerdict]) -> dict[tuple[str, str], list[str]]:
+    """
+    Return the ids of rows that have no errors, the commonest reason first.
+
+    Returns:
+        By status and reason: `not scored` with its kind, `unsupported` without its place in the
+        file, `infeasible` with what the measurement says of it.
+    """
+    measured = {True: "measured as overloaded", False: "measured as not", None: "not measured"}
+    found: dict[tuple[str, str], list[str]] = {}
+    for verdict in verdicts:
+        status, reason = verdict.found.status, verdict.found.reason
+        if verdict.excluded:
+            key = "not scored", verdict.excluded.partition(": ")[0]
+        elif status == "unsupported":
+            key = status, reason.partition(": ")[2] or reason
+        elif status == "infeasible":
+            key = status, measured[verdict.answered]
+        else:
+            continue
+        found.setdefault(key, []).append(verdict.id)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
 
 
 COLUMNS = (

@@ -86,9 +86,9 @@ class NetworkOrder(Options):
     """
 
     gpus: Count
-    hb_size: Count
-    radix: Count
-    kind: str
+    hb_size: Count = 8
+    radix: Count = 64
+    kind: str = "clos"
     dac_tiers: Whole = 0
     spares: Whole = 0
     price_ratio: Positive = 2.0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan, Pool
+    from minicluster.specs.workload import WorkloadSpec
     from sizing.latency.load import StepLoad
 
 QUANTILES = 100
@@ -81,13 +82,18 @@ def crossing(plan: Plan) -> Crossing:
         return Crossing(transfers=(), wide=())
     engine = inputs.engine.on(inputs.gpu)
     machine = Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=engine)
-    tokens = float(length_quantiles(plan.workload.input_tokens, QUANTILES).mean())
+    tokens = mean_prompt_tokens(plan.workload)
     roles = {pool.role: pool for pool in plan.pools}
     split = {"prefill", "decode"} <= set(roles)
     return Crossing(
         transfers=tuple(_transfers(machine, roles, tokens)) if split else (),
         wide=tuple(_wide(machine, pool, tokens) for pool in plan.pools),
     )
+
+
+def mean_prompt_tokens(load: WorkloadSpec) -> float:
+    """Return the tokens of the prompt whose KV caches are priced."""
+    return float(length_quantiles(load.input_tokens, QUANTILES).mean())
 
 
 def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Iterator[Transfer]:

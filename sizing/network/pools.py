@@ -21,7 +21,7 @@ from sizing.network.gpu_groups import (
     replicas_of,
 )
 from sizing.network.pair_gains import Counts, GainTables, Objective, bound_gain, shares
-from sizing.network.topology_units import TopologyUnit, replica_tier, too_wide
+from sizing.network.topology_units import TopologyUnit, replica_tier, tp_parts
 
 WORK_LIMIT = 1_500_000_000
 """Additions that the exact search may take, five seconds; beyond, units are filled in order."""
@@ -168,20 +168,14 @@ def _cut(
     requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
 ) -> tuple[list[PoolRequest], tuple[str, ...]]:
     """Cut TP that straddles HB domains into equal groups, where that is allowed."""
-    domain = root.widest_domain
     found: list[PoolRequest] = []
     warnings: tuple[str, ...] = ()
     for request in requests:
-        parts = 1
-        if request.tp > domain:
-            if not rules.straddle:
-                raise too_wide(f"{request.role} tp", request.tp, domain, tiers[0])
-            # As few domains as can share it evenly.
-            least = range(-(-request.tp // domain), request.tp + 1)
-            parts = next(n for n in least if request.tp % n == 0)
-            text = f"{request.role}: TP{request.tp} straddles {parts} units of {tiers[0]}"
-            warnings += (text,)
-        found.append(replace(request, tp=request.tp // parts, pp=request.pp * parts))
+        role, tp = request.role, request.tp
+        parts = tp_parts(f"{role} tp", tp, root, tiers[0], straddle=rules.straddle)
+        if parts > 1:
+            warnings += (f"{role}: TP{tp} straddles {parts} units of {tiers[0]}",)
+        found.append(replace(request, tp=tp // parts, pp=request.pp * parts))
     return found, warnings
 
 

@@ -26,8 +26,11 @@ class Iteration:
         gpus: N.
         hb_size: K.
         model_parallel: N_M, GPUs that share the layers of one copy.
+        model_parallel_bytes: activations that one GPU sends in the HB domain.
+        hb_bytes: gradients that it sends in the HB domain.
+        rail_bytes: gradients that it sends on its rail.
         compute_s: of the arithmetic.
-        model_parallel_s: all-reduces of activations in the HB domain.
+        model_parallel_s: all-reduces of activations.
         hb_s: reduce-scatter and all-gather of gradients in the HB domain.
         rail_s: all-reduce of gradients on the rails.
     """
@@ -35,6 +38,9 @@ class Iteration:
     gpus: int
     hb_size: int
     model_parallel: int
+    model_parallel_bytes: float
+    hb_bytes: float
+    rail_bytes: float
     compute_s: float
     model_parallel_s: float
     hb_s: float
@@ -44,28 +50,6 @@ class Iteration:
     def total_s(self) -> float:
         """The whole step: nothing is hidden behind anything."""
         return self.compute_s + self.model_parallel_s + self.hb_s + self.rail_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """
-    Traffic between GPUs in a step.
-
-    Attributes:
-        silent_pairs_fraction: pairs of GPUs that send each other nothing.
-        hb_pairs_fraction: pairs that talk inside an HB domain.
-        hb_bytes_fraction: of all bytes sent.
-        model_parallel_bytes: that one GPU sends, as the two below.
-        hb_bytes: of gradients inside the HB domain.
-        rail_bytes: of gradients on its rail.
-    """
-
-    silent_pairs_fraction: float
-    hb_pairs_fraction: float
-    hb_bytes_fraction: float
-    model_parallel_bytes: float
-    hb_bytes: float
-    rail_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +86,22 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Traffic of one model, at the study's HB size."""
+    """
+    Traffic of a step of one model, at the study's HB size.
+
+    Attributes:
+        silent_pairs_fraction: pairs of GPUs that send each other nothing.
+        hb_pairs_fraction: pairs that talk inside an HB domain.
+        hb_bytes_fraction: of all bytes sent.
+    """
 
     model: str
     gpus: int
-    hb_size: int
     optimal_model_parallel: float
-    model_parallel: int
-    traffic: Traffic
+    step: Iteration
+    silent_pairs_fraction: float
+    hb_pairs_fraction: float
+    hb_bytes_fraction: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +110,6 @@ class Saving:
 
     gpus: int
     radix: int
-    price_ratio: float
     clos: Bill
     rail_only: Bill
     saving_fraction: float
@@ -133,9 +124,11 @@ class Study:
     Attributes:
         scale_ratio: B_F / B_S as the study counts both: 19.2 in the paper, like for like 9.
         hb_bytes_per_s: that the GPUs of an HB domain send together, as the study counts B_F.
+        price_ratio: a switch port's price over a transceiver's, of all savings.
     """
 
     conventions: Conventions
+    price_ratio: float
     hb_sweeps: tuple[Sweep, ...]
     batch_sweeps: tuple[Sweep, ...]
     shares: tuple[Shares, ...]
@@ -143,6 +136,12 @@ class Study:
     warnings: tuple[str, ...]
     scale_ratio: float
     hb_bytes_per_s: float
+
+    @property
+    def savings_range(self) -> tuple[float, float]:
+        """The smallest and the largest saving; nan for none."""
+        values = [saving.saving_fraction for saving in self.savings] or [math.nan]
+        return min(values), max(values)
 
 
 def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
@@ -161,6 +160,7 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
     warnings += [f"{model.name}: {model.warning}" for model in conventions.models if model.warning]
     return Study(
         conventions=conventions,
+        price_ratio=price_ratio,
         hb_sweeps=tuple(
             _hb_sweep(model, conventions, gpus)
             for gpus in conventions.gpus
@@ -213,35 +213,33 @@ def iteration(model: StudyModel, conventions: Conventions, *, gpus: int, hb_size
         Pipelines, latencies, overlap, memory: as the paper's first version does.
     """
     work = conventions.flops_per_parameter_and_token * model.parameters * model.tokens_per_batch
+    unit, up, out = (
+        conventions.bytes_per_number,
+        conventions.scale_up_bytes_per_s,
+        conventions.scale_out_bytes_per_s,
+    )
     steps = []
     for mp in (2**i for i in range(hb_size.bit_length()) if hb_size % 2**i == 0):
-        sent = _bytes(model, conventions, gpus, hb_size, mp)
+        hidden = unit * model.tokens_per_batch * model.hidden * mp / gpus
+        gradients = unit * model.parameters / mp
+        activations = 8 * model.layers * hidden * (mp - 1) / mp
+        inside = 2 * gradients * (1 - mp / hb_size)
+        on_rail = 2 * gradients * (mp / hb_size) * (1 - hb_size / gpus)
         steps.append(
             Iteration(
                 gpus=gpus,
                 hb_size=hb_size,
                 model_parallel=mp,
+                model_parallel_bytes=activations,
+                hb_bytes=inside,
+                rail_bytes=on_rail,
                 compute_s=work / (gpus * conventions.flops_per_s),
-                model_parallel_s=sent[0] / conventions.scale_up_bytes_per_s,
-                hb_s=sent[1] / conventions.scale_up_bytes_per_s,
-                rail_s=sent[2] / conventions.scale_out_bytes_per_s,
+                model_parallel_s=activations / up,
+                hb_s=inside / up,
+                rail_s=on_rail / out,
             )
         )
     return min(steps, key=lambda step: step.total_s)
-
-
-def _bytes(
-    model: StudyModel, conventions: Conventions, gpus: int, hb_size: int, mp: int
-) -> tuple[float, float, float]:
-    """Return what one GPU sends: activations, gradients in the HB domain, gradients on its rail."""
-    unit = conventions.bytes_per_number
-    activations = unit * model.tokens_per_batch * model.hidden * mp / gpus
-    gradients = unit * model.parameters / mp
-    return (
-        8 * model.layers * activations * (mp - 1) / mp,
-        2 * gradients * (1 - mp / hb_size),
-        2 * gradients * (mp / hb_size) * (1 - hb_size / gpus),
-    )
 
 
 def _hb_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
@@ -279,52 +277,36 @@ def _shares(model: StudyModel, conventions: Conventions, gpus: int) -> Shares:
         a GPU talks to N_M - 1, K/N_M - 1 and N/K - 1 others      (docs/model.md, eq. Y6)
     """
     hb_size = conventions.bill_hb_size
-    mp = iteration(model, conventions, gpus=gpus, hb_size=hb_size).model_parallel
+    step = iteration(model, conventions, gpus=gpus, hb_size=hb_size)
+    mp = step.model_parallel
     inside, outside = (mp - 1) + (hb_size // mp - 1), gpus // hb_size - 1
     possible = max(1, gpus - 1)
-    sent = _bytes(model, conventions, gpus, hb_size, mp)
+    sent_inside = step.model_parallel_bytes + step.hb_bytes
     return Shares(
         model=model.name,
         gpus=gpus,
-        hb_size=hb_size,
         optimal_model_parallel=optimal_model_parallel(model, gpus),
-        model_parallel=mp,
-        traffic=Traffic(
-            silent_pairs_fraction=1 - (inside + outside) / possible,
-            hb_pairs_fraction=inside / possible,
-            hb_bytes_fraction=(sent[0] + sent[1]) / max(sum(sent), 1e-300),
-            model_parallel_bytes=sent[0],
-            hb_bytes=sent[1],
-            rail_bytes=sent[2],
-        ),
+        step=step,
+        silent_pairs_fraction=1 - (inside + outside) / possible,
+        hb_pairs_fraction=inside / possible,
+        hb_bytes_fraction=sent_inside / max(sent_inside + step.rail_bytes, 1e-300),
     )
 
 
 def _saving(conventions: Conventions, gpus: int, radix: int, price_ratio: float) -> Saving:
-    clos, rails = (
-        bill(
-            NetworkOrder(
-                gpus=gpus,
-                hb_size=conventions.bill_hb_size,
-                radix=radix,
-                kind=kind,
-                price_ratio=price_ratio,
-            )
-        )
-        for kind in ("clos", "rail-only")
+    order = NetworkOrder(
+        gpus=gpus,
+        hb_size=conventions.bill_hb_size,
+        radix=radix,
+        kind="clos",
+        price_ratio=price_ratio,
     )
+    clos, rails = bill(order), bill(replace(order, kind="rail-only"))
     return Saving(
         gpus=gpus,
         radix=radix,
-        price_ratio=price_ratio,
         clos=clos,
         rail_only=rails,
         saving_fraction=rails.saving_fraction,
         links_saved_fraction=1 - rails.links / clos.links,
     )
-
-
-def savings_range(found: tuple[Saving, ...]) -> tuple[float, float]:
-    """Return the smallest and the largest saving; nan for none."""
-    values = [saving.saving_fraction for saving in found]
-    return (min(values), max(values)) if values else (math.nan, math.nan)

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import NegativeAnswer
 from minicluster.specs.checks import Count, Spec
-from sizing.network.topology_units import replica_tier, too_wide
+from sizing.network.topology_units import replica_tier, tp_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ class RankRules:
     Constraints of a job.
 
     Attributes:
-        straddle: TP may leave the HB domain; it then takes whole domains.
+        straddle: TP may leave the HB domain; it then takes equal shares of as few as can be.
         replica_within: the widest tier that one replica may spread over; `None`: any.
         oversubscription: of each tier, inner to outer, as one GPU sees it.
     """
@@ -129,11 +129,9 @@ def place_ranks(
         Traffic of other jobs.
     """
     rules = rules or RankRules()
-    domain = root.widest_domain
-    warnings: tuple[str, ...] = ()
-    if degrees.tp > domain:
-        warnings = (_straddling(degrees, domain, tiers, rules),)
-    job = _RankedJob(degrees=degrees, atom=min(degrees.tp, domain))
+    parts = tp_parts("tp", degrees.tp, root, tiers[0], straddle=rules.straddle)
+    warning = f"TP{degrees.tp} straddles {parts} units of {tiers[0]}: not hidden"
+    job = _RankedJob(degrees=degrees, atom=degrees.tp // parts)
     tier = replica_tier(root, tiers, (job.atom, job.atoms), within=rules.replica_within)
     if tier is None:
         raise NegativeAnswer(
@@ -152,7 +150,7 @@ def place_ranks(
         ranks=tuple(gpu for replica in replicas for gpus, _ in replica for gpu in gpus),
         cuts=cuts,
         optimal=all(cut.ring_edges == cut.bound for cut in cuts),
-        warnings=warnings,
+        warnings=(warning,) if parts > 1 else (),
     )
 
 
@@ -162,7 +160,7 @@ Atom = tuple[tuple[tuple[str, int], ...], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankedJob:
-    """A job whose replicas take groups of *atom* GPUs that are never cut: TP, or whole domains."""
+    """A job whose replicas take groups of *atom* GPUs that are never cut: TP, or equal parts."""
 
     degrees: Degrees
     atom: int
@@ -185,15 +183,6 @@ class _RankedJob:
         ]
         for index in range(replicas):
             yield atoms[index * self.atoms : (index + 1) * self.atoms]
-
-
-def _straddling(degrees: Degrees, domain: int, tiers: Sequence[str], rules: RankRules) -> str:
-    """Refuse TP beyond the HB domain, or warn of it where whole domains of it are allowed."""
-    if not rules.straddle:
-        raise too_wide("tp", degrees.tp, domain, tiers[0])
-    if degrees.tp % domain:
-        raise InputError("tp", degrees.tp, f"a multiple of the {domain} GPUs of one {tiers[0]}")
-    return f"TP{degrees.tp} straddles {degrees.tp // domain} {tiers[0]} units: not hidden"
 
 
 def _select(

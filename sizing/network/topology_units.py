@@ -103,12 +103,25 @@ def replica_tier(
     return tier
 
 
-def too_wide(place: str, tp: int, domain: int, tier: str) -> InputError:
-    """Say that TP leaves the HB domain without permission."""
-    return InputError(
-        place, tp, f"at most the {domain} free GPUs of one {tier}",
-        "--allow-tp-straddle permits it; every layer then waits for the network",
-    )  # fmt: skip
+def tp_parts(place: str, tp: int, root: TopologyUnit, tier: str, *, straddle: bool) -> int:
+    """
+    Return into how many equal groups TP is cut, each inside an HB domain: as few as can be.
+
+    Args:
+        place: the option that an error names.
+        tier: name of the HB domains.
+        straddle: TP may leave the HB domain.
+
+    Raises:
+        InputError: TP leaves it without permission.
+    """
+    domain = root.widest_domain
+    if tp > domain and not (straddle and domain):
+        raise InputError(
+            place, tp, f"at most the {domain} free GPUs of one {tier}",
+            "--allow-tp-straddle permits it; every layer then waits for the network",
+        )  # fmt: skip
+    return next(parts for parts in range(-(-tp // domain), tp + 1) if tp % parts == 0)
 
 
 def unit_tree(

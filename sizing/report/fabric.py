@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.network.rail_only_study import savings_range
 from sizing.report.tables import columns_table, facts_table, table
 
 if TYPE_CHECKING:
@@ -148,11 +147,11 @@ def study_tables(found: Study) -> Iterator[Table]:
     columns = {
         "model": [share.model for share in shares],
         "GPUs": [f"{share.gpus:,}" for share in shares],
-        "HB size": [str(share.hb_size) for share in shares],
+        "HB size": [str(share.step.hb_size) for share in shares],
         "N_M*": [f"{share.optimal_model_parallel:.2f}" for share in shares],
-        "silent pairs": [f"{share.traffic.silent_pairs_fraction:.2%}" for share in shares],
-        "HB pairs": [f"{share.traffic.hb_pairs_fraction:.3%}" for share in shares],
-        "HB bytes": [f"{share.traffic.hb_bytes_fraction:.1%}" for share in shares],
+        "silent pairs": [f"{share.silent_pairs_fraction:.2%}" for share in shares],
+        "HB pairs": [f"{share.hb_pairs_fraction:.3%}" for share in shares],
+        "HB bytes": [f"{share.hb_bytes_fraction:.1%}" for share in shares],
     }
     yield columns_table("Traffic of a step", columns)
     savings = found.savings
@@ -164,7 +163,7 @@ def study_tables(found: Study) -> Iterator[Table]:
         "saving": [f"{saving.saving_fraction:.1%}" for saving in savings],
         "links saved": [f"{saving.links_saved_fraction:.1%}" for saving in savings],
     }
-    low, high = savings_range(savings)
+    low, high = found.savings_range
     title = f"Rail-only saves {low:.1%} to {high:.1%}"
     yield columns_table(title, columns, caption="; ".join(found.warnings) or None)
 

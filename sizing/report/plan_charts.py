@@ -22,6 +22,7 @@ from minicluster.pages.latency import HEADROOM, LatencyCurve, latency_distributi
 from minicluster.pages.page import GpuBox, NodeBox, NodeGrid
 from minicluster.stats.quantiles import LEVELS
 from sizing.planner.studies.cost import running
+from sizing.planner.studies.loss import placed_replicas
 from sizing.planner.studies.pareto import fronts
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Plan
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
     from sizing.simulation.outcome import Outcome
@@ -162,10 +163,10 @@ def front_figure(
 def layout_grid(plan: Plan) -> NodeGrid:
     """Return every node with its GPUs, and which pool and replica has each."""
     taken = {
-        (node, gpu): (pool.role, replica)
+        (spot.node, gpu): (pool.role, replica)
         for pool in plan.pools
-        for node, gpus, replica in _replicas(pool)
-        for gpu in gpus
+        for replica, spot in placed_replicas(pool)
+        for gpu in spot.gpus
     }
     kinds = {spot.node: pool.gpu for pool in plan.pools for spot in pool.placement}
     several = len(set(kinds.values())) > 1
@@ -223,14 +224,6 @@ def _averaged(
     starts = np.arange(count) * len(times) // count
     sizes = np.diff(np.append(starts, len(times)))
     return np.add.reduceat(times, starts) / sizes, np.add.reduceat(values, starts) / sizes
-
-
-def _replicas(pool: Pool) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield node, GPUs and replica of every placement of a pool."""
-    each, seen = pool.gpus // pool.replicas, 0
-    for placement in pool.placement:
-        yield placement.node, placement.gpus, seen // each
-        seen += len(placement.gpus)
 
 
 def _order(place: tuple[str, int]) -> tuple[int, str, int]:

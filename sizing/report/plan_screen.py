@@ -46,14 +46,14 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
     """
     blank = Text("")
     return Group(
-        Text(_headline(plan), style="bold"),
+        Text(headline(plan), style="bold"),
         blank,
         pool_rows(plan.pools, plan.prediction, unit=_unit(plan.inputs)),
         blank,
         latency_rows(plan.prediction, plan.slo),
-        _facts(_answer_facts(plan)),
+        _facts(answer_facts(plan)),
         blank,
-        _facts(_evidence_facts(plan)),
+        _facts(evidence_facts(plan)),
         blank,
         _facts([("Next", "\n".join(_next_commands(plan, written, verbose=verbose)))]),
     )
@@ -63,17 +63,23 @@ def plan_details(plan: Plan) -> Iterator[RenderableType]:
     """Yield what `--verbose` adds to a plan's screen: every limit, percentile and factor."""
     yield layout_table(plan.pools, plan.prediction)
     yield latency_table(plan.prediction, plan.slo)
-    yield Text(f"Saturates at {plan.prediction.capacity_requests_per_s:.3g} requests/s")
+    yield _facts(detail_facts(plan))
+
+
+def detail_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield capacity, and what the plan's confidence allows for."""
+    yield _capacity(plan.prediction)
     sure = plan.confidence
     if sure is not None and sure.gpus_at:
         at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in sure.gpus_at.items())
-        yield Text(f"GPUs of this layout by confidence: {at}")
+        yield "By confidence", f"{at}, of this layout"
     if sure is not None and sure.requests:
-        yield Text(
-            f"Simulated with prefill steps {sure.prefill_factor:.2f} and decode steps"
+        text = (
+            f"with prefill steps {sure.prefill_factor:.2f} and decode steps"
             f" {sure.decode_factor:.2f} times as long as predicted; the SLO also holds with TTFT"
             f" {sure.ttft_factor:.2f} and TPOT {sure.tpot_factor:.2f} times as long as predicted"
         )
+        yield "Simulated", text
 
 
 def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
@@ -83,11 +89,11 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     load = f"{size} at {scenario.workload.requests_per_s:g} requests/s"
     verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
     facts = [
-        ("Capacity", f"a pool saturates at {predicted.capacity_requests_per_s:.3g} requests/s")
-    ]
-    facts += [
-        ("Network", f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}")
-        for role, extra_s in found.beyond_hb_domain_s.items()
+        _capacity(predicted),
+        *(
+            ("Network", f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}")
+            for role, extra_s in found.beyond_hb_domain_s.items()
+        ),
     ]
     blank = Text("")
     return Group(
@@ -162,7 +168,8 @@ def latency_rows(prediction: Prediction, slo: SloSpec) -> Table:
     return table
 
 
-def _headline(plan: Plan) -> str:
+def headline(plan: Plan) -> str:
+    """Return model, load, GPUs and nodes of a plan."""
     kinds = kinds_of(plan).items()
     size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
     if _unit(plan.inputs) == "core":
@@ -179,7 +186,12 @@ def _count(number: int, unit: str) -> str:
     return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
-def _answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def _capacity(prediction: Prediction) -> tuple[str, str]:
+    return "Capacity", f"a pool saturates at {prediction.capacity_requests_per_s:.3g} requests/s"
+
+
+def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield headroom, cost, routing, and what else the answer depends on."""
     first, _, part = plan.headroom.binds.partition(": ")
     binds = f"{first} ({part})" if part else first
     yield "Headroom", f"{plan.headroom.load_factor:.2f} times this load; first limit: {binds}"
@@ -209,9 +221,12 @@ def _cost_parts(cost: Running) -> Iterator[str]:
         )
 
 
-def _evidence_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def evidence_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what stands behind the prediction."""
     yield "Confidence", _confidence(plan.confidence)
-    yield "Step times", f"{plan.calibration.name}, {plan.calibration.date}, {fit_error(plan)}"
+    steps = plan.calibration.error_fraction
+    error = "the term-by-term model" if steps is None else f"{steps:.1%} from the measured steps"
+    yield "Step times", f"{plan.calibration.name}, {plan.calibration.date}, {error}"
     yield "Measured", measured(plan.validated_on)
     assumed = plan.inputs.scenario.model.assumed_context_tokens
     if assumed is not None:
@@ -225,14 +240,6 @@ def _confidence(found: Confidence | None) -> str:
         return "not simulated: the search was interrupted before it verified these sizes"
     simulated = f"{found.requests:,} simulated requests, {found.seeds} seeds"
     return f"{found.fraction:.0%} that the SLO holds: {simulated}"
-
-
-def fit_error(plan: Plan) -> str:
-    """Return how far the fitted steps are from what they were fitted to."""
-    steps = plan.calibration.error_fraction
-    if steps is not None:
-        return f"{steps:.1%} from the measured steps"
-    return "the term-by-term model"
 
 
 def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterator[str]:

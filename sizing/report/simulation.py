@@ -127,16 +127,12 @@ def _rate(outcome: Outcome) -> float:
     return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
 
 
-def simulated_interval(found: BatchMeansInterval) -> str:
-    """Write the interval of a simulated value; empty where too few values give none."""
-    if found.low_s is None:
-        return ""
-    return f"{seconds(found.low_s)} to {'more' if found.high_s is None else seconds(found.high_s)}"
-
-
 def _with_interval(found: BatchMeansInterval) -> str:
-    around = simulated_interval(found)
-    return seconds(found.value_s) + (f" ({around})" if around else "")
+    """Write a simulated value and its interval, which too few values do not have."""
+    if found.low_s is None:
+        return seconds(found.value_s)
+    high = "more" if found.high_s is None else seconds(found.high_s)
+    return f"{seconds(found.value_s)} ({seconds(found.low_s)} to {high})"
 
 
 def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None) -> Text:

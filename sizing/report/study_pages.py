@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import TYPE_CHECKING
 
-from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
+from minicluster.pages.figure import axis
 from minicluster.pages.page import ChartRow, Page
 from sizing.planner.studies.result import figures
 from sizing.report.plan_charts import front_figure
+from sizing.report.series_chart import series_figure
 from sizing.report.study import front_table, sweep_table
 from sizing.report.tables import titled_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from minicluster.pages.figure import Figure
     from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.pareto import Front
     from sizing.planner.studies.result import Figures, StudyResult
@@ -75,22 +76,17 @@ def _sweep_figures(
             point = (first.partition("=")[2], figures(answer.plan))
             series.setdefault(" ".join(others) or "the plan", []).append(point)
     numeric = all(_is_number(value) for value in keys[0].values)
+    x_axis = axis(keys[0].key) | ({} if numeric else {"type": "category"})
     for title, unit, value_of in MEASURES if series else ():
-        traces, said = [], []
-        for (name, points), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
-            values, ys = [value for value, _ in points], [value_of(found) for _, found in points]
-            hover = f"%{{y:,.4g}} {unit} at %{{x}}"
-            traces.append(
-                marks(name, [float(v) for v in values], ys, colour=colour, hover=hover, lines=True)
-                if numeric
-                else bars(name, values, ys, colour=colour, hover=hover)
+        drawn = {
+            name: (
+                [float(value) if numeric else value for value, _ in points],
+                [value_of(found) for _, found in points],
             )
-            drawn = ", ".join(f"{y:,.4g} at {v}" for v, y in zip(values, ys, strict=True))
-            said.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
-        x = axis(keys[0].key) if numeric else {**axis(keys[0].key), "type": "category"}
-        y = {**axis(unit), "rangemode": "tozero"}
-        caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(said)}"
-        yield Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x, y))
+            for name, points in series.items()
+        }
+        y_axis = {**axis(unit), "rangemode": "tozero"}
+        yield series_figure(title, drawn, x_axis, y_axis, unit=unit)
 
 
 def _is_number(text: str) -> bool:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
-from sizing.evidence.validate import refusals, slices
+from sizing.evidence.validate import scored, slices, without_errors
 from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from sizing.evidence.leave_out import HeldOutCoverage
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
+EXAMPLES = 5
+"""Rows named for each reason: the whole list of a large file hides the errors."""
+
 
 def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[Table]:
-    """Yield errors by group, coverage of intervals, and the rows without a prediction."""
-    errors = slices(verdicts)
+    """Yield the rows that have no errors, then errors by group and coverage of intervals."""
+    rows = without_errors(verdicts)
+    if rows:
+        yield without_errors_table(rows)
+    errors = slices(scored(verdicts))
     for by, group in groupby(errors, key=lambda each: each.by):
         yield errors_table(by, list(group))
     tails = [each for each in errors if each.ttft_p99 or each.tpot_p99]
@@ -31,13 +37,6 @@ def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[
         yield tails_table(tails)
     yield coverage_table(found.coverages)
     yield claims_table(found.claims)
-    refused = refusals(verdicts)
-    if refused:
-        rows = ((str(count), reason) for reason, count in refused)
-        yield table("Rows without a prediction", _folded(("rows",), "reason"), rows)
-    impossible = [verdict for verdict in verdicts if verdict.found.status == "infeasible"]
-    if impossible:
-        yield infeasible_table(impossible)
 
 
 def errors_table(by: str, errors: Sequence[SliceErrors]) -> Table:
@@ -71,7 +70,7 @@ def tails_table(errors: Sequence[SliceErrors]) -> Table:
         )
         for each in errors
     )
-    heads = _folded((), "", "group", "rows", "TTFT p99", "TPOT p99")
+    heads = ("", Column("group", overflow="fold"), "rows", "TTFT p99", "TPOT p99")
     return table("Errors of p99: mean/median/bias", heads, rows)
 
 
@@ -88,14 +87,6 @@ def _percent(share: float, *, sign: str = "") -> str:
     """Write a share in percent, with one decimal below 100 %."""
     digits = 0 if abs(share) >= 1 else 1
     return f"{100 * share:{sign}.{digits}f}"
-
-
-def _folded(numbers: tuple[str, ...], *words: str) -> list[Column]:
-    """Return columns of numbers, then columns of words that are folded onto several lines."""
-    return [
-        *(Column(head, justify="right") for head in numbers),
-        *(Column(head, overflow="fold") for head in words),
-    ]
 
 
 def coverage_table(found: Sequence[Coverage]) -> Table:
@@ -142,19 +133,16 @@ def left_out_tables(found: Sequence[HeldOutCoverage]) -> Iterator[Table]:
         yield table(f"80 % intervals learned without each {split}", heads, rows, left=("", "name"))
 
 
-def infeasible_table(verdicts: Sequence[RowVerdict]) -> Table:
-    """Return the rows that are predicted infeasible, with their measured TTFT."""
-    words = {True: "yes", False: "no", None: "not measured"}
-    rows = []
-    for verdict in verdicts:
-        ttft_s = verdict.row.ttft_s if verdict.row else None
-        measured = "" if ttft_s is None else f"{ttft_s:.1f} s"
-        rows.append((verdict.id, verdict.found.reason, measured, words[verdict.answered]))
-    heads = _folded((), "row", "reason", "measured TTFT", "right")
-    return table("Rows called infeasible", heads, rows)
-
-
-def unscored_table(verdicts: Sequence[RowVerdict]) -> Table:
-    """Return the rows that are left out of errors and intervals, with the reason."""
-    rows = ((verdict.id, verdict.excluded) for verdict in verdicts)
-    return table("Rows that are not scored", _folded((), "row", "reason"), rows)
+def without_errors_table(found: Mapping[tuple[str, str], Sequence[str]]) -> Table:
+    """Return the number of rows that have no errors, by status and reason, with examples."""
+    rows = (
+        (status, reason, str(len(ids)), ", ".join(ids[:EXAMPLES]))
+        for (status, reason), ids in found.items()
+    )
+    return table(
+        "Rows without errors",
+        ("", Column("reason", overflow="fold"), "rows", Column("such as", overflow="fold")),
+        rows,
+        caption="every row with its reason: -o FILE, or --json",
+        caption_justify="left",
+    )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.plan import Inputs
-    from minicluster.specs.gpu import GpuSpec
     from sizing.latency.step import Machine
     from sizing.planner.studies.rule import ComputeRule
 
@@ -173,36 +172,22 @@ def token_by_library_s(on: Machine, tokens: int, *, slicing: Slicing) -> dict[st
     Source:
         configs/collectives (docs/model.md, eq. H4).
     """
-    load = decode_load(1, tokens)
-    return {
-        name: float(step_s(replace(on, gpu=crossed_by(on.gpu, name)), load, slicing=slicing))
-        for name in _measured_across(on, slicing.tp)
+    domains = math.ceil(slicing.tp / on.cluster.gpus_per_hb_domain)
+    if domains == 1:
+        return {}
+    measured, load = on.gpu.collectives.measured, decode_load(1, tokens)
+    libraries = {
+        table.library
+        for table in measured
+        if table.pattern == "all-reduce" and (table.gpus, table.domains) == (slicing.tp, domains)
     }
-
-
-def crossed_by(gpu: GpuSpec, library: str) -> GpuSpec:
-    """Return the GPU with a library's measurements in place of NCCL's."""
-    tables = tuple(
-        replace(table, library=CROSSES)
-        for table in gpu.collectives.measured
-        if table.library == library
-    )
-    return replace(gpu, collectives=replace(gpu.collectives, measured=tables))
-
-
-def _measured_across(on: Machine, group: int) -> list[str]:
-    """Return the libraries besides NCCL with a measured all-reduce over such a group."""
-    domains = math.ceil(group / on.cluster.gpus_per_hb_domain)
-    return sorted(
-        {
-            table.library
-            for table in on.gpu.collectives.measured
-            if table.pattern == "all-reduce"
-            and table.library != CROSSES
-            and (table.gpus, table.domains) == (group, domains)
-            and domains > 1
-        }
-    )
+    found = {}
+    for name in sorted(libraries - {CROSSES}):
+        # Its measurements in place of NCCL's.
+        tables = tuple(replace(each, library=CROSSES) for each in measured if each.library == name)
+        gpu = replace(on.gpu, collectives=replace(on.gpu.collectives, measured=tables))
+        found[name] = float(step_s(replace(on, gpu=gpu), load, slicing=slicing))
+    return found
 
 
 def preferences(found: LongPrompt) -> tuple[tuple[int, Timed, Timed], ...]:

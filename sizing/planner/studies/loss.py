@@ -12,7 +12,7 @@ from sizing.simulation.planned import simulate_plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Placement, Plan, Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +82,17 @@ def without_one(plan: Plan, role: str) -> Plan:
 
 
 def _smaller(pool: Pool) -> Pool:
-    keep = pool.gpus - pool.gpus // pool.replicas
-    placed, seen = [], 0
+    kept = pool.replicas - 1
+    placed = tuple(placement for replica, placement in placed_replicas(pool) if replica < kept)
+    return replace(pool, replicas=kept, placement=placed)
+
+
+def placed_replicas(pool: Pool) -> Iterator[tuple[int, Placement]]:
+    """Yield every placement of a pool with the number of its replica."""
+    each, seen = pool.gpus // pool.replicas, 0
     for placement in pool.placement:
+        yield seen // each, placement
         seen += len(placement.gpus)
-        if seen <= keep:
-            placed.append(placement)
-    return replace(pool, replicas=pool.replicas - 1, placement=tuple(placed))
 
 
 def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from minicluster.config import parse, read_toml
 from minicluster.specs.checks import Count, Fraction, Spec
 from minicluster.specs.gpu import NumberSource
-from sizing import catalog
-from sizing.catalog.folder import unknown
+from sizing.catalog.folder import find_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +38,14 @@ class RuleAnswer:
 
 def find_rule(name: str) -> ComputeRule:
     """
-    Read a rule by its name.
+    Read a rule by its name, or from a file like those of `configs/presets`.
 
     Raises:
         InputError: no such rule; the nearest name is said.
     """
-    known = catalog.files("presets")
-    if name not in known:
-        raise unknown("--preset", name, "a rule of configs/presets", known)
-    return parse(ComputeRule, read_toml(known[name]), place=known[name].name)
+    expectation = "a rule of configs/presets"
+    path = find_file("presets", name, place="--preset", expectation=expectation)
+    return parse(ComputeRule, read_toml(path), place=path.name)
 
 
 def gpus_by_compute(

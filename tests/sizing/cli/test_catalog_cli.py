@@ -7,52 +7,39 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from tests.sizing.conftest import Sizing
 
 
-def data(sizing: Sizing, command: str) -> list[dict[str, Any]]:
-    """Return what a command prints with --json."""
-    done = sizing(command, "--json")
+@pytest.mark.parametrize(
+    ("command", "key", "names"),
+    [
+        ("models", "name", list(catalog.models())),
+        ("gpus", "name", list(catalog.gpus())),
+        ("schema", "key", [key.key for key in scenario_keys()]),
+    ],
+)
+def test_catalogs_are_listed_whole(
+    sizing: Sizing, command: str, key: str, names: list[str]
+) -> None:
+    """As data and as a table: models with parameters and KV bytes, GPUs with peaks, keys."""
+    done, table = sizing(command, "--json"), sizing(command).out
     assert (done.code, done.err) == (0, "")
-    parsed: list[dict[str, Any]] = json.loads(done.out)
-    return parsed
-
-
-def test_models(sizing: Sizing) -> None:
-    """Every model is listed with its parameters, its KV bytes per token and its sources."""
-    rows = {row["name"]: row for row in data(sizing, "models")}
-    assert rows.keys() == catalog.models().keys()
-    llama = rows["llama-3.1-70b"]
-    assert llama["num_parameters"] == 70_553_706_496
-    assert llama["kv_bytes_per_token"] == 327_680  # 2 x 80 layers x 8 heads x 128 x 2 bytes
-    assert rows["deepseek-v3"]["kv_bytes_per_token"] == 70_272  # 61 x (512 + 64) x 2 bytes
-    assert all(row["sources"] for row in rows.values())
-    table = sizing("models").out
-    assert all(name in table for name in rows)
-
-
-def test_gpus(sizing: Sizing) -> None:
-    """Every GPU is listed with its peaks, its efficiencies and its sources."""
-    rows = {row["name"]: row for row in data(sizing, "gpus")}
-    assert rows.keys() == catalog.gpus().keys()
-    assert rows["h100-sxm"]["peak_flops_per_s"]["bf16"] == 989e12
-    assert rows["mi300x"]["efficiency"]["fitted"] is False
-    table = sizing("gpus").out
-    assert all(name in table for name in rows)
-    assert "fitted" in table
-    assert "calibration" in table
-
-
-def test_schema(sizing: Sizing) -> None:
-    """Every key of a scenario is listed, as data and as a table."""
-    rows = data(sizing, "schema")
-    assert [row["key"] for row in rows] == [key.key for key in scenario_keys()]
-    table = sizing("schema").out
-    assert all(row["key"] in table for row in rows)
+    rows = {row[key]: row for row in json.loads(done.out)}
+    assert list(rows) == names
+    assert [name for name in names if name not in table] == []
+    if command == "models":
+        assert rows["llama-3.1-70b"]["num_parameters"] == 70_553_706_496
+        # 2 x 80 layers x 8 heads x 128 x 2 bytes; 61 x (512 + 64) x 2 bytes
+        assert rows["llama-3.1-70b"]["kv_bytes_per_token"] == 327_680
+        assert rows["deepseek-v3"]["kv_bytes_per_token"] == 70_272
+    if command == "gpus":
+        assert rows["h100-sxm"]["peak_flops_per_s"]["bf16"] == 989e12
+        assert [word for word in ("fitted", "default", "calibration") if word not in table] == []
 
 
 def test_init_writes_a_scenario_that_can_be_read(sizing: Sizing, tmp_path: Path) -> None:

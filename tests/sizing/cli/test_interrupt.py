@@ -39,7 +39,7 @@ def test_before_a_simulation_an_estimate_is_what_there_is(sizing: Sizing, tmp_pa
     sure = plan.confidence
     assert sure is not None
     assert (sure.fraction, sure.requests, sure.interrupted) == (0.0, 0, True)
-    assert "interrupted before it simulated" in page.read_text(encoding="utf-8")
+    assert "interrupted before it verified" in page.read_text(encoding="utf-8")
 
 
 def test_after_a_proof_the_plan_is_proven(sizing: Sizing, tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ def test_claims_hold(command: str) -> None:
     done = CliRunner().invoke(app, command.split()[1:])
     assert (done.exit_code, bool(done.stdout)) == (0, True), done.exception
     claims = [claim for claim in CLAIMS if claim.command == command]
-    wrong = {each.text: (each.shown, each.expected) for each in claims if not each.holds}
+    wrong = {each.claim: (each.shown, each.expected_value) for each in claims if not each.holds}
     assert not wrong
 
 
 def test_no_claim_went_missing() -> None:
     """The claims of all five documents are there, and those that can be computed are."""
     assert len(CLAIMS) > 90
-    assert {claim.seed for claim in CLAIMS} == {"000", "001", "002", "003", "004"}
+    assert {claim.seed_file for claim in CLAIMS} == {"000", "001", "002", "003", "004"}
     assert all(claim.command and claim.answer for claim in CLAIMS if claim.kind != "context")
     assert all(len(claim.note) > 20 for claim in CLAIMS if claim.kind == "erroneous")
 

@@ -131,7 +131,7 @@ def test_labels_mend_rows_and_leave_others_out(sizing: Sizing, tmp_path: Path) -
     found = validated(sizing, tmp_path, rows, "--labels", str(path))
     assert found["errors"][0]["rows"] == 2
     reasons = {each["id"]: each["reason"] for each in found["not_scored"]}
-    assert reasons == {"three": "the measurement of two", "four": "ambiguous label"}
+    assert reasons == {"three": "duplicate: the measurement of two", "four": "ambiguous label"}
     one, *_ = read_rows(tmp_path / "rows.csv", read_labels(path))
     assert isinstance(one, MeasuredRow)
     [group] = one.groups

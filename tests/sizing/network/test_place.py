@@ -18,7 +18,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.topology import Inventory, Node, inventory_of
 from sizing import catalog
 from sizing.network import scheduler_manifests
-from sizing.network.gpu_groups import GpuGroup, PoolRequest
+from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
@@ -159,10 +159,9 @@ def test_pairs_are_counted_as_if_listed(inventory: Inventory, counts: tuple[int,
         tiers.append("hb" if here[0] == there[0] else "rack" if here[1] == there[1] else "pod")
         if here[0] != there[0]:
             on_rail.append(np.mean([a[rank // 2][1] == b[rank][1] for rank in range(4)]))
-    for tier, share in found.meeting_fraction.items():
-        assert share == pytest.approx(tiers.count(tier) / len(tiers))
-    expected = np.mean(on_rail) if on_rail else 1.0
-    assert found.rail_aligned_fraction == pytest.approx(expected)
+    shares = {tier: tiers.count(tier) / len(tiers) for tier in TIERS}
+    assert found.meeting_fraction == pytest.approx(shares)
+    assert found.rail_aligned_fraction == pytest.approx(np.mean(on_rail) if on_rail else 1.0)
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
@@ -192,11 +191,8 @@ def test_rules_of_pools() -> None:
     assert narrow.warnings[0].startswith("not spread over 2 units of rack")
     near = pooled(site([8, 8, 8, 8]), (2, 1), (4, 8), pairs_within=1)
     assert near.meeting_fraction["pod"] == 0
-
-
-def test_narrow_groups_stride_over_the_rails() -> None:
-    """Half is the most that one NIC a rank allows; the pair that crosses meets on its rails."""
-    assert pooled(site([8, 8, 8, 8]), (2, 1), (4, 8)).rail_aligned_fraction == 0.5
+    # Narrow groups stride over the rails: half is the most that one NIC a rank allows.
+    assert near.rail_aligned_fraction == 0.5
     assert pooled(site([8, 8]), (2, 1), (4, 4)).rail_aligned_fraction == 1.0
 
 
@@ -217,7 +213,6 @@ def test_spares_are_kept_free() -> None:
     ("degrees", "rules", "message"),
     [
         ({"tp": 16}, {}, "--allow-tp-straddle"),
-        ({"tp": 12}, {"straddle": True}, "a multiple of the 8 GPUs of one hb"),
         ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
         ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
         ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
@@ -242,10 +237,12 @@ def test_refusals_say_how_many_and_why(
         place()
 
 
-def test_tp_that_may_straddle_takes_whole_domains() -> None:
+def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
     root = unit_tree(site([8, 8, 8]))
-    wide = place_ranks(Degrees(tp=16), root, TIERS, RankRules(straddle=True))
-    assert "straddles 2 hb units" in wide.warnings[0]
+    for tp in (12, 16):
+        wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
+        assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
+        assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
     found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
     assert "prefill: TP16 straddles 2 units" in found.warnings[0]
     assert [len(group.gpus) for group in found.groups] == [16, 8]
@@ -287,74 +284,50 @@ LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_
 SITE = site([8] * 4)
 
 
-def placed(stages: int) -> tuple[GpuGroup, ...]:
-    """Place two prefill replicas of TP4 and a decode replica of TP8, or one of TP8 PP2 each."""
+@pytest.mark.parametrize(("stages", "tier"), [(1, 1), (2, 2)])
+def test_schedulers_are_told_the_placement(stages: int, tier: int) -> None:
+    """
+    Two prefill replicas of TP4 and one of decode of TP8, or one each of TP8 PP2.
+
+    *stages* are the nodes of a replica, *tier* holds it: an HB domain, or a rack of two.
+    """
     counts, widths = ((2, 1), (4, 8)) if stages == 1 else ((1, 1), (8, 8))
-    return pooled(SITE, counts, widths, stages=stages).groups
+    groups = pooled(SITE, counts, widths, stages=stages).groups
 
-
-STAGES = pytest.mark.parametrize(("stages", "tier"), [(1, 1), (2, 2)])
-"""Nodes of a replica, and the tier that holds it: an HB domain, or a rack of two."""
-
-
-@STAGES
-def test_ray_bundles_hold_all_gpus(stages: int, tier: int) -> None:  # noqa: ARG001
-    """One selector a bundle, each of a node that has the label; a bundle a node of a replica."""
-    made = scheduler_manifests.ray(SITE, placed(stages))
-    groups = made["placement_groups"]
-    bundles = [bundle["GPU"] for group in groups for bundle in group["bundles"]]
-    assert sum(bundles) == 16 * stages
+    ray = scheduler_manifests.ray(SITE, groups)
+    replicas = ray["placement_groups"]
+    assert sum(bundle["GPU"] for group in replicas for bundle in group["bundles"]) == 16 * stages
     strategy = "STRICT_PACK" if stages == 1 else "PACK"
-    assert {(group["strategy"], len(group["bundles"])) for group in groups} == {(strategy, stages)}
-    assert all(len(g["bundles"]) == len(g["bundle_label_selector"]) for g in groups)
-    selected = {s[NODE_LABEL] for g in groups for s in g["bundle_label_selector"]}
-    assert selected == set(made["node_labels"])
+    selectors = [group["bundle_label_selector"] for group in replicas]
+    assert {(g["strategy"], len(g["bundles"])) for g in replicas} == {(strategy, stages)}
+    assert {len(each) for each in selectors} == {stages}
+    assert {s[NODE_LABEL] for each in selectors for s in each} == set(ray["node_labels"])
 
+    kueue = scheduler_manifests.kueue(SITE, groups)
+    levels = [each["nodeLabel"] for each in kueue["spec"]["levels"]]
+    assert levels == [*(f"minicluster.dev/{t}" for t in reversed(TIERS)), "kubernetes.io/hostname"]
+    assert all(LABEL.match(each) for each in levels)
+    assert [each["count"] for each in kueue["podSets"].values()] == [n * stages for n in counts]
+    for pod_set in kueue["podSets"].values():
+        assert list(pod_set["annotations"].values()) == [
+            levels[0], f"minicluster.dev/{TIERS[tier - 1]}", str(stages)
+        ]  # fmt: skip
 
-@STAGES
-def test_volcano_objects_keep_to_their_schema(stages: int, tier: int) -> None:
-    """HyperNodes of every unit used, members of the tier below; one policy a role."""
-    made = scheduler_manifests.volcano(SITE, placed(stages))
+    volcano = scheduler_manifests.volcano(SITE, groups)
     known = {node.name for node in SITE.nodes}
-    for node in made["hyperNodes"]:
-        assert (node["apiVersion"], node["kind"]) == ("topology.volcano.sh/v1alpha1", "HyperNode")
-        assert set(node) == {"apiVersion", "kind", "metadata", "spec"}
-        assert NAME.match(node["metadata"]["name"])
-        members = node["spec"]["members"]
+    for node in volcano["hyperNodes"]:  # members of the tier below, which are there already
+        members, name = node["spec"]["members"], node["metadata"]["name"]
         below = "Node" if node["spec"]["tier"] == 1 else "HyperNode"
         assert {member["type"] for member in members} == {below}
         assert {member["selector"]["exactMatch"]["name"] for member in members} <= known
-        known.add(node["metadata"]["name"])
-    group = made["podGroup"]
-    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
-    assert set(group["spec"]) == {"minMember", "subGroupPolicy"}
-    policies = group["spec"]["subGroupPolicy"]
-    pods = sum(policy["subGroupSize"] * policy["minSubGroups"] for policy in policies)
-    assert group["spec"]["minMember"] == pods
-    for policy in policies:
-        assert set(policy) == {"name", "labelSelector", "matchLabelKeys", "subGroupSize",
-                               "minSubGroups", "networkTopology"}  # fmt: skip
+        assert NAME.match(name)
+        known.add(name)
+    spec = volcano["podGroup"]["spec"]
+    assert spec["minMember"] == stages * sum(counts)
+    for policy, count in zip(spec["subGroupPolicy"], counts, strict=True):
+        assert (policy["subGroupSize"], policy["minSubGroups"]) == (stages, count)
         assert policy["networkTopology"] == {"mode": "hard", "highestTierAllowed": tier}
-        assert policy["subGroupSize"] == stages
         assert all(LABEL.match(key) for key in policy["matchLabelKeys"])
-
-
-@STAGES
-def test_kueue_objects_keep_to_their_schema(stages: int, tier: int) -> None:
-    """Levels from the outside in, unique, hosts last; slices as wide as a replica."""
-    made = scheduler_manifests.kueue(SITE, placed(stages))
-    levels = [each["nodeLabel"] for each in made["spec"]["levels"]]
-    assert made["apiVersion"] == "kueue.x-k8s.io/v1beta2"
-    assert len(set(levels)) == len(levels) <= 16
-    assert all(LABEL.match(each) for each in levels)
-    assert levels[-1] == "kubernetes.io/hostname"
-    for pod_set in made["podSets"].values():
-        notes = pod_set["annotations"]
-        required = notes["kueue.x-k8s.io/podset-slice-required-topology"]
-        assert required == f"minicluster.dev/{SITE.tiers[tier - 1]}"
-        assert int(notes["kueue.x-k8s.io/podset-slice-size"]) == stages
-        assert pod_set["count"] % stages == 0
-        assert notes["kueue.x-k8s.io/podset-preferred-topology"] in levels
 
 
 def test_slurm_topology_nests() -> None:
