@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Tally
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,10 +13,11 @@ from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Prediction
     from serving.admission.controller import AdmissionController
+    from serving.api.access_log import AnswerRecord
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import RequestPhases
 
@@ -42,18 +41,6 @@ HISTOGRAMS = {
 
 MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
 """Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredAnswer:
-    """A complete answer; *tpot_s* is `None` for one of a single token."""
-
-    ttft_s: float
-    tpot_s: float | None
-    e2e_s: float
-    gaps_s: list[float]
-    prompt_tokens: int
-    output_tokens: int
 
 
 class Metrics:
@@ -123,20 +110,21 @@ class Metrics:
         """Count an answer, of whatever route."""
         self._responses.labels(route, str(status)).inc()
 
-    def ended(self, path: str, outcome: str, answer: MeasuredAnswer | None) -> None:
+    def ended(self, record: AnswerRecord) -> None:
         """Count a request that ended, and observe its answer if that is complete."""
-        self._requests.labels(path, outcome).inc()
-        self.recent.outcomes[outcome] += 1
-        if answer is None:
+        path = "none" if record.phases is None else record.phases.path
+        self._requests.labels(path, record.outcome).inc()
+        self.recent.outcomes[record.outcome] += 1
+        if record.outcome != "ok":
             return
-        self._seconds["e2e"].observe(answer.e2e_s)
-        for gap_s in answer.gaps_s:
+        for name, seconds in (("e2e", record.e2e_s), ("tpot", record.tpot_s)):
+            if seconds is not None:
+                self._seconds[name].observe(seconds)
+        for gap_s in record.gaps_s:
             self._seconds["itl"].observe(gap_s)
-        if answer.tpot_s is not None:
-            self._seconds["tpot"].observe(answer.tpot_s)
-        self._tokens.labels("prompt").inc(answer.prompt_tokens)
-        self._tokens.labels("output").inc(answer.output_tokens)
-        self.recent.add(answer)
+        self._tokens.labels("prompt").inc(record.prompt_tokens or 0)
+        self._tokens.labels("output").inc(record.output_tokens or 0)
+        self.recent.add(record)
 
     def shed(self, reason: str) -> None:
         """Count a request that was not admitted."""
@@ -192,30 +180,31 @@ class RecentLatencies:
 
     def __init__(self) -> None:
         self.outcomes: Tally[str] = Tally()
-        self._last: deque[tuple[float, MeasuredAnswer]] = deque(maxlen=LAST_ANSWERS)
+        self._last: deque[AnswerRecord] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
 
-    def add(self, answer: MeasuredAnswer) -> None:
-        """Add an answer that ends now."""
-        self._last.append((time.monotonic(), answer))
+    def add(self, answer: AnswerRecord) -> None:
+        """Add a complete answer."""
+        self._last.append(answer)
         self._gaps_s.extend(answer.gaps_s)
 
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
-        last = list(self._last)
-        span_s = last[-1][0] - last[0][0] if len(last) > 1 else 0.0
+        last = self._last
+        ends_s = [each.last_s for each in last if each.last_s is not None]
+        span_s = max(ends_s) - min(ends_s) if ends_s else 0.0
         return {
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
             "outcomes": dict(self.outcomes),
-            "ttft": _statistics([each.ttft_s for _, each in last]),
-            "tpot": _statistics([each.tpot_s for _, each in last if each.tpot_s]),
-            "e2e": _statistics([each.e2e_s for _, each in last]),
-            "itl": _statistics(list(self._gaps_s)),
+            "ttft": _statistics(each.ttft_s for each in last),
+            "tpot": _statistics(each.tpot_s for each in last),
+            "e2e": _statistics(each.e2e_s for each in last),
+            "itl": _statistics(self._gaps_s),
         }
 
 
-def _statistics(values: list[float]) -> dict[str, float] | None:
+def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
     """Return mean and percentiles; `None` without values."""
-    found = summarise(values)
+    found = summarise([each for each in values if each is not None])
     return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

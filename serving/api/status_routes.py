@@ -67,22 +67,22 @@ class StatusRoutes:
             "max_model_len": config.max_model_len,
         }
 
-    async def models(self, request: Request, _request_id: str) -> Response:
+    async def models(self, request: Request) -> Response:
         """List the one model."""
         self._access.client(request)
         return JSONResponse({"object": "list", "data": [self._card]})
 
-    async def model(self, request: Request, _request_id: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """Describe the model."""
         self._access.client(request)
         check_model(request.path_params["model"], self._completions.config.model_id)
         return JSONResponse(self._card)
 
-    async def health(self, _request: Request, _request_id: str) -> Response:
+    async def health(self, _request: Request) -> Response:
         """Answer OK: this process is alive; `/ready` reports whether requests get through."""
         return PlainTextResponse("OK")
 
-    async def ready(self, request: Request, _request_id: str) -> Response:
+    async def ready(self, request: Request) -> Response:
         """
         Report whether requests get through; 503 and the reasons if not.
 
@@ -94,7 +94,7 @@ class StatusRoutes:
             ready = not lacking
         return JSONResponse({"ready": ready, "lacking": lacking}, status_code=200 if ready else 503)
 
-    async def metrics(self, request: Request, _request_id: str) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus's text format."""
         completions = self._completions
         self._access.client(request)
@@ -102,7 +102,7 @@ class StatusRoutes:
         text = completions.metrics.text(completions.admission)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
-    async def plan(self, request: Request, _request_id: str) -> Response:
+    async def plan(self, request: Request) -> Response:
         """Return the plan, what is deployed, and what is measured."""
         completions = self._completions
         self._access.client(request)
@@ -129,11 +129,11 @@ class StatusRoutes:
         }
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
-    async def schema(self, _request: Request, _request_id: str) -> Response:
+    async def schema(self, _request: Request) -> Response:
         """Return the OpenAPI schema."""
         return JSONResponse(self._schema)
 
-    async def page(self, _request: Request, _request_id: str) -> Response:
+    async def page(self, _request: Request) -> Response:
         """Return the live page; it asks for a key itself if one is needed."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 

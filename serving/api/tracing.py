@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from serving.api.access_log import route_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +97,7 @@ class RequestTracer:
             return now_ns - round((now_s - seconds) * 1e9)
 
         span = self._tracer.start_span(
-            f"{scope['method']} {record.route}",
+            f"{scope['method']} {route_of(scope)}",
             context=TraceContextTextMapPropagator().extract(headers),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),
@@ -120,7 +121,7 @@ def _attributes(record: AnswerRecord, scope: Scope) -> dict[str, str | int]:
     phases = record.phases
     found = {
         "http.request.method": scope["method"],
-        "http.route": record.route,
+        "http.route": route_of(scope),
         "http.response.status_code": record.status,
         "error.type": record.error,
         "gen_ai.usage.input_tokens": record.prompt_tokens,

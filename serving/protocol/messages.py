@@ -70,6 +70,8 @@ class Refusal:
             found["WWW-Authenticate"] = "Bearer"
         if self.code == "slo_unreachable":
             found["X-Should-Retry"] = "false"
+        if self.code == "stopping":
+            found["Connection"] = "close"
         if self.retry_after_s is not None:
             found["Retry-After"] = str(math.ceil(self.retry_after_s))
         return found
