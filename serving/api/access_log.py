@@ -101,28 +101,35 @@ class AnswerRecord:
             self.prompt_tokens = usage.get("prompt_tokens")
             self.output_tokens = usage.get("completion_tokens")
 
-    def line(self, scope: Scope) -> str:
-        """Return the line of the log: JSON without empty fields, and nothing of any body."""
-        client, phases, ttft_s = scope.get("client"), self.phases, self.ttft_s
+    def facts(self, scope: Scope) -> dict[str, str | int | float]:
+        """Return what is known of the request and may be shown: nothing of any body."""
+        phases = self.phases
         found = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request_id": self.request_id,
-            "client": client[0] if client else "",
             "key": self.key,
             "method": scope["method"],
             "route": route_of(scope),
             "status": self.status,
-            "seconds": round(time.perf_counter() - self.started_s, 4),
             "outcome": self.outcome,
             "error": self.error,
-            "path": phases.path_and_reason if phases else "",
-            "prefill_replica": phases.prefill_replica if phases else "",
-            "decode_replica": phases.decode_replica if phases else "",
-            "ttft_s": None if ttft_s is None else round(ttft_s, 4),
+            "path": phases and phases.path_and_reason,
+            "prefill_replica": phases and phases.prefill_replica,
+            "decode_replica": phases and phases.decode_replica,
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
         }
-        return json.dumps({name: each for name, each in found.items() if each not in {"", None}})
+        return {name: each for name, each in found.items() if each not in {"", None}}
+
+    def line(self, scope: Scope) -> str:
+        """Return the line of the log: JSON, with when, how long and from where."""
+        client = scope.get("client")
+        seen = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "seconds": round(time.perf_counter() - self.started_s, 4),
+            **({"client": client[0]} if client else {}),
+        }
+        return json.dumps(seen | self.facts(scope))
 
 
 def record_of(request: Request) -> AnswerRecord:
