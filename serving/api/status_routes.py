@@ -107,22 +107,24 @@ class StatusRoutes:
         completions = self._completions
         self._access.client(request)
         running = await completions.readiness.running.get()
-        pools: dict[str, dict[str, dict[str, int]]] = {}
-        for pool in completions.config.pools:
-            for domain, planned in pool.replicas.items():
-                up = running.get((pool.role, domain), 0)
-                pools.setdefault(pool.role, {})[domain] = {"planned": planned, "running": up}
+        replicas = {
+            pool.role: {
+                domain: {"planned": planned, "running": running.get((pool.role, domain), 0)}
+                for domain, planned in pool.replicas.items()
+            }
+            for pool in completions.config.pools
+        }
         engines: dict[str, dict[str, Any]] = {}
         for (role, domain), facts in (await completions.readiness.facts.get()).items():
             engines.setdefault(role, {})[domain] = facts
-        inflight, margin = completions.admission.inflight, completions.admission.margin
-        measured: dict[str, Any] = {
+        margin = completions.admission.margin
+        measured = {
             **completions.metrics.recent.summary(),
-            "outstanding": {"prefill": inflight.waiting, "all": inflight.sequences},
+            "outstanding": completions.admission.inflight.outstanding,
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
         deployed = {
-            "replicas": pools,
+            "replicas": replicas,
             "engines": engines,
             "max_output_tokens": completions.token_limit,
             "admission": completions.admission.sheds,

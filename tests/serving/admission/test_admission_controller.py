@@ -89,11 +89,11 @@ def test_admits_until_the_queue_reaches_the_slo(admission: AdmissionController) 
     admitted, shed = _let_in(admission, ASKED)
     # own prefill 50 ms, one step of 10 ms, margin 10 % of 500 ms: at most 0.39 s ahead
     assert (len(admitted), shed.reason) == (8, "ttft")
-    assert admission.inflight.waiting == 8
+    assert admission.inflight.outstanding["prefill"] == 8
     for request in admitted:
         admission.first_token(request, 0.1)
         admission.first_token(request, 0.1)  # seen twice, counted once
-    assert (admission.inflight.waiting, admission.inflight.sequences) == (0, 8)
+    assert admission.inflight.outstanding == {"prefill": 0, "all": 8}
     for left in reversed(range(8)):
         admission.end(admitted[left], 0.01)
         assert admission.inflight.load("d0").decode.context_tokens == left * 410
@@ -157,7 +157,7 @@ def test_prompts_that_wait_for_decode_are_seen(mixed: EndpointConfig) -> None:
     load = admission.inflight.load("d0")
     assert load.decode.work_s == pytest.approx(9 * (0.04 + 0.4 * BASE_S))
     assert sum(admission.inflight.backlog_s().values()) == load.decode.work_s
-    assert admission.inflight.waiting == 9
+    assert admission.inflight.outstanding["prefill"] == 9
     for request in admitted:
         admission.first_token(request, 0.1)
     assert admission.inflight.load("d0").decode.work_s == 0
@@ -328,7 +328,7 @@ def test_admission_that_is_off_or_has_no_plan_still_counts(config: EndpointConfi
             isinstance(request, InflightRequest) and request.forecast is None
             for request in admitted
         )
-        assert (admission.inflight.waiting, admission.inflight.sequences) == (100, 100)
+        assert admission.inflight.outstanding == {"prefill": 100, "all": 100}
         assert sum(admission.inflight.backlog_s().values()) > 1.0
 
 
