@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from serving.protocol.answer_engine import ComputedPrompt
-from serving.protocol.messages import EngineFailed
+from serving.protocol.messages import EngineFailed, Prefilled
 from serving.replicas.engine_compat import (
     block_size,
     engine_facts,
@@ -25,7 +24,7 @@ from serving.request.prefill import ENGINE_DIED
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Prefilled, Refusal
+    from serving.protocol.messages import Refusal
 
 
 class VllmAnswers:
@@ -84,7 +83,7 @@ class VllmAnswers:
         # Decode computes the end of every prompt that it fetches, which may be a whole block.
         return self._computed_tokens.get(name, 0) > self._block_tokens
 
-    async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
+    async def compute(self, request: Any, *, keep: bool) -> Prefilled | Refusal:  # noqa: ANN401
         """See `AnswerEngine`; raises no exception of vLLM's."""
         request = for_prefill(request, keep=keep)
         async with aclosing(self._stream(request)) as items:
@@ -96,7 +95,7 @@ class VllmAnswers:
         if refusal is not None:
             return refusal
         timed = answer.metrics
-        return ComputedPrompt(
+        return Prefilled(
             prompt_tokens=answer.usage.prompt_tokens,
             kv_transfer_params=answer.kv_transfer_params or {},
             queue_s=(timed.queue_time_ms or 0.0) / 1e3 if timed else 0.0,
