@@ -11,7 +11,7 @@ import httpx
 from serving.api.app import api_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE
-from tests.serving.virtual_time import run
+from tests.serving.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,43 +37,30 @@ async def _streaming(
         assert (await answer).text.endswith("data: [DONE]\n\n")
 
 
-def test_a_stream_under_way_ends_and_no_other_begins(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_a_stream_under_way_ends_and_no_other_begins(config: EndpointConfig) -> None:
     """New work is sent elsewhere (503, and the connection closed), as is the load balancer."""
-
-    async def drained() -> None:
-        async with _streaming(config) as (app, client, answer):
-            assert (await client.get("/ready")).status_code == 200
-            draining = asyncio.create_task(app.state.drain(60.0))
-            await asyncio.sleep(0)
-            for refused in (await client.post(COMPLETIONS, json=ONE), await client.get("/ready")):
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "stopping"
-                assert refused.headers["connection"] == "close"
-                assert int(refused.headers["retry-after"]) > 0
-                assert refused.headers["x-request-id"]
-            assert (await client.get("/health")).status_code == 200
-            metrics = (await client.get("/metrics")).text
-            assert 'responses_total{route="none",status="503"} 2.0' in metrics
-            assert not draining.done()
-            assert await draining == 0
-            await asyncio.sleep(0)
-            assert answer.done()
-
-    run(drained())
+    async with _streaming(config) as (app, client, answer):
+        assert (await client.get("/ready")).status_code == 200
+        draining = asyncio.create_task(app.state.drain(60.0))
+        await asyncio.sleep(0)
+        for refused in (await client.post(COMPLETIONS, json=ONE), await client.get("/ready")):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+            assert refused.headers["connection"] == "close"
+            assert int(refused.headers["retry-after"]) > 0
+            assert refused.headers["x-request-id"]
+        assert (await client.get("/health")).status_code == 200
+        metrics = (await client.get("/metrics")).text
+        assert 'responses_total{route="none",status="503"} 2.0' in metrics
+        assert not draining.done()
+        assert await draining == 0
+        await asyncio.sleep(0)
+        assert answer.done()
 
 
-def test_a_stream_that_goes_on_is_left_at_the_limit(config: EndpointConfig) -> None:
-    async def left() -> None:
-        async with _streaming(config) as (app, _, answer):
-            assert await app.state.drain(0.05) == 1
-            assert not answer.done()
-
-    run(left())
-
-
-def test_nothing_under_way_is_not_waited_for(config: EndpointConfig) -> None:
-    async def drained() -> int:
-        app = api_app(config, FakeServers(), {})
-        return int(await asyncio.wait_for(app.state.drain(1e9), 1.0))
-
-    assert run(drained()) == 0
+@in_virtual_time
+async def test_a_drain_ends_at_its_limit_and_at_once_without_work(config: EndpointConfig) -> None:
+    async with _streaming(config) as (app, _, answer):
+        assert await app.state.drain(0.05) == 1
+        assert not answer.done()
+    assert await asyncio.wait_for(app.state.drain(1e9), 1.0) == 0
