@@ -288,10 +288,14 @@ async def test_a_client_that_stops_reading_is_cut(tls: bool, both: TlsFiles) -> 
         await asyncio.wait_for(server.cancelled.wait(), LIMIT_S)
 
 
+def _halve(file: str) -> None:
+    whole = Path(file).read_bytes()
+    Path(file).write_bytes(whole[: len(whole) // 2])
+
+
 @on_uvloop
 async def test_a_certificate_is_read_again_when_it_changes(both: TlsFiles) -> None:
     """New connections get the new one; half of a new one changes nothing."""
-    file = Path(both.cert)
 
     async def presented(server: Server) -> bytes:
         context = ssl.create_default_context()
@@ -304,15 +308,12 @@ async def test_a_certificate_is_read_again_when_it_changes(both: TlsFiles) -> No
 
     async with listening(tls=both) as (server, _):
         first = await presented(server)
-        whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2])
+        _halve(both.cert)
         await server.listener.reload_certificate()
         assert await presented(server) == first
-        write_certificate(file, HOST)
+        write_certificate(Path(both.cert), HOST)
         await server.listener.reload_certificate()
-        second = await presented(server)
-        assert ssl.DER_cert_to_PEM_cert(second).strip() in file.read_text()
-        assert second != first
+        assert await presented(server) != first
 
 
 @on_uvloop
