@@ -68,15 +68,13 @@ def test_a_request_without_length_gets_the_limit_or_what_fits(
     ("kind", "lengths", "param"),
     [
         ("completions", {}, None),  # the engine makes 16
-        ("completions", {"max_tokens": 21}, "max_tokens"),
-        ("completions", {"max_tokens": 21, "max_completion_tokens": 1}, "max_tokens"),
         ("completions", {"max_tokens": 20}, None),
         ("completions", {"max_tokens": 20, "max_completion_tokens": 21}, None),
+        ("chat", {"max_completion_tokens": 20, "max_tokens": 1}, None),
+        ("completions", {"max_tokens": 21, "max_completion_tokens": 1}, "max_tokens"),
         ("completions", {"min_tokens": 21}, "min_tokens"),
-        ("chat", {"max_tokens": 21}, "max_tokens"),
         ("chat", {"max_completion_tokens": 21}, "max_completion_tokens"),
         ("chat", {"max_completion_tokens": 1, "max_tokens": 21}, "max_tokens"),
-        ("chat", {"max_completion_tokens": 20, "max_tokens": 1}, None),
     ],
 )
 def test_a_request_for_more_is_refused(
