@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ async def visiting(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an endpoint in this process; for tests in virtual time."""
     app = api_app(config, servers or FakeServers(), environment or {}, host=host)
+    await asyncio.sleep(1.0)  # the clock starts at 0, which would hide a time taken for a duration
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,3 +139,18 @@ async def test_a_prompt_that_decode_computed_has_no_prefill_phases(config: Endpo
     assert "minicluster_ttft_seconds_count 3.0" in metrics
     assert "minicluster_prefill_seconds_count 0.0" in metrics
     assert plan["measured"]["requests_per_s"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "paces", "pace_s"), [({"max_tokens": 1}, 0, 0), ({"n": 2}, 1, 0.3)]
+)
+def test_the_pace_is_that_of_each_answer(
+    config: EndpointConfig, more: dict[str, int], paces: int, pace_s: float
+) -> None:
+    """One token has none; four tokens of two answers, the last 0.3 s after the first, have one."""
+    answer = one(config, "/v1/completions", ONE | more, servers=FakeServers(itl_s=0.1))
+    metrics = answer.extensions["metrics"]
+    assert answer.status_code == 200
+    assert f"minicluster_tpot_seconds_count {float(paces)}" in metrics
+    [sum_s] = re.findall(r"minicluster_tpot_seconds_sum (\S+)", metrics)
+    assert float(sum_s) == pytest.approx(pace_s)
