@@ -76,17 +76,17 @@ def test_a_request_that_moves_is_counted_where_it_is(two: EndpointConfig, *, loc
     assert [admission.inflight.load(at) for at in ("d0", "d1")] == [idle] * 2
 
 
-@pytest.mark.parametrize(("ttft_s", "learns"), [(None, False), (9.0, True)])
-def test_times_of_another_path_teach_nothing(
-    two: EndpointConfig, ttft_s: float | None, *, learns: bool
+@in_virtual_time
+@pytest.mark.parametrize(("path", "learns"), [("remote", True), ("fallback-local", False)])
+async def test_times_of_another_path_teach_nothing(
+    config: EndpointConfig, path: str, *, learns: bool
 ) -> None:
-    admission = AdmissionController(two)
-    for _ in range(30):
-        found = admission.admit(ASKED)
-        assert isinstance(found, InflightRequest)
-        admission.first_token(found, ttft_s)
-        admission.end(found, None)
-    assert (admission.margin != AdmissionController(two).margin) == learns
+    """Of answers 0.4 s after their requests, 20 ms of which were forecast."""
+    async with visiting(config, FakeServers(ttft_s=0.4, path=path)) as client:
+        for _ in range(25):
+            await client.post(COMPLETIONS, json=ONE)
+        measured = (await client.get("/plan")).json()["measured"]
+    assert measured["margin"]["ttft_s"] == pytest.approx(0.38 if learns else 0.05, abs=0.01)
 
 
 @dataclass
