@@ -187,7 +187,7 @@ class AnswerStream(StreamingResponse):
                     if any(USAGE not in each and not each.startswith(DONE) for each in events):
                         tracker.token()
                     self._keep(self._for_client(events))
-                    while self._unsent and self._ahead.bytes >= self._ahead.max_bytes:
+                    if self._unsent and self._ahead.bytes >= self._ahead.max_bytes:
                         self._taken.clear()
                         await self._taken.wait()
             outcome = "ok"
