@@ -63,4 +63,5 @@ async def test_a_drain_ends_at_its_limit_and_at_once_without_work(config: Endpoi
     async with _streaming(config) as (app, _, answer):
         assert await app.state.drain(0.05) == 1
         assert not answer.done()
-    assert await asyncio.wait_for(app.state.drain(1e9), 1.0) == 0
+    idle = api_app(config, FakeServers(), {})
+    assert await asyncio.wait_for(idle.state.drain(1e9), 1.0) == 0
