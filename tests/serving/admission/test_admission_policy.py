@@ -27,7 +27,6 @@ from serving.admission.policy import (
 )
 from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
-from tests.plans import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,17 +100,6 @@ def _full_ms(sequences: int, beyond: int) -> float:
     """Return the TTFT there: each place that is lacking comes free in an eighth of an answer."""
     own_ms = 25.05 * (1 + 0.2 + sequences / 2 * 0.01) + 3
     return 1 + own_ms + 3 + beyond / 8 * 20 * BUSY_STEP_MS + BUSY_STEP_MS
-
-
-@pytest.mark.parametrize(("asked", "pull_ms", "work_ms"), [(ASKED, 3, 2.0505), (LOCAL, 0, 1.17685)])
-def test_tables_of_steps_are_forecast(asked: RequestCost, pull_ms: float, work_ms: float) -> None:
-    """A prompt of 100 tokens alone, then a sequence of 120; or beside a full batch of eight."""
-    model = replace(MODEL, prefill=TABLE, decode=TABLE, interference=Interference())
-    step_ms = 1.25 + 120 * 1.125e-4
-    found = forecast(model, asked, IDLE.emptied())
-    assert found.tpot_s * 1e3 == pytest.approx(step_ms)
-    assert found.ttft_s * 1e3 == pytest.approx(1 + 2.0505 + pull_ms + step_ms)
-    assert work_s(model, asked, IDLE.emptied()) * 1e3 == pytest.approx(work_ms)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_every_answer_is_counted_and_logged(
     assert KEY not in json.dumps(first)
     counted = f'{{route="{first["route"]}",status="{first["status"]}"}} 1.0'
     assert f"minicluster_http_responses_total{counted}" in answer.extensions["metrics"]
+    assert ("Allow" in answer.headers) == (answer.status_code == 405)
     if answer.status_code >= 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 

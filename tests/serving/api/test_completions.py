@@ -98,6 +98,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointCon
     assert "secret" not in answer.text
     assert "[DONE]" not in answer.text
     assert _counted(answer, "broken", "remote")
+    assert "minicluster_e2e_seconds_count 0.0" in answer.extensions["metrics"]  # it is no latency
 
 
 def test_clients_are_told_to_come_back_at_different_times() -> None:
