@@ -6,11 +6,11 @@ import random
 import time
 from bisect import insort
 from collections import defaultdict, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
-from minicluster.routing import chooser
+from minicluster.routing import ANSWER_POLICY, chooser
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
@@ -112,20 +112,21 @@ class InflightRequest:
     One admitted request, until it ends.
 
     Attributes:
-        domain: the domain that answers.
-        prefill: the replicas that compute its prompts.
-        work_s: of these, until its first token.
+        work_s: of the replicas that compute its prompts, until its first token.
         forecast: without margin; `None`: there is no plan, or admission is off.
+        domain: the domain that answers.
+        prefill, decode: the replicas that compute its prompts, and those that answer.
         waiting: whether its first token is still to come.
     """
 
     cost: RequestCost
-    domain: str
-    prefill: PoolInFlight
     work_s: float
     forecast: AdmissionForecast | None = None
     client: KeyHolder = ANONYMOUS
-    waiting: bool = True
+    domain: str = field(init=False)
+    prefill: PoolInFlight = field(init=False)
+    decode: PoolInFlight = field(init=False)
+    waiting: bool = field(init=False)
 
     @property
     def per_token_s(self) -> float:
@@ -162,7 +163,6 @@ class InflightRequests:
             for domain, replicas in pool.replicas.items()
         }
         self._decode = {domain: self._pools[last.role, domain] for domain in last.replicas}
-        self._live = dict.fromkeys(last.replicas, True)
         self._prefill = {
             domain: self._pools[first.role, config.prefill_domain(domain)]
             for domain in self._decode
@@ -192,27 +192,24 @@ class InflightRequests:
         A domain without a live replica is none of them while there is another, and neither is
         *but*: an idle one that is dead would attract every request.
         """
-        live = [domain for domain, alive in self._live.items() if alive and domain != but]
-        chosen = live or [domain for domain, alive in self._live.items() if alive] or self._live
-        pools = {domain: self._decode[domain] for domain in chosen}
+        live = {domain: pool for domain, pool in self._decode.items() if pool.live}
+        others = {domain: pool for domain, pool in live.items() if domain != but}
+        pools = others or live or self._decode
         return {domain: pool.sequences / pool.replicas for domain, pool in pools.items()}
 
     def set_replicas(self, live: Mapping[tuple[str, str], int]) -> None:
         """Take the live replicas by (role, domain), at least one; other pools keep their number."""
-        for key in self._pools.keys() & live.keys():
-            self._pools[key].replicas = max(1, live[key])
-        for domain in self._live:
-            self._live[domain] = live.get((self._size.role, domain), 1) > 0
+        for key, pool in self._pools.items():
+            pool.live = live.get(key, 1) > 0
+            pool.replicas = max(1, live.get(key, pool.replicas))
 
     @property
-    def waiting(self) -> int:
-        """Requests without a first token."""
-        return sum(pool.waiting for pool in self._pools.values())
-
-    @property
-    def sequences(self) -> int:
-        """Sequences admitted and not finished."""
-        return sum(pool.sequences for pool in self._decode.values())
+    def outstanding(self) -> dict[str, int]:
+        """Requests without a first token (`prefill`), and sequences that are not finished."""
+        return {
+            "prefill": sum(pool.waiting for pool in self._pools.values()),
+            "all": sum(pool.sequences for pool in self._decode.values()),
+        }
 
     def start(
         self,
@@ -222,25 +219,15 @@ class InflightRequests:
         forecast: AdmissionForecast | None = None,
     ) -> InflightRequest:
         """Count a request that was admitted into *domain*."""
-        prefill = self._pool_of_prompt(cost, domain)
-        request = InflightRequest(
-            cost=cost, domain=domain, prefill=prefill, work_s=work_s, forecast=forecast
-        )
-        self._count(request)
+        request = InflightRequest(cost=cost, work_s=work_s, forecast=forecast)
+        self.place(request, domain)
         return request
 
-    def move(self, request: InflightRequest, domain: str) -> None:
-        """Count a request that has no token yet in another domain."""
-        self.end(request)
+    def place(self, request: InflightRequest, domain: str) -> None:
+        """Count a request that has no token yet in *domain*."""
         request.domain, request.waiting = domain, True
-        request.prefill = self._pool_of_prompt(request.cost, domain)
-        self._count(request)
-
-    def _pool_of_prompt(self, cost: RequestCost, domain: str) -> PoolInFlight:
-        return self._decode[domain] if cost.local else self._prefill[domain]
-
-    def _count(self, request: InflightRequest) -> None:
-        prefill, decode = request.prefill, self._decode[request.domain]
+        request.decode = decode = self._decode[domain]
+        request.prefill = prefill = decode if request.cost.local else self._prefill[domain]
         prefill.work_s += request.work_s
         prefill.waiting += 1
         decode.sequences += request.cost.sequences
@@ -260,7 +247,7 @@ class InflightRequests:
     def end(self, request: InflightRequest) -> None:
         """Remove a request, however it ended."""
         self.first_token(request)
-        decode = self._decode[request.domain]
+        decode = request.decode
         decode.sequences -= request.cost.sequences
         busy = decode.sequences > 0
         decode.context_tokens = decode.context_tokens - request.context_tokens if busy else 0.0
@@ -292,7 +279,7 @@ class AdmissionController:
         self._config = config
         self._clock = clock
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
-        self._choose = chooser("power-of-two")
+        self._choose = chooser(ANSWER_POLICY)
         self._tenants: dict[str, Tenant] = {}
         self._shares = FairShares()
         self._ttft, self._tpot = ResidualWindow(), ResidualWindow()
@@ -401,7 +388,8 @@ class AdmissionController:
 
     def move(self, request: InflightRequest) -> None:
         """Move a request whose domain could not answer it to another one that is live, if any."""
-        self.inflight.move(request, self._chosen_domain(but=request.domain))
+        self.inflight.end(request)
+        self.inflight.place(request, self._chosen_domain(but=request.domain))
 
     def first_token(self, request: InflightRequest, ttft_s: float | None) -> None:
         """

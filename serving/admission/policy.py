@@ -105,6 +105,7 @@ class PoolInFlight:
         context_tokens: cached tokens of all of them, once they decode.
         per_token_s: seconds that prompts computed here add between two tokens of one replica, if
             each answer is followed by one like it.
+        live: whether there is a replica at all.
     """
 
     replicas: int
@@ -113,6 +114,7 @@ class PoolInFlight:
     sequences: int = 0
     context_tokens: float = 0.0
     per_token_s: float = 0.0
+    live: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

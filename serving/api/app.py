@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and the id and error shape of every answer."""
+"""The ASGI application: its routes, and what becomes of every request before and after them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 
 from serving.admission.controller import read_admission
 from serving.api.access_log import NO_ROUTE, RecordAnswers, record_of
 from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
 from serving.api.completions import CompletionRoutes
-from serving.api.errors import REQUEST_ID, error_response, refusal_of, request_id_of
+from serving.api.drain import Drain
+from serving.api.errors import REQUEST_ID, error_response, refusal_of
 from serving.api.keys import KeyStore
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
@@ -31,11 +33,10 @@ if TYPE_CHECKING:
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import Backend
 
-    Handler = Callable[[Request, str], Awaitable[Response]]
+    Handler = Callable[[Request], Awaitable[Response]]
 
 ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines: how slow they are, and how they count text."""
-
 
 EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Retry", ENGINE)
 """Headers of answers that pages of other origins may read."""
@@ -45,7 +46,10 @@ def api_app(
     config: EndpointConfig, backend: Backend, environment: Mapping[str, str], *, host: str = ""
 ) -> Starlette:
     """
-    Build the application; its `state.count` counts answers that others give in its place.
+    Build the application.
+
+    Its `state` has `count`, which counts answers that others give in its place, and `drain`, which
+    ends its work (`Drain.finish`).
 
     Args:
         config: the plan.
@@ -70,24 +74,13 @@ def api_app(
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
     )
-    status = StatusRoutes(completions)
-    tracer = request_tracer(environment)
-    engine = {} if config.simulated is None else {ENGINE: str(config.simulated)}
-    _route = partial(_made_route, access, engine)
-    routes = [
-        _route("POST", "/v1/completions", partial(completions.answer, "completions")),
-        _route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
-        _route("POST", "/internal/prefill", completions.time_prefill),
-        _route("GET", "/v1/models", status.models),
-        _route("GET", "/v1/models/{model:path}", status.model),
-        _route("GET", "/health", status.health),
-        _route("GET", "/ready", status.ready),
-        _route("GET", "/metrics", status.metrics),
-        _route("GET", "/plan", status.plan),
-        _route("GET", "/openapi.json", status.schema),
-        _route("GET", "/", status.page),
-    ]
-    recorded = Middleware(RecordAnswers, metrics=completions.metrics, tracer=tracer)
+    drain = Drain()
+    recorded = Middleware(
+        RecordAnswers,
+        metrics=completions.metrics,
+        tracer=request_tracer(environment),
+        headers={} if config.simulated is None else {ENGINE: str(config.simulated)},
+    )
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -96,51 +89,49 @@ def api_app(
         expose_headers=EXPOSED,
     )
     app = Starlette(
-        routes=routes,
-        middleware=[recorded, cors] if origins else [recorded],
-        exception_handlers={HTTPException: _on_http},
+        routes=_routes(completions),
+        middleware=[
+            recorded,
+            *([cors] if origins else []),
+            Middleware(ExceptionMiddleware, handlers={Exception: _refused}),
+            Middleware(drain.guarded),
+        ],
+        exception_handlers={HTTPException: _refused},  # of an unknown path, or a wrong method
     )
     app.state.count = partial(completions.metrics.answered, NO_ROUTE)
+    app.state.drain = drain.finish
     return app
 
 
-def _made_route(
-    access: AccessControl, headers: Mapping[str, str], method: str, path: str, handler: Handler
-) -> Route:
-    async def checked(request: Request, request_id: str) -> Response:
-        access.check_host(request)
-        return await handler(request, request_id)
+def _routes(completions: CompletionRoutes) -> list[Route]:
+    """Return all routes; none answers by a name that the endpoint does not have."""
 
-    return Route(path, _with_id(path, checked, headers), methods=[method])
+    def route(method: str, path: str, handler: Handler) -> Route:
+        async def checked(request: Request) -> Response:
+            completions.access.check_host(request)
+            return await handler(request)
 
+        return Route(path, checked, methods=[method])
 
-def _with_id(
-    path: str, handler: Handler, headers: Mapping[str, str]
-) -> Callable[[Request], Awaitable[Response]]:
-    """Give each request an id and *headers*, and turn each exception into an answer."""
-
-    async def handle(request: Request) -> Response:
-        record = record_of(request)
-        record.route = path
-        record.request_id = request_id = request_id_of(request)
-        try:
-            response = await handler(request, request_id)
-        except Exception as error:  # noqa: BLE001  (logged; the client sees no internals)
-            refusal = refusal_of(error, request_id)
-            record.error = refusal.name
-            response = error_response(refusal, {})
-        response.headers[REQUEST_ID] = request_id
-        response.headers.update(headers)
-        return response
-
-    return handle
+    status = StatusRoutes(completions)
+    return [
+        route("POST", "/v1/completions", partial(completions.answer, "completions")),
+        route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
+        route("POST", "/internal/prefill", completions.time_prefill),
+        route("GET", "/v1/models", status.models),
+        route("GET", "/v1/models/{model:path}", status.model),
+        route("GET", "/health", status.health),
+        route("GET", "/ready", status.ready),
+        route("GET", "/metrics", status.metrics),
+        route("GET", "/plan", status.plan),
+        route("GET", "/openapi.json", status.schema),
+        route("GET", "/", status.page),
+    ]
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    """Answer errors of the framework: unknown path, wrong method."""
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answer any exception with an error in OpenAI's shape; the client sees no internals."""
     record = record_of(request)
-    record.request_id = request_id_of(request)
     refusal = refusal_of(error, record.request_id)
     record.error = refusal.name
-    headers = getattr(error, "headers", None) or {}
-    return error_response(refusal, {**headers, REQUEST_ID: record.request_id})
+    return error_response(refusal, getattr(error, "headers", None) or {})

@@ -8,6 +8,7 @@ work per token is only to forward and to time it.
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,14 +75,13 @@ class CompletionRoutes:
         self.ahead = ReadAhead()
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)
 
-    async def answer(self, kind: str, request: Request, request_id: str) -> Response:
+    async def answer(self, kind: str, request: Request) -> Response:
         """
         Answer with JSON, or with server-sent events as they arrive.
 
         Args:
             kind: `chat` or `completions`.
             request: the HTTP request.
-            request_id: names it in logs.
 
         Raises:
             RequestRefused: for an error of the client or of the backend.
@@ -89,21 +89,25 @@ class CompletionRoutes:
         tracker, body = await self._admitted(kind, request)
         with tracker:
             sent = with_usage(body)
-            tracker.usage.keep = sent is body
             tracker.expect_first_token()
             chunk, items = await self._begun(kind, sent, tracker)
             if isinstance(chunk, Refusal):
                 raise RequestRefused(with_param(chunk, body))
             first, headers = chunk.first, chunk.phases.headers
-            if TIMING not in tracker.client.rights:
+            if TIMING not in tracker.request.client.rights:
                 headers = {PATH_HEADER: headers[PATH_HEADER]}
             first_s = tracker.first_token(chunk.phases)
-            self.readiness.answered(tracker.domain, chunk.phases, first_s)
+            self.readiness.answered(tracker.request.domain, chunk.phases, first_s)
             if isinstance(first, list):
                 return AnswerStream(
-                    first, items, tracker, request_id, headers=headers, ahead=self.ahead
+                    first,
+                    items,
+                    tracker,
+                    headers=headers,
+                    ahead=self.ahead,
+                    keeps_usage=sent is body,
                 )
-            tracker.usage.read(first.get("usage"))
+            tracker.record.count(first.get("usage"))
             tracker.end("ok")
             return JSONResponse(first, headers=headers)
 
@@ -120,7 +124,7 @@ class CompletionRoutes:
         tried: list[Any] = []
         lost = ""
         while True:
-            items = aiter(self.backend.answer(tracker.domain, kind, body, tried))
+            items = aiter(self.backend.answer(tracker.request.domain, kind, body, tried))
             try:
                 chunk = await anext(items)
             except RequestRefused as refused:
@@ -128,12 +132,13 @@ class CompletionRoutes:
             if isinstance(chunk, FirstChunk):
                 return chunk.retried_for(lost) if lost else chunk, items
             assert isinstance(chunk, Refusal)  # noqa: S101  (for the type checker)
-            if lost or not may_retry(chunk, tracker.seconds, self.config):
+            spent_s = time.perf_counter() - tracker.record.started_s
+            if lost or not may_retry(chunk, spent_s, self.config):
                 return chunk, items
             lost = DECODE_FAILED
-            tracker.move()
+            self.admission.move(tracker.request)
 
-    async def time_prefill(self, request: Request, _request_id: str) -> Response:
+    async def time_prefill(self, request: Request) -> Response:
         """Run a completion's prompt through the prefill pool alone; `PrefillTiming` as JSON."""
         tracker, body = await self._admitted("completions", request, right=INTERNAL)
         with tracker:

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,13 @@ REFUSALS = {
 
 
 class HttpServer:
-    """A uvicorn server of one application, with a socket of its own."""
+    """
+    A uvicorn server of one application, with a socket of its own.
+
+    Attributes:
+        limits, max_connections, count, context: what its connections share.
+        waiting: those without a request, longest first.
+    """
 
     def __init__(
         self,
@@ -112,19 +118,19 @@ class HttpServer:
         Raises:
             OSError: the port cannot be bound, or the certificate cannot be used.
         """
-        limits = limits or HttpLimits()
+        self.limits = limits or HttpLimits()
+        self.max_connections = _most(self.limits)
+        self.count = count
+        self.context = None if tls is None else server_context(tls)
+        self.waiting: dict[LimitedConnection, None] = {}
         self._tls = tls
-        context = None if tls is None else server_context(tls)
         self._loaded = None if tls is None else tls.changed_s
-        self._shared = _Shared(
-            limits=limits, max_connections=_most(limits), context=context, count=count
-        )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
             HttpBoundary(app, count),
-            http=partial(LimitedConnection, shared=self._shared),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=limits.header_bytes,
+            http=partial(LimitedConnection, server=self),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=self.limits.header_bytes,
             backlog=BACKLOG,
             log_config=None,
             log_level="error",  # a line for each malformed request would fill the disk
@@ -132,7 +138,7 @@ class HttpServer:
             lifespan="off",
             ws="none",
             server_header=False,
-            timeout_keep_alive=limits.keep_alive_s,
+            timeout_keep_alive=self.limits.keep_alive_s,
             timeout_notify=CERTIFICATE_INTERVAL_S,
             callback_notify=self.reload_certificate,
         )
@@ -148,15 +154,14 @@ class HttpServer:
 
     async def reload_certificate(self) -> None:
         """Let new connections have the certificate in the files, if these have changed."""
-        context = self._shared.context
-        if self._tls is None or context is None:
+        if self._tls is None or self.context is None:
             return
         try:
             changed = self._tls.changed_s
             if changed == self._loaded:
                 return
             server_context(self._tls)  # files that do not fit would spoil the context in use
-            self._tls.load(context)
+            self._tls.load(self.context)
         except OSError as error:
             logger.warning("the certificate in use stays: %s: %s", self._tls.cert, error)
             return
@@ -170,23 +175,6 @@ def _most(limits: HttpLimits) -> int:
     return limits.connections if hard < 0 else min(limits.connections, hard // 2)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Shared:
-    """
-    What the connections of a server share.
-
-    Attributes:
-        context: of TLS; `None`: plain HTTP.
-        waiting: connections without a request, longest first.
-    """
-
-    limits: HttpLimits
-    max_connections: int
-    count: Callable[[int], None]
-    context: Any = None
-    waiting: dict[LimitedConnection, None] = field(default_factory=dict)
-
-
 class LimitedConnection(H11Protocol):
     """
     A connection of uvicorn with time limits; beyond their number the longest idle one is closed.
@@ -194,11 +182,10 @@ class LimitedConnection(H11Protocol):
     TLS begins here, and not in the event loop, so that connections count during their handshakes.
     """
 
-    def __init__(self, *, shared: _Shared, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
+    def __init__(self, *, server: HttpServer, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
         super().__init__(**given)
         self.app_state = {**self.app_state, DISCONNECTED: asyncio.Event()}
-        self._shared = shared
-        self._limits = shared.limits
+        self._server, self._limits = server, server.limits
         self._timer: TimerHandle | None = None
         self._timed: tuple[object, object] | None = None
         self._send_timer: TimerHandle | None = None
@@ -207,23 +194,23 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Count the connection; begin TLS, or its first request."""
-        self._shared.waiting[self] = None
+        self._server.waiting[self] = None
         self.connections.add(self)
         self.transport = transport
-        if len(self.connections) > self._shared.max_connections:
-            oldest = next(iter(self._shared.waiting))
-            del self._shared.waiting[oldest]
+        if len(self.connections) > self._server.max_connections:
+            oldest = next(iter(self._server.waiting))
+            del self._server.waiting[oldest]
             oldest.transport.abort()
         # Bytes that the kernel does not take are a client that does not read.
         transport.set_write_buffer_limits(high=1, low=0)
-        if self._shared.context is None:
+        if self._server.context is None:
             self._begin(transport)
         elif not transport.is_closing():
             handshake = _Begun(
                 self.loop.start_tls(
                     transport,
                     self,
-                    self._shared.context,
+                    self._server.context,
                     server_side=True,
                     ssl_handshake_timeout=self._limits.handshake_s,
                 )
@@ -249,7 +236,7 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End its timers, and tell the application."""
         self.app_state[DISCONNECTED].set()
-        self._shared.waiting.pop(self, None)
+        self._server.waiting.pop(self, None)
         self._expect(None)
         self._cancel_send_timer()
         super().connection_lost(exc)
@@ -291,11 +278,11 @@ class LimitedConnection(H11Protocol):
         """Note whether the connection has a request, and limit it; *begun*: or a part of one."""
         state = self.conn.their_state
         if state is h11.IDLE:
-            self._shared.waiting[self] = None
+            self._server.waiting[self] = None
             if begun:
                 self._expect((state, self.cycle), self._limits.header_s)
             return
-        self._shared.waiting.pop(self, None)
+        self._server.waiting.pop(self, None)
         # An early answer ends no body: what is left of it has to come, to be read past.
         self._expect((state, self.cycle) if state is h11.SEND_BODY else None, self._limits.body_s)
 
@@ -316,7 +303,7 @@ class LimitedConnection(H11Protocol):
     def _close_with(self, status: int | None) -> None:
         """Close the connection, with an answer of that status if none has begun."""
         if status is not None and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            self._shared.count(status)
+            self._server.count(status)
             self.transport.write(REFUSALS[status])
         self.transport.close()
 

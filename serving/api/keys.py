@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
@@ -51,6 +51,7 @@ Keys = dict[bytes, KeyHolder]
 """The holder of each key by the key's SHA-256; the secrets themselves are not kept."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Secret = Annotated[str, StringConstraints(strip_whitespace=True, min_length=SHORTEST)]
 
 
 class KeyTable(BaseModel, extra="forbid", strict=True, hide_input_in_errors=True):
@@ -61,13 +62,13 @@ class KeyTable(BaseModel, extra="forbid", strict=True, hide_input_in_errors=True
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-    key: Annotated[SecretStr, Field(min_length=SHORTEST)] | None = None
+    key: Secret | None = Field(None, repr=False)
     key_sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     weight: Positive = 1.0
     requests_per_s: Positive | None = None
     tokens_per_min: Positive | None = None
     max_concurrency: Annotated[int, Field(ge=1)] | None = None
-    rights: list[Literal["timing", "internal"]] = []
+    rights: Annotated[frozenset[Literal["timing", "internal"]], Field(strict=False)] = frozenset()
     share_cache: bool = False
 
     @model_validator(mode="after")
@@ -105,12 +106,7 @@ def read_keys(environment: Mapping[str, str]) -> Keys:
             is none, or a variable that is set and holds no key, which would open the endpoint by
             accident. It shows no part of a key.
     """
-    keys: Keys = {}
-    for entry in _entries(environment):
-        if entry.digest in keys:
-            raise InputError(entry.place, "a key that is there already", "each key once")
-        keys[entry.digest] = entry.holder
-    return keys
+    return {entry.digest: entry.holder for entry in _entries(environment)}
 
 
 class KeyStore:
@@ -190,12 +186,12 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InputError: as `read_keys`, there is no key to show, or a header cannot hold it.
     """
-    if not read_keys(environment):
+    entries = _entries(environment)
+    if not entries:
         return {}
-    known = [entry for entry in _entries(environment) if entry.secret is not None]
-    known.sort(key=lambda entry: entry.holder.rights < RIGHTS)
-    for entry in known:
-        return bearer(str(entry.secret), place=entry.place)
+    for entry in sorted(entries, key=lambda entry: entry.holder.rights < RIGHTS):
+        if entry.secret is not None:
+            return bearer(entry.secret, place=entry.place)
     if SHOWN_KEY not in environment:
         raise InputError(SHOWN_KEY, None, f"one of the keys, because {KEYS_FILE} has only hashes")
     return bearer(environment[SHOWN_KEY].strip(), place=SHOWN_KEY)
@@ -241,12 +237,13 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
     return {**body, "cache_salt": hmac.new(secret, tenant, hashlib.sha256).hexdigest()}
 
 
-def _entries(environment: Mapping[str, str]) -> Iterator[_KeyEntry]:
-    """Yield every key, those of `KEYS` first."""
+def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
+    """Return every key, those of `KEYS` first; raises InputError as `read_keys`."""
+    found: dict[bytes, _KeyEntry] = {}
     for variable in (KEYS, KEYS_FILE):
-        value = environment.get(variable)
-        if value is None:
+        if variable not in environment:
             continue
+        value = environment[variable]
         text = value.replace(",", "\n") if variable == KEYS else _text(value)
         toml = variable == KEYS_FILE and (value.endswith(".toml") or TABLE.search(text))
         entries = list((_of_tables if toml else _of_lines)(text, variable))
@@ -254,7 +251,10 @@ def _entries(environment: Mapping[str, str]) -> Iterator[_KeyEntry]:
             raise InputError(
                 variable, "empty", "at least one key", "unset it to serve without keys"
             )
-        yield from entries
+        for entry in entries:
+            if found.setdefault(entry.digest, entry) is not entry:
+                raise InputError(entry.place, "a key that is there already", "each key once")
+    return list(found.values())
 
 
 def _text(path: str) -> str:
@@ -274,26 +274,18 @@ def _of_lines(text: str, variable: str) -> Iterator[_KeyEntry]:
 
 def _of_line(parts: list[str], place: str) -> _KeyEntry:
     """Read `key`, `name:key` or `name:key:limit`; no error shows a part, which may be a secret."""
-    name = ""
-    limit: str | None = None
-    match parts:
-        case [secret]:
-            pass
-        case [name, secret]:
-            pass
-        case [name, secret, limit]:
-            pass
-        case _:
-            raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+    if len(parts) > 3:  # noqa: PLR2004
+        raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+    name, secret, *limits = parts if len(parts) > 1 else ("", *parts)
     if len(secret) < SHORTEST:
         raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
-    if limit is not None and not re.fullmatch(r"0*[1-9][0-9]{0,8}", limit):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", limit) for limit in limits):
         expected = "in name:key:limit a number of requests, at least 1, as the limit"
         raise InputError(place, "no such number", expected, "a key with a colon needs TOML")
     digest = _digest(secret)
     holder = KeyHolder(
         name=name or f"key-{digest.hex()[:6]}",
-        max_concurrency=None if limit is None else int(limit),
+        max_concurrency=int(limits[0]) if limits else None,
     )
     return _KeyEntry(place, digest, holder, secret)
 
@@ -308,26 +300,21 @@ def _of_tables(text: str, variable: str) -> Iterator[_KeyEntry]:
     except ValidationError as error:
         raise _refused_table(error, variable) from None
     for number, table in enumerate(tables.keys, start=1):
-        place = f"{variable} keys[{number}]"
-        secret = None if table.key is None else table.key.get_secret_value().strip()
-        if secret is not None and len(secret) < SHORTEST:
-            raise InputError(f"{place}.key", "too short", f"at least {SHORTEST} characters")
-        digest = bytes.fromhex(table.key_sha256 or "") if secret is None else _digest(secret)
-        values = table.model_dump(exclude={"key", "key_sha256", "rights"})
-        holder = KeyHolder(**values, rights=frozenset(table.rights))
-        yield _KeyEntry(place, digest, holder, secret)
+        digest = _digest(table.key) if table.key else bytes.fromhex(table.key_sha256 or "")
+        holder = KeyHolder(**table.model_dump(exclude={"key", "key_sha256"}))
+        yield _KeyEntry(f"{variable} keys[{number}]", digest, holder, table.key)
 
 
 def _refused_table(error: ValidationError, variable: str) -> InputError:
     """Name the first field at fault, and never its value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    parts = []
+    place = ""
     for part in first["loc"]:
         if isinstance(part, int):
-            parts.append(f"[{part + 1}]")
+            place += f"[{part + 1}]"
         else:
-            parts.append(f".{part}" if FIELD.fullmatch(part) else ".?")
-    place = f"{variable} {''.join(parts).removeprefix('.')}"
+            place += f".{part}" if FIELD.fullmatch(part) else ".?"
+    place = f"{variable} {place.removeprefix('.')}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if first["type"] == "missing":
         return InputError(place, None, "a value")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Tally
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,10 +13,11 @@ from minicluster.specs.slo import PERCENTILES
 from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Prediction
     from serving.admission.controller import AdmissionController
+    from serving.api.access_log import AnswerRecord
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import RequestPhases
 
@@ -43,17 +42,24 @@ HISTOGRAMS = {
 MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
 """Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
 
+COUNTERS = {
+    "requests": ("Requests by path and outcome.", "path outcome"),
+    "http_responses": ("Answers of any route, refusals included.", "route status"),
+    "fallbacks": ("Requests that were not answered the planned way, by reason.", "reason"),
+    "shed": ("Requests not admitted, by reason.", "reason"),
+    "tokens": ("Tokens of complete answers.", "kind"),
+}
+"""Help and labels of each counter; Prometheus's client adds `_total` to its name."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredAnswer:
-    """A complete answer; *tpot_s* is `None` for one of a single token."""
-
-    ttft_s: float
-    tpot_s: float | None
-    e2e_s: float
-    gaps_s: list[float]
-    prompt_tokens: int
-    output_tokens: int
+GAUGES = {
+    "outstanding_requests": ("Requests admitted and not ended.", "stage"),
+    "prefill_backlog_seconds": ("Seconds of prefill admitted and not done.", "domain"),
+    "margin_seconds": ("Margin added to admission forecasts.", "quantity"),
+    "replicas": ("Replicas.", "role domain kind"),
+    "planned_seconds": ("Predicted latency.", "quantity percentile"),
+    "slo_seconds": ("SLO limit.", "quantity"),
+    "planned_requests_per_second": ("Planned load and capacity.", "kind"),
+}
 
 
 class Metrics:
@@ -73,40 +79,24 @@ class Metrics:
             )
             for name, text in HISTOGRAMS.items()
         }
-        self._requests = self._counter("requests", "Requests by path and outcome.", "path outcome")
-        self._responses = self._counter(
-            "http_responses", "Answers of any route, refusals included.", "route status"
-        )
-        self._fallbacks = self._counter(
-            "fallbacks", "Requests that were not answered the planned way, by reason.", "reason"
-        )
-        self._shed = self._counter("shed", "Requests not admitted, by reason.", "reason")
-        self._tokens = self._counter("tokens", "Tokens of complete answers.", "kind")
-        self._outstanding = self._gauge(
-            "outstanding_requests", "Requests admitted and not ended.", "stage"
-        )
-        self._backlog = self._gauge(
-            "prefill_backlog_seconds", "Seconds of prefill admitted and not done.", "domain"
-        )
-        self._margin = self._gauge(
-            "margin_seconds", "Margin added to admission forecasts.", "quantity"
-        )
-        self._replicas = self._gauge("replicas", "Replicas.", "role domain kind")
-        self._set_planned(config, limits)
-
-    def _set_planned(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
-        planned = self._gauge("planned_seconds", "Predicted latency.", "quantity percentile")
-        slo = self._gauge("slo_seconds", "SLO limit.", "quantity")
-        rate = self._gauge("planned_requests_per_second", "Planned load and capacity.", "kind")
-        for quantity, limit_s in limits.items():
-            slo.labels(quantity).set(limit_s)
+        self._counters = {
+            name: Counter(f"minicluster_{name}", text, labels.split(), registry=self._registry)
+            for name, (text, labels) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
+            for name, (text, labels) in GAUGES.items()
+        }
         for pool in config.pools:
             for domain, replicas in pool.replicas.items():
-                self._replicas.labels(pool.role, domain, "planned").set(replicas)
+                self._gauges["replicas"].labels(pool.role, domain, "planned").set(replicas)
+        for quantity, limit_s in limits.items():
+            self._gauges["slo_seconds"].labels(quantity).set(limit_s)
         if config.prediction is None or config.workload is None:
             return
         for labels, seconds in _planned_s(config.prediction, split=config.split).items():
-            planned.labels(*labels).set(seconds)
+            self._gauges["planned_seconds"].labels(*labels).set(seconds)
+        rate = self._gauges["planned_requests_per_second"]
         rate.labels("load").set(config.workload.requests_per_s)
         rate.labels("capacity").set(config.prediction.capacity_requests_per_s)
 
@@ -114,58 +104,52 @@ class Metrics:
         """Observe a TTFT, and its phases as far as the prefill pool took part."""
         self._seconds["ttft"].observe(ttft_s)
         if not phases.as_planned:
-            self._fallbacks.labels(phases.reason).inc()
+            self._counters["fallbacks"].labels(phases.reason).inc()
         if phases.prefill_replica:
             for name in MEASURED:
                 self._seconds[name].observe(phases.phases_s[name])
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer, of whatever route."""
-        self._responses.labels(route, str(status)).inc()
+        self._counters["http_responses"].labels(route, str(status)).inc()
 
-    def ended(self, path: str, outcome: str, answer: MeasuredAnswer | None) -> None:
+    def ended(self, record: AnswerRecord) -> None:
         """Count a request that ended, and observe its answer if that is complete."""
-        self._requests.labels(path, outcome).inc()
-        self.recent.outcomes[outcome] += 1
-        if answer is None:
+        path = "none" if record.phases is None else record.phases.path
+        self._counters["requests"].labels(path, record.outcome).inc()
+        self.recent.outcomes[record.outcome] += 1
+        if record.outcome != "ok":
             return
-        self._seconds["e2e"].observe(answer.e2e_s)
-        for gap_s in answer.gaps_s:
+        for name, seconds in (("e2e", record.e2e_s), ("tpot", record.tpot_s)):
+            if seconds is not None:
+                self._seconds[name].observe(seconds)
+        for gap_s in record.gaps_s:
             self._seconds["itl"].observe(gap_s)
-        if answer.tpot_s is not None:
-            self._seconds["tpot"].observe(answer.tpot_s)
-        self._tokens.labels("prompt").inc(answer.prompt_tokens)
-        self._tokens.labels("output").inc(answer.output_tokens)
-        self.recent.add(answer)
+        self._counters["tokens"].labels("prompt").inc(record.prompt_tokens or 0)
+        self._counters["tokens"].labels("output").inc(record.output_tokens or 0)
+        self.recent.add(record)
 
     def shed(self, reason: str) -> None:
         """Count a request that was not admitted."""
-        self._shed.labels(reason).inc()
-        self._requests.labels("none", "shed").inc()
+        self._counters["shed"].labels(reason).inc()
+        self._counters["requests"].labels("none", "shed").inc()
         self.recent.outcomes[f"shed: {reason}"] += 1
 
     def replicas(self, running: Mapping[tuple[str, str], int]) -> None:
         """Set the number of running replicas, by role and domain."""
         for (role, domain), number in running.items():
-            self._replicas.labels(role, domain, "running").set(number)
+            self._gauges["replicas"].labels(role, domain, "running").set(number)
 
     def text(self, admission: AdmissionController) -> bytes:
         """Return all metrics in Prometheus's text format, with the requests in flight now."""
         inflight, margin = admission.inflight, admission.margin
-        self._outstanding.labels("prefill").set(inflight.waiting)
-        self._outstanding.labels("all").set(inflight.sequences)
+        for stage, requests in inflight.outstanding.items():
+            self._gauges["outstanding_requests"].labels(stage).set(requests)
+        self._gauges["margin_seconds"].labels("ttft").set(margin.ttft_s)
+        self._gauges["margin_seconds"].labels("tpot").set(margin.tpot_s)
         for domain, seconds in inflight.backlog_s().items():
-            self._backlog.labels(domain).set(seconds)
-        self._margin.labels("ttft").set(margin.ttft_s)
-        self._margin.labels("tpot").set(margin.tpot_s)
+            self._gauges["prefill_backlog_seconds"].labels(domain).set(seconds)
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, text: str, labels: str) -> Counter:
-        """Return a counter; Prometheus's client adds `_total` to its name."""
-        return Counter(f"minicluster_{name}", text, labels.split(), registry=self._registry)
-
-    def _gauge(self, name: str, text: str, labels: str) -> Gauge:
-        return Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
 
 
 def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], float]:
@@ -192,30 +176,31 @@ class RecentLatencies:
 
     def __init__(self) -> None:
         self.outcomes: Tally[str] = Tally()
-        self._last: deque[tuple[float, MeasuredAnswer]] = deque(maxlen=LAST_ANSWERS)
+        self._last: deque[AnswerRecord] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
 
-    def add(self, answer: MeasuredAnswer) -> None:
-        """Add an answer that ends now."""
-        self._last.append((time.monotonic(), answer))
+    def add(self, answer: AnswerRecord) -> None:
+        """Add a complete answer."""
+        self._last.append(answer)
         self._gaps_s.extend(answer.gaps_s)
 
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
-        last = list(self._last)
-        span_s = last[-1][0] - last[0][0] if len(last) > 1 else 0.0
+        last = self._last
+        ends_s = [each.last_s for each in last if each.last_s is not None]
+        span_s = max(ends_s) - min(ends_s) if ends_s else 0.0
         return {
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
             "outcomes": dict(self.outcomes),
-            "ttft": _statistics([each.ttft_s for _, each in last]),
-            "tpot": _statistics([each.tpot_s for _, each in last if each.tpot_s]),
-            "e2e": _statistics([each.e2e_s for _, each in last]),
-            "itl": _statistics(list(self._gaps_s)),
+            "ttft": _statistics(each.ttft_s for each in last),
+            "tpot": _statistics(each.tpot_s for each in last),
+            "e2e": _statistics(each.e2e_s for each in last),
+            "itl": _statistics(self._gaps_s),
         }
 
 
-def _statistics(values: list[float]) -> dict[str, float] | None:
+def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
     """Return mean and percentiles; `None` without values."""
-    found = summarise(values)
+    found = summarise([each for each in values if each is not None])
     return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}

@@ -67,22 +67,22 @@ class StatusRoutes:
             "max_model_len": config.max_model_len,
         }
 
-    async def models(self, request: Request, _request_id: str) -> Response:
+    async def models(self, request: Request) -> Response:
         """List the one model."""
         self._access.client(request)
         return JSONResponse({"object": "list", "data": [self._card]})
 
-    async def model(self, request: Request, _request_id: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """Describe the model."""
         self._access.client(request)
         check_model(request.path_params["model"], self._completions.config.model_id)
         return JSONResponse(self._card)
 
-    async def health(self, _request: Request, _request_id: str) -> Response:
+    async def health(self, _request: Request) -> Response:
         """Answer OK: this process is alive; `/ready` reports whether requests get through."""
         return PlainTextResponse("OK")
 
-    async def ready(self, request: Request, _request_id: str) -> Response:
+    async def ready(self, request: Request) -> Response:
         """
         Report whether requests get through; 503 and the reasons if not.
 
@@ -94,7 +94,7 @@ class StatusRoutes:
             ready = not lacking
         return JSONResponse({"ready": ready, "lacking": lacking}, status_code=200 if ready else 503)
 
-    async def metrics(self, request: Request, _request_id: str) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus's text format."""
         completions = self._completions
         self._access.client(request)
@@ -102,38 +102,40 @@ class StatusRoutes:
         text = completions.metrics.text(completions.admission)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
-    async def plan(self, request: Request, _request_id: str) -> Response:
+    async def plan(self, request: Request) -> Response:
         """Return the plan, what is deployed, and what is measured."""
         completions = self._completions
         self._access.client(request)
         running = await completions.readiness.running.get()
-        pools: dict[str, dict[str, dict[str, int]]] = {}
-        for pool in completions.config.pools:
-            for domain, planned in pool.replicas.items():
-                up = running.get((pool.role, domain), 0)
-                pools.setdefault(pool.role, {})[domain] = {"planned": planned, "running": up}
+        replicas = {
+            pool.role: {
+                domain: {"planned": planned, "running": running.get((pool.role, domain), 0)}
+                for domain, planned in pool.replicas.items()
+            }
+            for pool in completions.config.pools
+        }
         engines: dict[str, dict[str, Any]] = {}
         for (role, domain), facts in (await completions.readiness.facts.get()).items():
             engines.setdefault(role, {})[domain] = facts
-        inflight, margin = completions.admission.inflight, completions.admission.margin
-        measured: dict[str, Any] = {
+        margin = completions.admission.margin
+        measured = {
             **completions.metrics.recent.summary(),
-            "outstanding": {"prefill": inflight.waiting, "all": inflight.sequences},
+            "outstanding": completions.admission.inflight.outstanding,
             "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
         }
         deployed = {
-            "replicas": pools,
+            "replicas": replicas,
             "engines": engines,
             "max_output_tokens": completions.token_limit,
             "admission": completions.admission.sheds,
         }
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
-    async def schema(self, _request: Request, _request_id: str) -> Response:
+    async def schema(self, _request: Request) -> Response:
         """Return the OpenAPI schema."""
         return JSONResponse(self._schema)
 
-    async def page(self, _request: Request, _request_id: str) -> Response:
+    async def page(self, _request: Request) -> Response:
         """Return the live page; it asks for a key itself if one is needed."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 

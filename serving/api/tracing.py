@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
+
 from minicluster.errors import InputError
+from serving.api.access_log import route_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,8 +22,24 @@ if TYPE_CHECKING:
 EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-HTTP, GRPC = "http/protobuf", "grpc"
+OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+"""Names of the exporters by protocol, the default first, as OpenTelemetry's packages have them."""
+
 SERVICE = "minicluster"
+
+ATTRIBUTES = {
+    "method": "http.request.method",
+    "route": "http.route",
+    "status": "http.response.status_code",
+    "error": "error.type",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    **{
+        name: f"minicluster.{name}"
+        for name in ("request_id", "key", "outcome", "path", "prefill_replica", "decode_replica")
+    },
+}
+"""Attributes of a request's span by their names in the access log."""
 
 
 def request_tracer(environment: Mapping[str, str]) -> RequestTracer | None:
@@ -36,27 +56,13 @@ def request_tracer(environment: Mapping[str, str]) -> RequestTracer | None:
         return None
     if named not in {"otlp", "console"}:
         raise InputError(EXPORTER, named, "otlp, console or none")
-    protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), HTTP)
-    if protocol not in {HTTP, GRPC}:
-        raise InputError(PROTOCOLS[1], protocol, f"{HTTP} or {GRPC}")
-    return RequestTracer(_exporter("console" if named == "console" else protocol))
-
-
-def _exporter(kind: str) -> SpanExporter:
-    """Return the exporter; imported here, because few endpoints have one."""
-    if kind == GRPC:
-        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415
-
-        return trace_exporter.OTLPSpanExporter()
-    if kind == HTTP:
-        from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415
-            trace_exporter as http_exporter,
-        )
-
-        return http_exporter.OTLPSpanExporter()
-    from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
-
-    return ConsoleSpanExporter()
+    if named == "otlp":
+        protocol = next(filter(None, map(environment.get, PROTOCOLS)), next(iter(OTLP)))
+        if protocol not in OTLP:
+            raise InputError(PROTOCOLS[1], protocol, " or ".join(OTLP))
+        named = OTLP[protocol]
+    [exporter] = entry_points(group="opentelemetry_traces_exporter", name=named)
+    return RequestTracer(exporter.load()())
 
 
 class RequestTracer:
@@ -70,7 +76,7 @@ class RequestTracer:
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Export from a thread of its own."""
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (as in `_exporter`)
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (few endpoints need it)
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
@@ -87,20 +93,18 @@ class RequestTracer:
             TraceContextTextMapPropagator,
         )
 
-        headers = {
-            name.decode("latin-1"): each.decode("latin-1") for name, each in scope["headers"]
-        }
+        facts = record.facts(scope)
         now_ns, now_s = time.time_ns(), time.perf_counter()
 
         def at(seconds: float) -> int:
             return now_ns - round((now_s - seconds) * 1e9)
 
         span = self._tracer.start_span(
-            f"{scope['method']} {record.route}",
-            context=TraceContextTextMapPropagator().extract(headers),
+            f"{scope['method']} {route_of(scope)}",
+            context=TraceContextTextMapPropagator().extract(Headers(scope=scope)),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),
-            attributes=_attributes(record, scope),
+            attributes={name: facts[own] for own, name in ATTRIBUTES.items() if own in facts},
         )
         if record.status >= 500 or record.outcome == "broken":  # noqa: PLR2004
             span.set_status(trace.StatusCode.ERROR, record.error or record.outcome)
@@ -113,26 +117,6 @@ class RequestTracer:
     def close(self) -> None:
         """Export what is left."""
         self._provider.shutdown()
-
-
-def _attributes(record: AnswerRecord, scope: Scope) -> dict[str, str | int]:
-    """Return the attributes of a request, by OpenTelemetry's names where it has them."""
-    phases = record.phases
-    found = {
-        "http.request.method": scope["method"],
-        "http.route": record.route,
-        "http.response.status_code": record.status,
-        "error.type": record.error,
-        "gen_ai.usage.input_tokens": record.prompt_tokens,
-        "gen_ai.usage.output_tokens": record.output_tokens,
-        "minicluster.request_id": record.request_id,
-        "minicluster.key": record.key,
-        "minicluster.outcome": record.outcome,
-        "minicluster.path": phases.path_and_reason if phases else "",
-        "minicluster.prefill_replica": phases.prefill_replica if phases else "",
-        "minicluster.decode_replica": phases.decode_replica if phases else "",
-    }
-    return {name: each for name, each in found.items() if each not in {"", None}}
 
 
 def _parts(record: AnswerRecord) -> Iterator[tuple[str, float, float]]:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from serving.protocol.messages import Prefilled, Refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputedPrompt:
-    """
-    A prompt that an engine has computed.
-
-    Attributes:
-        kv_transfer_params: what another engine fetches its KV cache with.
-        queue_s: waiting inside the engine.
-        step_s: inside the engine, from being scheduled to the token.
-    """
-
-    prompt_tokens: int
-    kv_transfer_params: Mapping[str, object]
-    queue_s: float
-    step_s: float
 
 
 class AnswerEngine(Protocol):
@@ -62,7 +43,7 @@ class AnswerEngine(Protocol):
         Its KV cache was lost on its way.
         """
 
-    async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
+    async def compute(self, request: Any, *, keep: bool) -> Prefilled | Refusal:  # noqa: ANN401
         """
         Compute the KV cache of a request's prompt, and one token that is dropped.
 

@@ -70,6 +70,8 @@ class Refusal:
             found["WWW-Authenticate"] = "Bearer"
         if self.code == "slo_unreachable":
             found["X-Should-Retry"] = "false"
+        if self.code == "stopping":
+            found["Connection"] = "close"
         if self.retry_after_s is not None:
             found["Retry-After"] = str(math.ceil(self.retry_after_s))
         return found
@@ -168,18 +170,20 @@ class FirstChunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
     """
-    A prefill replica's answer: where its KV cache is, and where the time went.
+    A prompt that a prefill engine has computed: where its KV cache is, and where the time went.
 
     Attributes:
         kv_transfer_params: what decode fetches the KV cache with.
         queue_s: waiting inside the engine.
         step_s: inside the engine, from being scheduled to the token.
+        replica: its name.
     """
 
     kv_transfer_params: dict[str, object]
-    replica: str
     queue_s: float
     step_s: float
+    prompt_tokens: int = 0
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from ray import serve
 
 from serving.api.access_log import write_access_log
 from serving.api.app import api_app
-from serving.api.drain import DrainingApp
 from serving.api.http_server import HttpLimits, HttpServer
 from serving.cluster.logs import ACCESS_LOG
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
@@ -25,6 +24,8 @@ from serving.replicas.serve_backend import ServeBackend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from starlette.applications import Starlette
 
     from serving.api.tls import TlsFiles
 
@@ -62,24 +63,23 @@ class Ingress:
         self._address = address
         self._tls = tls
         self._drain_s = drain_s
-        self._app: DrainingApp | None = None
+        self._app: Starlette | None = None
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def __serve_build_asgi_app__(self) -> DrainingApp:
+    async def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray calls this once, in the replica."""
         host, port = self._address or ("", None)
-        app = api_app(self._config, self._backend, os.environ, host=host)
-        self._app = DrainingApp(app, app.state.count)
+        self._app = app = api_app(self._config, self._backend, os.environ, host=host)
         if port is not None:
             limits = HttpLimits(connections=IDLE_CONNECTIONS + 2 * self._config.answering.sequences)
             self._server = HttpServer(
-                self._app, host, port, limits=limits, tls=self._tls, count=app.state.count
+                app, host, port, limits=limits, tls=self._tls, count=app.state.count
             )
             self._serving = asyncio.create_task(self._server.serve())
         loop = asyncio.get_running_loop()
         before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
-        return self._app
+        return app
 
     def check_health(self) -> None:
         """
@@ -94,7 +94,7 @@ class Ingress:
 
     async def drain(self) -> int:
         """Refuse new work, and let answers end; return how many are left at the limit."""
-        return 0 if self._app is None else await self._app.drain(self._drain_s)
+        return 0 if self._app is None else int(await self._app.state.drain(self._drain_s))
 
     async def __del__(self) -> None:
         """Drain, and stop listening: Ray Serve, past which clients connect, knows of no request."""

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from serving.protocol.endpoint_config import from_plain
-from serving.protocol.messages import Prefilled, PrefillTiming, Refusal
+from serving.protocol.messages import PrefillTiming, Refusal
 
 if TYPE_CHECKING:
     from serving.protocol.answer_engine import AnswerEngine
+    from serving.protocol.messages import Prefilled
     from serving.replicas.pending_answer import PendingAnswer
 
 logger = logging.getLogger(__name__)
@@ -113,12 +115,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return Prefilled(
-            kv_transfer_params=dict(computed.kv_transfer_params),
-            replica=serve.get_replica_context().replica_id.unique_id,
-            queue_s=computed.queue_s,
-            step_s=computed.step_s,
-        )
+        return replace(computed, replica=serve.get_replica_context().replica_id.unique_id)
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""

@@ -17,15 +17,14 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from serving.protocol.answer_engine import ComputedPrompt
-from serving.protocol.messages import EngineFailed
+from serving.protocol.messages import EngineFailed, Prefilled
 from serving.replicas.engine_request import engine_request, for_prefill, refusal_in
 from serving.request.prefill import ENGINE_DIED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Prefilled, Refusal
+    from serving.protocol.messages import Refusal
 
 
 class VllmAnswers:
@@ -116,7 +115,7 @@ class VllmAnswers:
         # Decode computes the end of every prompt that it fetches, which may be a whole block.
         return self._computed_tokens.get(_name(request), 0) > block_tokens
 
-    async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
+    async def compute(self, request: Any, *, keep: bool) -> Prefilled | Refusal:  # noqa: ANN401
         """See `AnswerEngine`; raises no exception of vLLM's."""
         request = for_prefill(request, keep=keep)
         async with aclosing(self._stream(request)) as items:
@@ -128,7 +127,7 @@ class VllmAnswers:
         if refusal is not None:
             return refusal
         timed = answer.metrics
-        return ComputedPrompt(
+        return Prefilled(
             prompt_tokens=answer.usage.prompt_tokens,
             kv_transfer_params=answer.kv_transfer_params or {},
             queue_s=(timed.queue_time_ms or 0.0) / 1e3 if timed else 0.0,

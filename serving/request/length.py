@@ -197,13 +197,10 @@ def answer_tokens(kind: str, body: Mapping[str, Any]) -> int | None:
 def read_token_limit(environment: Mapping[str, str]) -> int | None:
     """Return the operator's limit; raises InputError for anything but a number of tokens."""
     value = environment.get(MAX_OUTPUT_TOKENS)
-    return None if value is None else read_count(MAX_OUTPUT_TOKENS, value, "tokens")
-
-
-def read_count(place: str, value: str, what: str) -> int:
-    """Read a whole number of *what*, at least 1; raises InputError, which names *place*."""
+    if value is None:
+        return None
     if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise InputError(place, value, f"a number of {what}, at least 1")
+        raise InputError(MAX_OUTPUT_TOKENS, value, "a number of tokens, at least 1")
     return int(value)
 
 

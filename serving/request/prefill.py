@@ -28,18 +28,20 @@ DECODE_FAILED = "decode-failed"
 PULL_FAILED = "kv-pull-failed"
 """Why decode computed a prompt that prefill had computed: its KV cache was lost on its way."""
 
-NO_ANSWERING_REPLICA = Refusal(
-    status=503,
-    message="No replica can take the request; try again later.",
-    code="no_replica",
-    retry_after_s=RETRY_AFTER_S,
-)
-ENGINE_DIED = Refusal(
-    status=503,
-    message="The engine died; try again later.",
-    code="engine-died",
-    retry_after_s=RETRY_AFTER_S,
-)
+UNAVAILABLE = {
+    code: Refusal(
+        status=503, message=f"{what}; try again later.", code=code, retry_after_s=RETRY_AFTER_S
+    )
+    for code, what in {
+        "no_replica": "No replica can take the request",
+        "engine-died": "The engine died",
+        NO_REPLICA: "No prefill replica is up",
+        DIED: "Prefill failed",
+    }.items()
+}
+"""The refusals of requests that another replica, or a later one, could answer, by their codes."""
+
+NO_ANSWERING_REPLICA, ENGINE_DIED = UNAVAILABLE["no_replica"], UNAVAILABLE["engine-died"]
 
 LATE = {
     TIMEOUT: "No prefill replica answered within {:g} s.",
@@ -132,13 +134,7 @@ def next_step(
 def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> LocalPrefill | Refusal:
     if config.routing.fallback == "local":
         return LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
-    if reason == TIMEOUT:
-        return late(TIMEOUT, config.prefill_deadline_s)
-    message = {
-        NO_REPLICA: "No prefill replica is up; try again later.",
-        DIED: "Prefill failed; try again later.",
-    }[reason]
-    return Refusal(status=503, message=message, code=reason, retry_after_s=RETRY_AFTER_S)
+    return UNAVAILABLE.get(reason) or late(reason, config.prefill_deadline_s)
 
 
 def may_retry(refusal: Refusal, spent_s: float, config: EndpointConfig) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.answer_engine import ComputedPrompt
-from serving.protocol.messages import EngineFailed
+from serving.protocol.messages import EngineFailed, Prefilled
 from serving.request.prefill import ENGINE_DIED
 from serving.simulated.answer import AnswerWriter
 from serving.simulated.engine import EngineDied
@@ -14,7 +13,7 @@ from serving.simulated.engine import EngineDied
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Prefilled, Refusal
+    from serving.protocol.messages import Refusal
     from serving.simulated.engine import Sequence, SimulatedEngine
     from serving.simulated.kv_transfer import KvSink, KvSource
     from serving.simulated.request import AnswerRules, SimulatedRequest
@@ -113,7 +112,7 @@ class SimulatedAnswers:
         sequence = self._seen.get(request.request_id)
         return sequence is not None and sequence.kv_lost
 
-    async def compute(self, request: SimulatedRequest, *, keep: bool) -> ComputedPrompt | Refusal:
+    async def compute(self, request: SimulatedRequest, *, keep: bool) -> Prefilled | Refusal:
         """See `AnswerEngine`."""
         try:
             sequence = self._engine.add(request.prompt_tokens, request.blocks, 1)
@@ -126,13 +125,13 @@ class SimulatedAnswers:
         except BaseException:
             self._engine.abort(sequence)
             raise
-        metrics_ms, place = self._metrics_ms(sequence), dict[str, str]()
+        metrics_ms, place = self._metrics_ms(sequence), dict[str, object]()
         if keep and self._source is not None:
             key = self._source.keep(sequence, self._lease_s)
             place = {"key": key, "domain": self._domain}
         else:
             self._engine.release(sequence)
-        return ComputedPrompt(
+        return Prefilled(
             prompt_tokens=request.prompt_tokens,
             kv_transfer_params=place,
             queue_s=metrics_ms["queue_time_ms"] / 1e3,

@@ -27,7 +27,7 @@ class FakeServers:
         up: replicas that run, by role and domain.
         open: answers under way.
         seen: bodies that came.
-        template_tokens: that a chat has beside its text.
+        bytes_per_token: of text.
     """
 
     ttft_s: float = 0.0
@@ -41,7 +41,7 @@ class FakeServers:
     open: int = 0
     seen: list[dict[str, Any]] = field(default_factory=list)
     path: str = "remote"
-    template_tokens: int = 0
+    bytes_per_token: int = 4
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
@@ -97,11 +97,10 @@ class FakeServers:
         }
 
     def _usage(self, kind: str, body: dict[str, Any], tokens: int) -> dict[str, int]:
-        """Count a token for each four bytes of text, or the ids of the only prompt."""
+        """Count the tokens of text, or the ids of the only prompt."""
         prompt = body["messages"] if kind == "chat" else body["prompt"]
         ids, size_bytes = prompt_size(prompt)
-        count = ids or max(1, size_bytes // 4)
-        count += self.template_tokens if kind == "chat" else 0
+        count = ids or max(1, size_bytes // self.bytes_per_token)
         return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -13,11 +15,9 @@ from .fake_servers import FakeServers
 from .virtual_time import run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from serving.protocol.endpoint_config import EndpointConfig
-
-    Use = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
 KEY = "a-secret-of-the-tests"
 LOCKED = {"MINICLUSTER_API_KEYS": f"alice:{KEY}:2"}
@@ -25,26 +25,23 @@ HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 ONE = {"prompt": [5, 6, 7], "max_tokens": 4}
 
 
-def used(
+@asynccontextmanager
+async def visiting(
     config: EndpointConfig,
-    servers: FakeServers,
-    use: Use,
+    servers: FakeServers | None = None,
     environment: dict[str, str] | None = None,
     *,
     host: str = "",
-) -> Any:  # noqa: ANN401
-    """Let *use* talk to an endpoint in this process, whose servers take no real time."""
-
-    async def talk() -> Any:  # noqa: ANN401
-        app = api_app(config, servers, environment or {}, host=host)
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await use(client)
-
-    return run(talk())
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an endpoint in this process; for tests in virtual time."""
+    app = api_app(config, servers or FakeServers(), environment or {}, host=host)
+    await asyncio.sleep(1.0)  # the clock starts at 0, which would hide a time taken for a duration
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
 
 
-def one(
+def one(  # noqa: PLR0913
     config: EndpointConfig,
     path: str,
     body: object = None,
@@ -52,14 +49,17 @@ def one(
     servers: FakeServers | None = None,
     headers: dict[str, str] | dict[bytes, bytes] | None = None,
     environment: dict[str, str] | None = None,
+    host: str = "",
 ) -> httpx.Response:
-    """Send one request: GET without a body."""
+    """Send one request: GET without a body. Its extension `metrics` says what was counted."""
 
-    async def use(client: httpx.AsyncClient) -> httpx.Response:
-        if body is None:
-            return await client.get(path, headers=headers)
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await client.post(path, content=raw, headers=headers)
+    async def ask() -> httpx.Response:
+        async with visiting(config, servers, environment, host=host) as client:
+            raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            method = "GET" if raw is None else "POST"
+            answer = await client.request(method, path, content=raw, headers=headers)
+            counted = await client.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})
+            answer.extensions["metrics"] = counted.text
+            return answer
 
-    answer: httpx.Response = used(config, servers or FakeServers(), use, environment)
-    return answer
+    return run(ask())

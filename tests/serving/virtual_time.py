@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from unittest.mock import patch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 Value = TypeVar("Value")
+Given = ParamSpec("Given")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -51,3 +53,15 @@ def run(main: Coroutine[None, None, Value]) -> Value:
         clock = runner.get_loop().time
         with patch.object(time, "monotonic", clock), patch.object(time, "perf_counter", clock):
             return runner.run(main)
+
+
+def in_virtual_time(
+    test: Callable[Given, Coroutine[None, None, Value]],
+) -> Callable[Given, Value]:
+    """Have an async test run as `run` does."""
+
+    @wraps(test)
+    def ran(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        return run(test(*args, **kwargs))
+
+    return ran

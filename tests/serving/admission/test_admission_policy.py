@@ -27,7 +27,6 @@ from serving.admission.policy import (
 )
 from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
-from tests.plans import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,17 +102,6 @@ def _full_ms(sequences: int, beyond: int) -> float:
     return 1 + own_ms + 3 + beyond / 8 * 20 * BUSY_STEP_MS + BUSY_STEP_MS
 
 
-@pytest.mark.parametrize(("asked", "pull_ms", "work_ms"), [(ASKED, 3, 2.0505), (LOCAL, 0, 1.17685)])
-def test_tables_of_steps_are_forecast(asked: RequestCost, pull_ms: float, work_ms: float) -> None:
-    """A prompt of 100 tokens alone, then a sequence of 120; or beside a full batch of eight."""
-    model = replace(MODEL, prefill=TABLE, decode=TABLE, interference=Interference())
-    step_ms = 1.25 + 120 * 1.125e-4
-    found = forecast(model, asked, IDLE.emptied())
-    assert found.tpot_s * 1e3 == pytest.approx(step_ms)
-    assert found.ttft_s * 1e3 == pytest.approx(1 + 2.0505 + pull_ms + step_ms)
-    assert work_s(model, asked, IDLE.emptied()) * 1e3 == pytest.approx(work_ms)
-
-
 @pytest.mark.parametrize(
     ("asked", "load", "ttft_ms", "tpot_ms"),
     [
@@ -179,39 +167,35 @@ def test_a_shed_request_gets_when_to_retry(
     assert f"in {retry_after_s} s" in found.refusal.message
 
 
-@pytest.mark.parametrize(
-    ("margin", "limit_ms"),
-    [
-        (Margin(), 84.68675),
-        (Margin(ttft_s=10e-3), 94.68675),
-        # Of the room between 41.28, which an idle cluster takes, and the limit six tenths at most.
-        (Margin(ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.4),
-        # What is typical counts whole, up to nine tenths.
-        (Margin(ttft_s=1.0, median_ttft_s=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
-    ],
-)
-def test_a_request_is_admitted_up_to_the_limit_less_the_margin(
-    margin: Margin, limit_ms: float
-) -> None:
-    """Forecast and margin, within its bounds, just fit into the limit."""
-    above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
-    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), AdmissionForecast)
-    assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)
+FORECAST_MS, IDLE_MS = 84.68675, 41.28
+ROOM_MS = FORECAST_MS - IDLE_MS
 
 
 @pytest.mark.parametrize(
     ("margin", "kept", "limit_ms"),
     [
-        # Of the room up to nine tenths, a half; of what the margin leaves of it, likewise.
-        (Margin(), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.55),
-        (Margin(ttft_s=1.0), KeptRoom(fraction=0.5), 41.28 + (84.68675 - 41.28) / 0.25),
-        (Margin(), KeptRoom(fraction=1.0), 41.28 + (84.68675 - 41.28) / 0.1),
+        (Margin(), KeptRoom(), FORECAST_MS),
+        (Margin(ttft_s=10e-3), KeptRoom(), FORECAST_MS + 10),
+        # Of the room between what an idle cluster takes and the limit six tenths at most.
+        (Margin(ttft_s=1.0), KeptRoom(), IDLE_MS + ROOM_MS / 0.4),
+        # What is typical counts whole, up to nine tenths.
+        (
+            Margin(ttft_s=1.0, median_ttft_s=1.0),
+            KeptRoom(),
+            IDLE_MS + ROOM_MS / 0.1,
+        ),
+        # For others a half of nine tenths of the room; of what the margin leaves of it, likewise.
+        (Margin(), KeptRoom(fraction=0.5), IDLE_MS + ROOM_MS / 0.55),
+        (Margin(ttft_s=1.0), KeptRoom(fraction=0.5), IDLE_MS + ROOM_MS / 0.25),
+        (Margin(), KeptRoom(fraction=1.0), IDLE_MS + ROOM_MS / 0.1),
         # For longer prompts, seconds.
-        (Margin(), KeptRoom(ttft_s=20e-3), 104.68675),
+        (Margin(), KeptRoom(ttft_s=20e-3), FORECAST_MS + 20),
     ],
 )
-def test_a_request_leaves_room_to_others(margin: Margin, kept: KeptRoom, limit_ms: float) -> None:
-    """It is admitted where forecast, margin and that room just fit; with nothing ahead, always."""
+def test_a_request_is_admitted_up_to_the_limit_less_margin_and_room(
+    margin: Margin, kept: KeptRoom, limit_ms: float
+) -> None:
+    """Where forecast, margin and the room for others just fit; with nothing ahead, always."""
     above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
     assert isinstance(decide(MODEL, above, ASKED, BUSY, margin, kept), AdmissionForecast)
     assert isinstance(decide(MODEL, below, ASKED, BUSY, margin, kept), Shed)
@@ -314,88 +298,91 @@ def test_an_idle_cluster_admits_what_its_floor_allows(decision: dict[str, Any]) 
         assert (found.reason, found.retry_after_s) == ("unreachable", None)
 
 
+HI = {"role": "user", "content": "hi"}
 LONG = [{"role": "user", "content": "x" * 4000}]
 """With its role 4,004 bytes."""
 
-
-def _asked(
-    kind: str,
-    body: dict[str, object],
-    config: EndpointConfig,
-    size: TokenEstimate = DEFAULT_ESTIMATE,
-) -> RequestCost:
-    """Return the cost of a request as the endpoint does."""
-    limits = {"model_id": config.model_id, "max_model_len": config.max_model_len}
-    return request_cost(kind, check(kind, body, **limits), config, size)
-
-
-@pytest.mark.parametrize(
-    ("kind", "lengths", "tokens"),
-    [
-        ("completions", {}, 16),
-        ("completions", {"max_tokens": None}, 10),
-        ("completions", {"max_tokens": 900, "max_completion_tokens": 1}, 900),
-        ("completions", {"max_tokens": 0, "echo": True}, 1),
-        ("chat", {}, 10),
-        ("chat", {"max_tokens": 900}, 900),
-        ("chat", {"max_tokens": 900, "max_completion_tokens": 7}, 7),
-    ],
-)
-def test_answers_are_as_long_as_the_engine_makes_them(
-    config: EndpointConfig, kind: str, lengths: dict[str, object], tokens: int
-) -> None:
-    """Named, or vLLM's default, or where that is all the context the longest planned."""
-    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **lengths}
-    assert _asked(kind, body, config).output_tokens == tokens
-
-
-def test_a_chat_is_sized_by_its_messages(config: EndpointConfig) -> None:
-    """Neither its size nor its way depend on a prompt that the engine does not read."""
-    for prompt in ("x", ["a", "b"], [[1], [2]]):
-        asked = _asked("chat", {"messages": LONG, "prompt": prompt}, config)
-        assert (asked.prompt_tokens, asked.sequences, asked.local) == (1001, 1, False)
-
-
-@pytest.mark.parametrize(("tokens", "local"), [(300, True), (301, False)])
-def test_prompts_up_to_the_threshold_are_decodes(
-    config: EndpointConfig, tokens: int, *, local: bool
-) -> None:
-    routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
-    assert _asked("completions", {"prompt": [5] * tokens}, routed).local is local
-
-
-def test_the_size_of_text_is_the_learned_one(config: EndpointConfig) -> None:
-    """Overhead and all, but never more than the context; ids are counted."""
-    size = TokenEstimate(overhead_tokens=100, tokens_per_byte=0.5)
-    assert _asked("completions", {"prompt": "x" * 400}, config, size).prompt_tokens == 300
-    assert _asked("completions", {"prompt": [5] * 400}, config, size).prompt_tokens == 400
-    assert _asked("chat", {"messages": LONG}, config, size).prompt_tokens == 2048
-
-
-HI = {"role": "user", "content": "hi"}
 TEMPLATE = ("tools", "documents", "chat_template_kwargs")
 WRITTEN = ("role", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "any_other")
+LENGTHS: list[tuple[str, dict[str, Any], int]] = [
+    ("completions", {}, 16),
+    ("completions", {"max_tokens": None}, 10),
+    ("completions", {"max_tokens": 900, "max_completion_tokens": 1}, 900),
+    ("completions", {"max_tokens": 0, "echo": True}, 1),
+    ("completions", {"max_tokens": None, "prompt": [5] * 2040}, 8),
+    ("chat", {}, 10),
+    ("chat", {"max_tokens": 900}, 900),
+    ("chat", {"max_tokens": 900, "max_completion_tokens": 7}, 7),
+]
+"""Named, or vLLM's default, or where that is all the context the longest planned, if it fits."""
+
+SIZES: list[tuple[str, dict[str, Any], int]] = [
+    ("completions", {"prompt": "abc"}, 3),
+    ("completions", {"prompt": "abc", "messages": [HI]}, 3),
+    ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
+    ("completions", {"prompt": [1, 2]}, 0),
+    ("completions", {"prompt": ["a", "b"]}, 0),
+    ("chat", {"messages": [HI], "prompt": "x"}, 2 + 4),
+    ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2 + 4 + 9),
+    ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2 + 4),
+    *(("chat", {"messages": [HI], name: [{"a": "b"}]}, 2 + 4 + 12) for name in TEMPLATE),
+    *(("chat", {"messages": [{name: "x" * 40}]}, 40) for name in WRITTEN),
+    ("chat", {"messages": [{"tool_calls": [{"function": {"name": "xy"}}]}]}, 2),
+    ("chat", {"messages": [{"content": [{"image_url": {"url": "data:x"}}]}]}, 0),
+]
+"""All text that the template may write, wherever it stands, and of one prompt alone."""
+
+LISTED = {"prompt": [[5] * 100, [5] * 400, [5] * 50], "n": 2}
+LEARNED = TokenEstimate(overhead_tokens=100, tokens_per_byte=0.5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "size_bytes"),
+    ("kind", "body", "size", "expected"),
     [
-        ("completions", {"prompt": "abc"}, 3),
-        ("completions", {"prompt": "abc", "messages": [HI]}, 3),
-        ("completions", {"prompt": "abc", "truncate_prompt_tokens": 1}, 0),
-        ("completions", {"prompt": [1, 2]}, 0),
-        ("completions", {"prompt": ["a", "b"]}, 0),
-        ("chat", {"messages": [HI], "prompt": "x"}, 2 + 4),
-        ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2 + 4 + 9),
-        ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2 + 4),
-        *(("chat", {"messages": [HI], name: [{"a": "b"}]}, 2 + 4 + 12) for name in TEMPLATE),
-        *(("chat", {"messages": [{name: "x" * 40}]}, 40) for name in WRITTEN),
-        ("chat", {"messages": [{"tool_calls": [{"function": {"name": "xy"}}]}]}, 2),
-        ("chat", {"messages": [{"content": [{"image_url": {"url": "data:x"}}]}]}, 0),
+        *(
+            (
+                kind,
+                {"prompt": "x", "messages": [HI], **more},
+                DEFAULT_ESTIMATE,
+                {"output_tokens": n},
+            )
+            for kind, more, n in LENGTHS
+        ),
+        *((kind, body, DEFAULT_ESTIMATE, {"text_bytes": n}) for kind, body, n in SIZES),
+        # Neither size nor path of a chat depend on a prompt that the engine does not read.
+        *(
+            (
+                *("chat", {"messages": LONG, "prompt": prompt}, DEFAULT_ESTIMATE),
+                {"prompt_tokens": 1001, "sequences": 1, "local": False},
+            )
+            for prompt in ("x", ["a", "b"], [[1], [2]])
+        ),
+        # Ids are counted; text is sized as learned, but never beyond the context.
+        ("completions", {"prompt": "x" * 400}, LEARNED, {"prompt_tokens": 300, "local": True}),
+        ("completions", {"prompt": [5] * 300}, LEARNED, {"prompt_tokens": 300, "local": True}),
+        ("completions", {"prompt": [5] * 301}, LEARNED, {"prompt_tokens": 301, "local": False}),
+        ("completions", {"prompt": [5] * 400, "echo": True}, LEARNED, {"local": True}),
+        ("chat", {"messages": LONG}, LEARNED, {"prompt_tokens": 2048}),
+        (
+            *("completions", LISTED, LEARNED),
+            {"prompt_tokens": 400, "other_tokens": (100, 50), "sequences": 6, "local": True},
+        ),
     ],
 )
-def test_bytes_that_a_count_of_tokens_is_of(
-    config: EndpointConfig, kind: str, body: dict[str, object], size_bytes: int
+def test_the_cost_of_a_request(
+    config: EndpointConfig,
+    kind: str,
+    body: dict[str, Any],
+    size: TokenEstimate,
+    expected: dict[str, Any],
 ) -> None:
-    """All text that the template may write, wherever it stands, and of one prompt alone."""
-    assert _asked(kind, body, config).text_bytes == size_bytes
+    """Of what the endpoint passes on; prompts of up to 300 tokens are decode's own."""
+    routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
+    checked = check(kind, body, model_id=config.model_id, max_model_len=config.max_model_len)
+    cost = request_cost(kind, checked, routed, size)
+    assert {name: getattr(cost, name) for name in expected} == expected
+
+
+def test_an_aggregated_plan_has_local_prompts_only(config: EndpointConfig) -> None:
+    mixed = replace(config, pools=(replace(config.answering, role="mixed"),))
+    assert request_cost("completions", {"prompt": [5] * 400}, mixed, DEFAULT_ESTIMATE).local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import threading
@@ -16,13 +17,12 @@ from minicluster.errors import InputError
 from serving.api.access_log import access_log, write_access_log
 from serving.api.tracing import request_tracer
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import KEY, LOCKED, ONE, one, used
+from tests.serving.http_client import KEY, LOCKED, ONE, one, visiting
+from tests.serving.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import httpx
 
     from serving.protocol.endpoint_config import EndpointConfig
 
@@ -40,28 +40,25 @@ def lines(tmp_path: Path) -> Iterator[Any]:
     access_log.removeHandler(access_log.handlers[-1])
 
 
+OK = {"status": 200, "outcome": "ok", "seconds": 0.8, "ttft_s": 0.5, "output_tokens": 4}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "headers", "expected"),
     [
         (
-            COMPLETIONS,
-            ONE,
-            BEARER,
-            {"status": 200, "route": COMPLETIONS, "key": "alice", "outcome": "ok", "ttft_s": 0.5}
-            | {"seconds": 0.8, "prompt_tokens": 3, "output_tokens": 4, "path": "remote"},
+            *(COMPLETIONS, ONE, BEARER),
+            OK | {"route": COMPLETIONS, "key": "alice", "prompt_tokens": 3, "path": "remote"},
         ),
-        (
-            COMPLETIONS,
-            {**ONE, "stream": True},
-            BEARER,
-            {"status": 200, "outcome": "ok", "seconds": 0.8, "ttft_s": 0.5, "output_tokens": 4},
-        ),
+        (COMPLETIONS, {**ONE, "stream": True}, BEARER, OK),
         (COMPLETIONS, ONE, {}, {"status": 401, "error": "invalid_api_key", "route": COMPLETIONS}),
         (COMPLETIONS, b"{", BEARER, {"status": 400, "key": "alice"}),
+        (COMPLETIONS, ONE | {"n": 0}, BEARER, {"status": 400, "error": "unsupported_value"}),
+        (COMPLETIONS, None, {}, {"status": 405, "method": "GET", "error": "invalid_request_error"}),
+        ("/plan", ONE, {}, {"status": 405, "method": "POST"}),
         ("/health", None, {}, {"status": 200, "route": "/health", "method": "GET"}),
         ("/v1/models/gpt", None, BEARER, {"status": 404, "route": "/v1/models/{model:path}"}),
         ("/no-such-page", None, {}, {"status": 404, "route": "none"}),
-        (COMPLETIONS, None, {}, {"status": 405, "method": "GET"}),
     ],
 )
 def test_every_answer_is_counted_and_logged(
@@ -73,47 +70,30 @@ def test_every_answer_is_counted_and_logged(
     expected: dict[str, Any],
 ) -> None:
     """With the name of the key and the request's id, without a word of prompt or key."""
-
-    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        sent = {"X-Request-Id": "mine", **headers}
-        if body is None:
-            answer = await client.get(path, headers=sent)
-        else:
-            answer = await client.post(path, content=raw, headers=sent)
-        return answer, (await client.get("/metrics", headers=BEARER)).text
-
-    answer, metrics = used(config, FakeServers(ttft_s=0.5, itl_s=0.1), use, LOCKED)
+    servers, sent = FakeServers(ttft_s=0.5, itl_s=0.1), {"X-Request-Id": "mine", **headers}
+    answer = one(config, path, body, servers=servers, headers=sent, environment=LOCKED)
     first, scrape = lines()
     assert first["request_id"] == answer.headers["X-Request-Id"] == "mine"
     assert {name: first.get(name) for name in expected} == pytest.approx(expected)
     assert (scrape["route"], scrape["status"]) == ("/metrics", 200)
     assert KEY not in json.dumps(first)
     counted = f'{{route="{first["route"]}",status="{first["status"]}"}} 1.0'
-    assert f"minicluster_http_responses_total{counted}" in metrics
+    assert f"minicluster_http_responses_total{counted}" in answer.extensions["metrics"]
+    assert ("Allow" in answer.headers) == (answer.status_code == 405)
+    if answer.status_code >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_streams_that_break_or_are_left_say_so(config: EndpointConfig, lines: Any) -> None:  # noqa: ANN401
-    body = {**ONE, "stream": True}
-    one(config, COMPLETIONS, body, servers=FakeServers(fails_after=2))
-
-    async def leave(client: httpx.AsyncClient) -> None:
-        asked = asyncio.ensure_future(client.post(COMPLETIONS, json=body))
-        await asyncio.sleep(1.0)
-        asked.cancel()
-        await asyncio.wait({asked})
-
-    used(config, FakeServers(ttft_s=5.0), leave)
+@in_virtual_time
+async def test_streams_that_break_or_are_left_say_so(config: EndpointConfig, lines: Any) -> None:  # noqa: ANN401
+    for servers in (FakeServers(fails_after=2), FakeServers(ttft_s=5.0)):
+        async with visiting(config, servers) as client:
+            asked = client.post(COMPLETIONS, json={**ONE, "stream": True})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked, 1.0)
     broken, left = lines()
     assert (broken["status"], broken["outcome"], broken["error"]) == (200, "broken", "server_error")
     assert (left["status"], left["outcome"], left["seconds"]) == (499, "cancelled", 1.0)
-
-
-def test_engines_get_the_id_of_the_request(config: EndpointConfig) -> None:
-    servers = FakeServers()
-    headers = {"X-Request-Id": "mine"}
-    one(config, COMPLETIONS, ONE, servers=servers, headers=headers)
-    assert servers.seen[0]["request_id"] == "mine"
 
 
 @pytest.fixture
@@ -164,7 +144,7 @@ def test_a_request_is_traced_below_its_parent(
     one(config, COMPLETIONS, ONE, headers=headers, environment=environment, servers=servers)
     tracers[0].close()
     found = {span.name: span for span in spans}
-    root = found.pop(f"POST {COMPLETIONS}")
+    root, _ = found.pop(f"POST {COMPLETIONS}"), found.pop("GET /metrics")
     assert root.trace_id.hex() == PARENT.split("-")[1]
     assert root.parent_span_id.hex() == PARENT.split("-")[2]
     assert {span.parent_span_id for span in found.values()} == {root.span_id}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from serving.protocol.endpoint_config import EndpointConfig
 
 FIRST, SECOND = "first-secret-0123456789", "second-secret-0123456789"
+SHOWN = {"Authorization": f"Bearer {FIRST}"}
 HASH = hashlib.sha256(SECOND.encode()).hexdigest()
 TABLES = f"""
 [[keys]]
@@ -118,9 +120,13 @@ def _table(**changes: str) -> str:
 def test_tables_that_cannot_be_used_are_refused_with_their_place(
     tmp_path: Path, text: str, says: str
 ) -> None:
+    _refused(_written(tmp_path, text), says)
+
+
+def _refused(environment: dict[str, str], says: str) -> None:
     """Whatever is wrong, the error shows no part of a key."""
     with pytest.raises(InputError, match=says) as refused:
-        read_keys(_written(tmp_path, text))
+        read_keys(environment)
     for part in (FIRST, FIRST[:8], FIRST[-8:], HASH):
         assert part not in str(refused.value)
 
@@ -128,13 +134,12 @@ def test_tables_that_cannot_be_used_are_refused_with_their_place(
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({KEYS: ""}, "at least one key"),
-        ({KEYS: "# none"}, "at least one key"),
-        ({KEYS: "0123456789abcde"}, "15 characters.*at least 16"),
-        ({KEYS: "alice:0123456789abcde"}, "15 characters.*at least 16"),
-        ({KEYS: "alice: 0123456789abcde"}, "15 characters.*at least 16"),
-        ({KEYS: f"a:{SECOND}:{FIRST}"}, "number of requests"),
-        ({KEYS: f"a:{FIRST}:0"}, "number of requests"),
+        *(({KEYS: none}, "at least one key") for none in ("", "# none")),
+        *(
+            ({KEYS: f"{name}0123456789abcde"}, "15 characters.*at least 16")
+            for name in ("", "alice:", "alice: ")
+        ),
+        *(({KEYS: f"a:{FIRST}:{n}"}, "number of requests") for n in (SECOND, "0", "x", "-1", "")),
         ({KEYS: f"a:{FIRST}:1:2"}, "name:key"),
         ({KEYS: f"a:{FIRST},b:{FIRST}"}, "line 2.*once"),
         ({KEYS_FILE: "not/there"}, "a file of keys"),
@@ -144,9 +149,7 @@ def test_keys_that_would_leave_the_endpoint_open_are_refused(
     environment: dict[str, str], says: str
 ) -> None:
     """Keys that were meant and are not there, or could be guessed, stop the start."""
-    with pytest.raises(InputError, match=says) as refused:
-        read_keys(environment)
-    assert FIRST not in str(refused.value)
+    _refused(environment, says)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +217,12 @@ def test_our_own_commands_show_the_first_key(tmp_path: Path, keys: str) -> None:
 def test_our_own_commands_show_a_key_with_all_rights(tmp_path: Path) -> None:
     """Of tables the first that has them; of hashes none, so that the environment has to name it."""
     able = _table(name='"b"', key=f'"{SECOND}"', rights='["timing", "internal"]')
-    environment = _written(tmp_path, f"{_table()}\n{able}")
-    assert authorization(environment) == {"authorization": f"Bearer {SECOND}"}
-    assert authorization(_written(tmp_path, _table())) == {"authorization": f"Bearer {FIRST}"}
-    environment = _written(tmp_path, f'[[keys]]\nname = "a"\nkey_sha256 = "{HASH}"')
+    hashed = f'[[keys]]\nname = "a"\nkey_sha256 = "{HASH}"'
+    for text, key in ((f"{_table()}\n{able}", SECOND), (_table(), FIRST), (hashed, SECOND)):
+        environment = {**_written(tmp_path, text), SHOWN_KEY: SECOND}
+        assert authorization(environment) == {"authorization": f"Bearer {key}"}
     with pytest.raises(InputError, match=SHOWN_KEY):
-        authorization(environment)
-    shown = authorization({**environment, SHOWN_KEY: SECOND})
-    assert shown == {"authorization": f"Bearer {SECOND}"}
+        authorization(_written(tmp_path, hashed))
 
 
 def test_an_endpoint_that_others_reach_needs_keys() -> None:
@@ -239,27 +240,15 @@ def test_a_key_may_do_what_its_rights_say(
     config: EndpointConfig, tmp_path: Path, rights: tuple[str, ...]
 ) -> None:
     """Without them it gets answers, but neither the engines' times nor prefill alone."""
-    environment = _written(tmp_path, _table(rights=str(list(rights))))
-    shown = {"Authorization": f"Bearer {FIRST}"}
-    answer = one(config, "/v1/completions", ONE, headers=shown, environment=environment)
+    given = {"headers": SHOWN, "environment": _written(tmp_path, _table(rights=str(list(rights))))}
+    answer = one(config, "/v1/completions", ONE, **given)  # type: ignore[arg-type]
     assert answer.status_code == 200
     assert ("Server-Timing" in answer.headers) == ("timing" in rights)
     assert "X-Minicluster-Path" in answer.headers
-    alone = one(config, "/internal/prefill", ONE, headers=shown, environment=environment)
-    assert alone.status_code == (200 if "internal" in rights else 403)
-    if alone.status_code == 403:
-        assert alone.json()["error"]["code"] == "insufficient_permissions"
-
-
-def _salt_seen(
-    config: EndpointConfig, path: str, body: dict[str, Any], environment: dict[str, str]
-) -> str | None:
-    servers = FakeServers()
-    shown = {"Authorization": f"Bearer {FIRST}"}
-    answer = one(config, path, body, servers=servers, headers=shown, environment=environment)
-    assert answer.status_code == 200
-    found: str | None = servers.seen[0].get("cache_salt")
-    return found
+    alone = one(config, "/internal/prefill", ONE, **given)  # type: ignore[arg-type]
+    refused = None if "internal" in rights else "insufficient_permissions"
+    assert alone.json().get("error", {}).get("code") == refused
+    assert alone.status_code == (403 if refused else 200)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", ONE), ("/v1/chat/completions", HI)])
@@ -267,13 +256,18 @@ def test_engines_get_a_salt_for_each_tenant(
     config: EndpointConfig, tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
     """Of keys, unless they share the cache; without keys a request stays as it is."""
-    salt = _salt_seen(config, path, body, _written(tmp_path, _table()))
-    assert salt is not None
-    assert len(salt) == 64
-    shared = _written(tmp_path, _table(share_cache="true"))
-    assert _salt_seen(config, path, body, shared) is None
-    assert _salt_seen(config, path, body, {}) is None
-    assert _salt_seen(config, path, {**body, "cache_salt": "mine"}, {}) == "mine"
+    seen = []
+    for environment, own in (
+        (_written(tmp_path, _table(), "own.toml"), {}),
+        (_written(tmp_path, _table(share_cache="true")), {}),
+        ({}, {}),
+        ({}, {"cache_salt": "mine"}),
+    ):
+        servers, sent = FakeServers(), {**body, **own}
+        one(config, path, sent, servers=servers, headers=SHOWN, environment=environment)
+        seen.append(servers.seen[0].get("cache_salt"))
+    assert re.fullmatch("[0-9a-f]{64}", seen[0])
+    assert seen[1:] == [None, None, "mine"]
 
 
 def test_no_salt_crosses_tenants() -> None:

@@ -18,8 +18,8 @@ from serving.api.errors import error_response
 from serving.api.tracker import ReadAhead
 from serving.protocol.messages import Refusal
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
-from tests.serving.virtual_time import run
+from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
+from tests.serving.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, MutableMapping
@@ -30,27 +30,17 @@ BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in (KEY, KEY[::-1]))
 
 
 def _events(answer: httpx.Response) -> list[str]:
     return [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
 
 
-def _answer_and_metrics(
-    config: EndpointConfig, servers: FakeServers, body: dict[str, Any], path: str = COMPLETIONS
-) -> tuple[httpx.Response, str]:
-    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        answer = await client.post(path, json=body)
-        return answer, (await client.get("/metrics")).text
-
-    answer, metrics = used(config, servers, use)
-    return answer, metrics
-
-
-@pytest.fixture
-def tight(config: EndpointConfig) -> EndpointConfig:
-    """Return a plan whose TTFT some 1,200 tokens of prompt keep."""
-    return replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+def _counted(answer: httpx.Response, outcome: str, path: str = "none") -> bool:
+    """Return whether the endpoint counts one request of that outcome."""
+    line = f'minicluster_requests_total{{outcome="{outcome}",path="{path}"}} 1.0'
+    return line in answer.extensions["metrics"]
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, ONE), (CHAT, HI)])
@@ -62,16 +52,15 @@ def test_answers_in_one_piece_and_in_events(
     assert (whole.status_code, whole.json()["usage"]["completion_tokens"]) == (200, 4)
     servers, streamed = FakeServers(), {**body, "stream": True}
     answer = one(config, path, streamed, servers=servers, headers={"X-Request-Id": "mine-7"})
-    assert answer.headers["X-Request-Id"] == "mine-7"
+    assert answer.headers["X-Request-Id"] == servers.seen[0]["request_id"] == "mine-7"
     assert answer.headers["X-Minicluster-Path"] == "remote"
     assert answer.headers["content-type"].startswith("text/event-stream")
     *chunks, done = _events(answer)
     assert done == "[DONE]"
     assert [bool(json.loads(chunk)["choices"]) for chunk in chunks] == [True] * 4
     assert servers.seen[0]["stream_options"] == {"include_usage": True}  # we count, they do not see
-    *_, usage, _ = _events(
-        one(config, path, streamed | {"stream_options": {"include_usage": True}})
-    )
+    asked = streamed | {"stream_options": {"include_usage": True}}
+    *_, usage, _ = _events(one(config, path, asked))
     assert json.loads(usage)["usage"]["completion_tokens"] == 4
 
 
@@ -101,173 +90,130 @@ def test_request_ids_that_cannot_forge_a_log_are_kept(
 
 def test_a_stream_that_breaks_ends_with_an_error_and_no_done(config: EndpointConfig) -> None:
     """Clients are told, without the engine's words; the answer does not look complete."""
-    streamed = {**ONE, "stream": True}
-    answer, metrics = _answer_and_metrics(config, FakeServers(fails_after=2), streamed)
+    answer = one(config, COMPLETIONS, {**ONE, "stream": True}, servers=FakeServers(fails_after=2))
     *chunks, last = _events(answer)
-    assert 'minicluster_requests_total{outcome="broken",path="remote"} 1.0' in metrics
     error = json.loads(last)["error"]
-    assert len(chunks) == 2
-    assert (error["type"], error["code"]) == ("server_error", None)
+    assert (len(chunks), error["type"], error["code"]) == (2, "server_error", None)
     assert answer.headers["X-Request-Id"] in error["message"]
     assert "secret" not in answer.text
     assert "[DONE]" not in answer.text
+    assert _counted(answer, "broken", "remote")
+    assert "minicluster_e2e_seconds_count 0.0" in answer.extensions["metrics"]  # it is no latency
 
 
 def test_clients_are_told_to_come_back_at_different_times() -> None:
-    """Up to a quarter earlier or later, in whole seconds."""
+    """Up to a quarter earlier or later, in whole seconds, and never at once."""
     refusal = Refusal(status=503, message="Later.", retry_after_s=40)
     told = {int(error_response(refusal, {}).headers["Retry-After"]) for _ in range(400)}
     assert (min(told), max(told)) in itertools.product((30, 31, 32), (48, 49, 50))
     assert len(told) > 15
+    assert error_response(replace(refusal, retry_after_s=0.2), {}).headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize(
-    ("status", "retry_after_s", "told", "kind", "outcome"),
+    ("refusal", "kind", "param", "outcome"),
     [
-        (400, None, {None}, "invalid_request_error", "refused"),
-        (500, 0.2, {"1"}, "server_error", "failed"),
-        (503, 5.0, {"4", "5", "6", "7"}, "server_error", "failed"),
-        (504, 7.9, {"6", "7", "8", "9", "10"}, "server_error", "failed"),
+        (Refusal(status=400, message="Max tokens is bad."), "", "max_tokens", "refused"),
+        (Refusal(status=400, message="The prompt is bad."), "", "prompt", "refused"),
+        (Refusal(status=400, message="No."), "", None, "refused"),
+        (Refusal(status=400, message="Prompt \ud800", param="n"), "", "n", "refused"),
+        (Refusal(status=500, message="The prompt."), "server_error", None, "failed"),
+        (Refusal(status=503, message="x", retry_after_s=5), "server_error", None, "failed"),
     ],
 )
 def test_refusals_of_the_servers_come_through(
-    config: EndpointConfig,
-    status: int,
-    retry_after_s: float | None,
-    told: set[str | None],
-    kind: str,
-    outcome: str,
+    config: EndpointConfig, refusal: Refusal, kind: str, param: str | None, outcome: str
 ) -> None:
-    """What decode refuses, clients get as it is, as far as it is text, with when to come again."""
-    refusal = Refusal(
-        status=status, message="Because\ud800.", param="prompt", retry_after_s=retry_after_s
-    )
-    answer, metrics = _answer_and_metrics(config, FakeServers(refusal=refusal), ONE)
-    error = {"message": "Because?.", "type": kind, "param": "prompt", "code": None}
-    assert (answer.status_code, answer.json()) == (status, {"error": error})
-    assert answer.headers.get("Retry-After") in told
-    assert f'minicluster_requests_total{{outcome="{outcome}",path="none"}} 1.0' in metrics
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [("Max tokens is too large.", "max_tokens"), ("The prompt is bad.", "prompt"), ("No.", None)],
-)
-def test_the_parameter_at_fault_is_named(
-    config: EndpointConfig, message: str, param: str | None
-) -> None:
-    """The engine often names it in its message alone."""
-    servers = FakeServers(refusal=Refusal(status=400, message=message))
-    answer = one(config, COMPLETIONS, ONE, servers=servers)
-    assert answer.json()["error"]["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nothing", 404, None),
-        ("GET", COMPLETIONS, 405, None),
-        ("POST", "/plan", 405, None),
-        ("GET", "/v1/models/gpt-9", 404, "model_not_found"),
-    ],
-)
-def test_what_is_not_there_is_refused_in_the_same_shape(
-    config: EndpointConfig, method: str, path: str, status: int, code: str | None
-) -> None:
-    answer = used(config, FakeServers(), lambda client: client.request(method, path))
-    assert answer.status_code == status
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert answer.json()["error"]["code"] == code
-    assert answer.headers["X-Request-Id"]
+    """As they are, as far as they are text; a parameter that only the message names is named."""
+    answer = one(config, COMPLETIONS, ONE, servers=FakeServers(refusal=refusal))
+    message, kind = refusal.message.replace("\ud800", "?"), kind or "invalid_request_error"
+    error = {"message": message, "type": kind, "param": param, "code": None}
+    assert (answer.status_code, answer.json()) == (refusal.status, {"error": error})
+    assert ("Retry-After" in answer.headers) == (refusal.retry_after_s is not None)
+    assert _counted(answer, outcome)
 
 
 def test_prefill_alone_is_timed(config: EndpointConfig) -> None:
     """The backend's timing comes as JSON, and the request is counted with an outcome of its own."""
-    answer, metrics = _answer_and_metrics(config, FakeServers(), ONE, "/internal/prefill")
+    answer = one(config, "/internal/prefill", ONE)
     timing = {"prompt_tokens": 1, "seconds": 0.1, "queue_s": 0.0, "step_s": 0.1}
     assert (answer.status_code, answer.json()) == (200, timing)
-    assert 'minicluster_requests_total{outcome="prefill",path="none"} 1.0' in metrics
-
-
-def test_a_key_has_as_many_requests_as_its_limit(config: EndpointConfig) -> None:
-    """The third of a key with two is turned away at once, and let in when one has ended."""
-    headers = {"Authorization": f"Bearer {KEY}"}
-
-    async def use(client: httpx.AsyncClient) -> list[int]:
-        async def ask() -> httpx.Response:
-            return await client.post(COMPLETIONS, json=ONE, headers=headers)
-
-        three = await asyncio.gather(ask(), ask(), ask())
-        refused = [answer for answer in three if answer.status_code == 429]
-        assert {answer.headers["Retry-After"] for answer in refused} <= {"1", "2"}
-        return [answer.status_code for answer in (*three, await ask())]
-
-    assert sorted(used(config, FakeServers(ttft_s=0.1), use, LOCKED)) == [200, 200, 200, 429]
+    assert _counted(answer, "prefill")
 
 
 @pytest.mark.parametrize(
-    ("origin", "status"),
+    ("origins", "origin", "status", "shown"),
     [
-        (None, 200),
-        ("http://localhost", 200),
-        ("https://ours.example", 200),
-        ("https://evil.example", 403),
-        ("http://[x", 403),
-        ("", 403),
-        ("null", 403),
+        ("https://ours.example", None, 200, None),
+        ("https://ours.example", "http://localhost", 200, None),
+        *(
+            ("https://a.example, http://b", own, 200, own)
+            for own in ("https://a.example", "http://b")
+        ),
+        ("*", "https://any.example", 200, "*"),
+        *(
+            ("https://ours.example", bad, 403, None)
+            for bad in ("https://evil.example", "http://[x")
+        ),
+        *(("https://ours.example", bad, 403, None) for bad in ("", "null")),
     ],
 )
 def test_pages_of_other_sites_are_kept_out(
-    config: EndpointConfig, origin: str | None, status: int
+    config: EndpointConfig, origins: str, origin: str | None, status: int, shown: str | None
 ) -> None:
-    """A browser's request from another site is refused unless its origin is named."""
+    """
+    A browser's request from another site is refused unless its origin is named.
+
+    Where it is, the page may read what it needs to try again, and to report a failure.
+    """
     headers = {} if origin is None else {"Origin": origin}
-    environment = {"MINICLUSTER_CORS_ORIGINS": "https://ours.example"}
+    environment = {"MINICLUSTER_CORS_ORIGINS": origins}
     answer = one(config, COMPLETIONS, ONE, headers=headers, environment=environment)
     assert answer.status_code == status
-    assert ("MINICLUSTER_CORS_ORIGINS" in answer.text) is (status == 403)  # the way out
-    allowed = answer.headers.get("Access-Control-Allow-Origin")
-    assert allowed == (origin if origin == "https://ours.example" else None)
+    assert ("MINICLUSTER_CORS_ORIGINS" in answer.text) == (status == 403)  # the way out
+    assert answer.headers.get("Access-Control-Allow-Origin") == shown
+    exposed = {*answer.headers.get("Access-Control-Expose-Headers", "").split(", ")}
+    if shown is not None:
+        assert {"X-Request-Id", "X-Minicluster-Path", "Server-Timing", "Retry-After"} <= exposed
 
 
-def test_every_origin_may_be_allowed(config: EndpointConfig) -> None:
-    """A page may then read what it needs to try again, and to report a failure."""
-    environment = {"MINICLUSTER_CORS_ORIGINS": "*"}
-    headers = {"Origin": "https://any.example"}
-    answer = one(config, COMPLETIONS, ONE, headers=headers, environment=environment)
-    assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
-    exposed = answer.headers["Access-Control-Expose-Headers"].split(", ")
-    assert {"X-Request-Id", "X-Minicluster-Path", "Server-Timing", "Retry-After"} <= {*exposed}
+EVIL = "evil.example:8000"
 
 
-@pytest.mark.parametrize("path", ["/", "/plan", "/metrics", "/v1/models", "/ready", COMPLETIONS])
 @pytest.mark.parametrize(
-    ("host", "status"),
+    ("path", "host", "status"),
     [
-        *((name, 200) for name in ("localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000")),
-        *((name, 200) for name in ("10.1.2.3", "head:8000", "OURS.example", "gpu-7.example:80")),
-        *((name, 403) for name in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.")),
-        *((name, 403) for name in ("2130706433", "[x", "localhost@evil.example")),
+        *((COMPLETIONS, ours, 200) for ours in ("localhost:8000", "LOCALHOST", "127.0.0.1:8000")),
+        *((COMPLETIONS, ours, 200) for ours in ("[::1]:8000", "10.1.2.3", "head:8000")),
+        *((COMPLETIONS, ours, 200) for ours in ("OURS.example", "gpu-7.example:80")),
+        *((COMPLETIONS, bad, 403) for bad in (EVIL, "localhost.evil.example", "127.0.0.1.")),
+        *((COMPLETIONS, bad, 403) for bad in ("2130706433", "[x", "localhost@evil.example")),
+        *((path, EVIL, 403) for path in ("/", "/plan", "/metrics", "/v1/models", "/ready")),
     ],
 )
 def test_an_endpoint_without_keys_is_called_by_names_that_are_its_own(
     config: EndpointConfig, path: str, host: str, status: int
 ) -> None:
     """A page whose name means this machine for its visitor (DNS rebinding) is a stranger's."""
-    body = ONE if path == COMPLETIONS else None
-    environment = {"MINICLUSTER_HOSTS": "head, ours.EXAMPLE"}
-    headers = {"Host": host, "Origin": f"http://{host}"}
-
-    async def use(client: httpx.AsyncClient) -> httpx.Response:
-        method = "GET" if body is None else "POST"
-        return await client.request(method, path, json=body, headers=headers)
-
-    answer = used(config, FakeServers(), use, environment, host="GPU-7.example")
+    answer = _named(config, path, host, {"MINICLUSTER_HOSTS": "head, ours.EXAMPLE"})
     assert answer.status_code == status
     if status == 403:
         assert answer.json()["error"]["code"] == "host_not_allowed"
-    assert used(config, FakeServers(), use, {"MINICLUSTER_HOSTS": "*"}).status_code == 200
-    assert used(config, FakeServers(), use, LOCKED).status_code in {200, 401}
+
+
+def _named(
+    config: EndpointConfig, path: str, host: str, environment: dict[str, str]
+) -> httpx.Response:
+    body = ONE if path == COMPLETIONS else None
+    headers = {"Host": host, "Origin": f"http://{host}", **ALICE}
+    return one(config, path, body, headers=headers, environment=environment, host="GPU-7.example")
+
+
+@pytest.mark.parametrize("environment", [{"MINICLUSTER_HOSTS": "*"}, LOCKED])
+def test_any_name_will_do_where_the_operator_says_so_or_a_key_is_needed(
+    config: EndpointConfig, environment: dict[str, str]
+) -> None:
+    assert _named(config, COMPLETIONS, EVIL, environment).status_code == 200
 
 
 async def _part_by_part(raw: bytes, pause_s: float) -> AsyncIterator[bytes]:
@@ -276,231 +222,210 @@ async def _part_by_part(raw: bytes, pause_s: float) -> AsyncIterator[bytes]:
     yield raw[1:]
 
 
-def test_a_key_has_its_place_before_its_body_is_read(config: EndpointConfig) -> None:
-    """A body of the third request of a key with two is not read, however slow the first two are."""
-    headers = {"Authorization": f"Bearer {KEY}"}
+@in_virtual_time
+async def test_a_key_has_its_place_before_its_body_is_read(config: EndpointConfig) -> None:
+    """A body of the third request of a key with two is not read; one more is let in at the end."""
     raw = json.dumps(ONE).encode()
 
-    async def use(client: httpx.AsyncClient) -> list[int]:
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError
+        yield b""
+
+    async with visiting(config, environment=LOCKED) as client:
         slow = [
             asyncio.create_task(
-                client.post(COMPLETIONS, content=_part_by_part(raw, 5.0), headers=headers)
+                client.post(COMPLETIONS, content=_part_by_part(raw, pause_s), headers=ALICE)
             )
-            for _ in range(2)
+            for pause_s in (2.0, 5.0)
         ]
         await asyncio.sleep(1.0)
-
-        async def unread() -> AsyncIterator[bytes]:
-            raise AssertionError
-            yield b""
-
-        third = await client.post(COMPLETIONS, content=unread(), headers=headers)
-        assert third.json()["error"]["code"] == "rate_limit_exceeded"
-        return [third.status_code, *[each.status_code for each in await asyncio.gather(*slow)]]
-
-    assert used(config, FakeServers(), use, LOCKED) == [429, 200, 200]
+        third = await client.post(COMPLETIONS, content=unread(), headers=ALICE)
+        assert (third.status_code, third.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert third.headers["Retry-After"] in {"1", "2"}
+        assert (await slow[0]).status_code == 200
+        assert (await client.post(COMPLETIONS, json=ONE, headers=ALICE)).status_code == 200
+        assert (await slow[1]).status_code == 200
 
 
-def test_slow_bodies_of_one_key_keep_no_other_key_out(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_slow_bodies_of_one_key_keep_no_other_key_out(config: EndpointConfig) -> None:
     """They wait for each other beyond half of the memory for bodies; too many are refused."""
     large = replace(config, max_model_len=1_000_000)
     raw = json.dumps(ONE).encode().ljust(100_000)
     environment = {"MINICLUSTER_API_KEYS": f"alice:{KEY},bob:{KEY[::-1]}"}
+    async with visiting(large, environment=environment) as client:
 
-    async def use(client: httpx.AsyncClient) -> None:
-        async def ask(key: str, pause_s: float) -> int:
-            body, headers = _part_by_part(raw, pause_s), {"Authorization": f"Bearer {key}"}
+        async def ask(headers: dict[str, str], pause_s: float) -> int:
+            body = _part_by_part(raw, pause_s)
             return (await client.post(COMPLETIONS, content=body, headers=headers)).status_code
 
-        slow = [asyncio.create_task(ask(KEY, 50.0)) for _ in range(70)]
+        slow = [asyncio.create_task(ask(ALICE, 50.0)) for _ in range(70)]
         await asyncio.sleep(1.0)
         assert [each.result() for each in slow if each.done()] == [503] * 5
-        assert await asyncio.wait_for(ask(KEY[::-1], 0.0), 1.0) == 200
+        assert await asyncio.wait_for(ask(BOB, 0.0), 1.0) == 200
         for each in slow:
             each.cancel()
         await asyncio.wait(slow)
-        assert await ask(KEY, 0.0) == 200
-
-    used(large, FakeServers(), use, environment)
+        assert await ask(ALICE, 0.0) == 200
 
 
-def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_long_bodies_are_refused_before_they_are_read(config: EndpointConfig) -> None:
     """A byte beyond 16 per token and 64 KiB is a 413, and its last part is not asked for."""
     most = json.dumps(ONE).encode().ljust(config.max_model_len * 16 + 65_536)
-    assert one(config, COMPLETIONS, most).status_code == 200
-    answer = one(config, COMPLETIONS, most + b" ")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_long")
 
     async def parts() -> AsyncIterator[bytes]:
         yield most
         yield b" "
         raise AssertionError
 
-    answer = used(config, FakeServers(), lambda client: client.post(COMPLETIONS, content=parts()))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_long")
+    async with visiting(config) as client:
+        assert (await client.post(COMPLETIONS, content=most)).status_code == 200
+        for content in (most + b" ", parts()):
+            answer = await client.post(COMPLETIONS, content=content)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_long")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "sent"),
-    [
-        (COMPLETIONS, {"prompt": [[5] * 1970, [6]], "max_tokens": None}, 14),
-        (CHAT, HI | {"max_tokens": None}, 20),
-        (CHAT, HI | {"max_tokens": 21}, 400),
-    ],
-)
-def test_answers_keep_the_operators_limit(
-    config: EndpointConfig, path: str, body: dict[str, Any], sent: int | None
-) -> None:
-    """More is refused, nothing said becomes the limit, and no prompt is refused for it."""
-    servers = FakeServers()
-    environment = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    answer = one(config, path, body, servers=servers, environment=environment)
-    if sent == 400:
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
-    else:
-        assert answer.status_code == 200
-        assert servers.seen[0].get("max_tokens") == sent
+def test_answers_keep_the_operators_limit(config: EndpointConfig) -> None:
+    """More is refused; nothing said becomes the limit."""
+    servers, environment = FakeServers(), {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    for tokens, status in ((21, 400), (None, 200)):
+        body = HI | {"max_tokens": tokens}
+        answer = one(config, CHAT, body, servers=servers, environment=environment)
+        assert answer.status_code == status
+    assert [body["max_tokens"] for body in servers.seen] == [20]
 
 
+@in_virtual_time
 @pytest.mark.parametrize(("replicas", "admitted"), [(1, 8), (2, 16)])
-def test_overload_is_shed_at_once_and_the_endpoint_recovers(
+async def test_overload_is_shed_at_once_and_the_endpoint_recovers(
     config: EndpointConfig, replicas: int, admitted: int
 ) -> None:
     """Of 40 prompts at once those get in that live replicas can take; later ones get in again."""
     body = {"prompt": [5] * 400, "max_tokens": 2, "stream": True}
     servers = FakeServers(ttft_s=0.2, up={("prefill", "d0"): replicas, ("decode", "d0"): 1})
+    async with visiting(config, servers) as client:
 
-    async def use(client: httpx.AsyncClient) -> tuple[list[httpx.Response], str]:
         async def ask() -> httpx.Response:
             return await client.post(COMPLETIONS, json=body)
 
         before = await ask()  # with it the endpoint looks what is live
         many = await asyncio.gather(*(ask() for _ in range(40)))
         assert [answer.status_code for answer in (before, await ask())] == [200, 200]
-        return many, (await client.get("/metrics")).text
-
-    many, metrics = used(config, servers, use)
+        metrics = (await client.get("/metrics")).text
     shed = [answer for answer in many if answer.status_code == 429]
     # A prefill of 50 ms, a step of 10 ms, a margin of 50 ms: eight prompts fit into 500 ms.
     assert len(shed) == 40 - admitted
     assert {answer.json()["error"]["code"] for answer in shed} == {"slo_ttft"}
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in shed)
     assert len(servers.seen) == admitted + 2
-    assert f'minicluster_shed_total{{reason="ttft"}} {40.0 - admitted}' in metrics
-    ok = f'minicluster_requests_total{{outcome="ok",path="remote"}} {admitted + 2.0}'
-    assert ok in metrics
-    assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
+    for line in (
+        f'shed_total{{reason="ttft"}} {40.0 - admitted}',
+        f'requests_total{{outcome="shed",path="none"}} {40.0 - admitted}',
+        f'requests_total{{outcome="ok",path="remote"}} {admitted + 2.0}',
+        'outstanding_requests{stage="all"} 0.0',
+    ):
+        assert f"minicluster_{line}" in metrics
     assert servers.open == 0
 
 
-def test_what_never_fits_is_not_to_be_retried(tight: EndpointConfig) -> None:
-    """A prompt whose prefill alone takes longer than the SLO allows is refused for good."""
-    answer = one(tight, COMPLETIONS, {"prompt": [5] * 2000, "max_tokens": 1})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slo_unreachable")
-    assert answer.headers["X-Should-Retry"] == "false"
-    assert "Retry-After" not in answer.headers
+@in_virtual_time
+async def test_the_engines_counts_teach_the_size_of_text(config: EndpointConfig) -> None:
+    """A text that never fits is refused for good, and let in when texts turned out to be short."""
+    tight = replace(config, slo=SloSpec(ttft_s=0.15, tpot_s=0.05))
+    text = {"prompt": "x" * 7000, "max_tokens": 2}  # of 1,750 tokens; some 1,200 keep the TTFT
+    async with visiting(tight, FakeServers(bytes_per_token=40)) as client:
+        answer = await client.post(COMPLETIONS, json=text)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slo_unreachable")
+        assert answer.headers["X-Should-Retry"] == "false"
+        assert "Retry-After" not in answer.headers
+        for _ in range(20):
+            await client.post(COMPLETIONS, json={**text, "prompt": "x" * 1000})
+        assert (await client.post(COMPLETIONS, json=text)).status_code == 200
 
 
-def _statuses(
-    config: EndpointConfig, template_tokens: int, asked: list[tuple[str, dict[str, Any]]]
-) -> list[int]:
-    """Send requests one after the other to an engine with a template of that length."""
-
-    async def use(client: httpx.AsyncClient) -> list[int]:
-        answers = [await client.post(path, json=body) for path, body in asked]
-        return [answer.status_code for answer in answers]
-
-    statuses: list[int] = used(config, FakeServers(template_tokens=template_tokens), use)
-    return statuses
-
-
-def _chat(length: int, **more: object) -> tuple[str, dict[str, Any]]:
-    message = {"role": "user", "content": "x" * length}
-    return CHAT, {"messages": [message], "max_tokens": 2, **more}
-
-
-def test_texts_teach_only_the_size_of_texts_like_them(tight: EndpointConfig) -> None:
-    """A template's tokens are no text's, and a prompt beside messages is no lesson."""
-    assert _statuses(tight, 30, [*([_chat(2)] * 100), _chat(4000)]) == [200] * 101
-    text = (COMPLETIONS, {"prompt": "x" * 4000, "max_tokens": 2})
-    assert _statuses(tight, 30, [*([_chat(4000, prompt="x")] * 20), text]) == [200] * 21
-
-
-def test_an_answer_in_one_piece_leaves_the_prefill_queue_when_its_token_is_due(
+@in_virtual_time
+async def test_an_answer_in_one_piece_leaves_the_prefill_queue_when_its_token_is_due(
     config: EndpointConfig,
 ) -> None:
     """Its first token is not seen before its last one, and others need not wait for that."""
-
-    async def use(client: httpx.AsyncClient) -> str:
-        body = {**ONE, "max_tokens": 50}
-        asking = asyncio.create_task(client.post(COMPLETIONS, json=body))
+    async with visiting(config, FakeServers(itl_s=0.02)) as client:
+        asking = asyncio.create_task(client.post(COMPLETIONS, json={**ONE, "max_tokens": 50}))
         await asyncio.sleep(0.5)
         metrics = (await client.get("/metrics")).text
         await asking
-        return metrics
-
-    metrics = used(config, FakeServers(itl_s=0.02), use)
     assert 'minicluster_outstanding_requests{stage="prefill"} 0.0' in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(("room_bytes", "outstanding"), [(1 << 20, 0.0), (1000, 1.0)])
-def test_a_client_that_does_not_read_holds_nothing_of_the_engine(
-    config: EndpointConfig, monkeypatch: pytest.MonkeyPatch, room_bytes: int, outstanding: float
+@in_virtual_time
+@pytest.mark.parametrize(
+    ("room_bytes", "outstanding", "leaves"),
+    [(1 << 20, 0.0, False), (1000, 1.0, False), (1 << 20, 0.0, True)],
+)
+async def test_a_client_that_does_not_read_holds_nothing_of_the_engine(
+    config: EndpointConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    room_bytes: int,
+    outstanding: float,
+    *,
+    leaves: bool,
 ) -> None:
-    """Its request ends with the engine's last token, not with its own, while there is memory."""
+    """
+    Its request ends with the engine's last token, not with its own, while there is memory.
+
+    That memory is free again when it has read all, or is gone.
+    """
     servers = FakeServers(itl_s=0.01)
-    monkeypatch.setattr("serving.api.completions.ReadAhead", lambda: ReadAhead(room_bytes))
+    ahead = ReadAhead(room_bytes)
+    monkeypatch.setattr("serving.api.completions.ReadAhead", lambda: ahead)
+    app = api_app(config, servers, {})
+    reads, got = asyncio.Event(), []
 
-    async def talk() -> tuple[str, list[bytes], str]:
-        app = api_app(config, servers, {})
-        reads, got = asyncio.Event(), []
+    async def send(message: MutableMapping[str, Any]) -> None:
+        await reads.wait()
+        got.append(message.get("body", b""))
 
-        async def send(message: MutableMapping[str, Any]) -> None:
-            await reads.wait()
-            got.append(message.get("body", b""))
+    raw = json.dumps({**ONE, "max_tokens": 100, "stream": True}).encode()
+    messages = iter([{"type": "http.request", "body": raw}])
 
-        raw = json.dumps({**ONE, "max_tokens": 100, "stream": True}).encode()
-        messages = iter([{"type": "http.request", "body": raw}])
+    async def receive() -> MutableMapping[str, Any]:
+        for message in messages:
+            return message
+        return await asyncio.Future()
 
-        async def receive() -> MutableMapping[str, Any]:
-            for message in messages:
-                return message
-            return await asyncio.Future()
-
-        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "query_string": b"",
-                 "headers": [(b"content-length", b"%d" % len(raw))]}  # fmt: skip
-        asking = asyncio.create_task(app(scope, receive, send))
-        await asyncio.sleep(2.0)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://localhost"
-        ) as client:
-            before = (await client.get("/metrics")).text
-            reads.set()
-            await asking
-            return before, got, (await client.get("/metrics")).text
-
-    before, got, after = run(talk())
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "query_string": b"",
+             "headers": [(b"content-length", b"%d" % len(raw))]}  # fmt: skip
+    asking = asyncio.create_task(app(scope, receive, send))
+    await asyncio.sleep(2.0)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        before = (await client.get("/metrics")).text
+        assert ahead.bytes > 900
+        if leaves:
+            asking.cancel()
+        reads.set()
+        await asyncio.wait({asking})
+        after = (await client.get("/metrics")).text
     assert f'minicluster_outstanding_requests{{stage="all"}} {outstanding}' in before
-    assert b"".join(got).count(b'"text"') == 100
-    assert b"".join(got).endswith(b"data: [DONE]\n\n")
+    if not leaves:
+        assert b"".join(got).count(b'"text"') == 100
+        assert b"".join(got).endswith(b"data: [DONE]\n\n")
     assert 'minicluster_requests_total{outcome="ok",path="remote"} 1.0' in after
-    assert servers.open == 0
+    assert (servers.open, ahead.bytes) == (0, 0)
 
 
+@in_virtual_time
 @pytest.mark.parametrize(("wait_s", "path"), [(0.5, "none"), (1.5, "remote")])
-def test_clients_that_leave_are_counted_out(
+async def test_clients_that_leave_are_counted_out(
     config: EndpointConfig, wait_s: float, path: str
 ) -> None:
     servers = FakeServers(ttft_s=1.0, itl_s=1.0)
-
-    async def use(client: httpx.AsyncClient) -> str:
+    async with visiting(config, servers) as client:
         ask = client.post(COMPLETIONS, json={**ONE, "max_tokens": 50, "stream": True})
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask, wait_s)
-        return (await client.get("/metrics")).text
-
-    metrics = used(config, servers, use)
+        metrics = (await client.get("/metrics")).text
     assert f'minicluster_requests_total{{outcome="cancelled",path="{path}"}} 1.0' in metrics
     assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
     assert servers.open == 0

@@ -9,7 +9,9 @@ import resource
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, Self
 
 import httpx
 import pytest
@@ -25,13 +27,13 @@ from tests.certificates import write_certificate
 from tests.serving.command import taken_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from starlette.requests import Request
 
 HOST = "127.0.0.1"
 LIMIT_S = 10.0
+Given = ParamSpec("Given")
 QUICK = HttpLimits(handshake_s=0.5, header_s=0.5, body_s=0.5, send_s=0.5)
 
 
@@ -107,50 +109,53 @@ async def listening(
         await serving
 
 
-def within_limit(asked: Coroutine[None, None, None]) -> None:
-    """Run it on the event loop that Ray Serve's replicas have."""
-    uvloop.run(asyncio.wait_for(asked, LIMIT_S))
+@pytest.fixture
+def both(tmp_path: Path) -> TlsFiles:
+    """Return a file that holds a certificate and its key."""
+    file = str(write_certificate(tmp_path / "both.pem", HOST))
+    return TlsFiles(cert=file, key=file)
 
 
+def on_uvloop(test: Callable[Given, Coroutine[None, None, None]]) -> Callable[Given, None]:
+    """Run a test, for a while at most, on the event loop that Ray Serve's replicas have."""
+
+    @wraps(test)
+    def ran(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        uvloop.run(asyncio.wait_for(test(*args, **kwargs), LIMIT_S))
+
+    return ran
+
+
+@on_uvloop
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
-def test_bodies_arrive_whole_and_connections_are_used_again(size: int) -> None:
+async def test_bodies_arrive_whole_and_connections_are_used_again(size: int) -> None:
     """Also ones of many parts, and after a header of 60 kB."""
-
-    async def asked() -> None:
-        async with listening() as (_, client):
-            first = await client.post("/echo", content=b"x" * size)
-            second = await client.post("/echo", content=b"ab", headers={"X": "x" * 60_000})
-            assert [each.json()["size"] for each in (first, second)] == [size, 2]
-            assert first.json()["port"] == second.json()["port"]
-
-    within_limit(asked())
+    async with listening() as (_, client):
+        first = await client.post("/echo", content=b"x" * size)
+        second = await client.post("/echo", content=b"ab", headers={"X": "x" * 60_000})
+        assert [each.json()["size"] for each in (first, second)] == [size, 2]
+        assert first.json()["port"] == second.json()["port"]
 
 
+@on_uvloop
 @pytest.mark.parametrize("path", ["hang", "stream"])
-def test_clients_that_hang_up_end_the_work(path: str) -> None:
+async def test_clients_that_hang_up_end_the_work(path: str) -> None:
     """Before the answer, and in the middle of it."""
-
-    async def asked() -> None:
-        async with listening() as (server, client):
-            asking = asyncio.create_task(client.post(path))
-            await asyncio.wait_for(server.begun.wait(), LIMIT_S)
-            assert not server.cancelled.is_set()
-            asking.cancel()
-            await asyncio.wait_for(server.cancelled.wait(), LIMIT_S / 2)
-            assert (await client.post("/echo")).status_code == 200
-
-    within_limit(asked())
+    async with listening() as (server, client):
+        asking = asyncio.create_task(client.post(path))
+        await asyncio.wait_for(server.begun.wait(), LIMIT_S)
+        assert not server.cancelled.is_set()
+        asking.cancel()
+        await asyncio.wait_for(server.cancelled.wait(), LIMIT_S / 2)
+        assert (await client.post("/echo")).status_code == 200
 
 
-def test_an_exception_is_a_500_without_details() -> None:
+@on_uvloop
+async def test_an_exception_is_a_500_without_details() -> None:
     """The endpoint answers its own; this is for what it did not foresee."""
-
-    async def asked() -> None:
-        async with listening() as (_, client):
-            answer = await client.post("/fail")
-            assert (answer.status_code, answer.text) == (500, "Internal Server Error")
-
-    within_limit(asked())
+    async with listening() as (_, client):
+        answer = await client.post("/fail")
+        assert (answer.status_code, answer.text) == (500, "Internal Server Error")
 
 
 def test_a_taken_port_is_an_error_at_once() -> None:
@@ -159,20 +164,17 @@ def test_a_taken_port_is_an_error_at_once() -> None:
         HttpServer(Starlette(), HOST, int(port))
 
 
+@on_uvloop
 @pytest.mark.parametrize("value", [b"\x00", b"forged\rline"], ids=["NUL", "line"])
-def test_a_header_with_control_characters_ends_nothing_but_its_request(value: bytes) -> None:
+async def test_a_header_with_control_characters_ends_nothing_but_its_request(value: bytes) -> None:
     """It is refused, and the server answers the next request."""
-
-    async def asked() -> None:
-        async with listening() as (server, client):
-            reader, writer = await asyncio.open_connection(HOST, server.port)
-            with closing(writer):
-                writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + value)
-                writer.write(b"\r\n\r\n")
-                assert (await reader.readline()).split()[1] == b"400"
-            assert (await client.post("/echo")).status_code == 200
-
-    within_limit(asked())
+    async with listening() as (server, client):
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        with closing(writer):
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + value)
+            writer.write(b"\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"400"
+        assert (await client.post("/echo")).status_code == 200
 
 
 class Connection:
@@ -200,6 +202,7 @@ POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 HALF_A_BODY = POST + b"Content-Length: 9\r\n\r\nhalf"
 
 
+@on_uvloop
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -218,38 +221,32 @@ HALF_A_BODY = POST + b"Content-Length: 9\r\n\r\nhalf"
         *("half of a second one", "long header", "many headers", "no HTTP"),
     ],
 )
-def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None:
+async def test_requests_that_do_not_end_are_closed(sent: bytes, status: bytes) -> None:
     """With an answer where one is possible; what one byte more would help is not waited for."""
-
-    async def asked() -> None:
-        async with listening(QUICK) as (server, client), Connection(server.port) as one:
-            answer = await one.says(sent)
-            assert answer.partition(b" ")[2][:3] == status
-            own = status in {b"400", b"408", b"431"}
-            if own:
-                assert server.counted == [int(status)]
-                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
-            assert (await client.post("/echo")).status_code == 200
-
-    within_limit(asked())
+    async with listening(QUICK) as (server, client), Connection(server.port) as one:
+        answer = await one.says(sent)
+        assert answer.partition(b" ")[2][:3] == status
+        own = status in {b"400", b"408", b"431"}
+        if own:
+            assert server.counted == [int(status)]
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        assert (await client.post("/echo")).status_code == 200
 
 
-def test_a_body_that_drips_is_late_all_the_same() -> None:
+@on_uvloop
+async def test_a_body_that_drips_is_late_all_the_same() -> None:
     """Each byte is news, and none gives the request more time."""
-
-    async def asked() -> None:
-        async with listening(QUICK) as (server, _), Connection(server.port) as one:
-            one.writer.write(POST + b"Content-Length: 9000\r\n\r\n")
-            while not one.reader.at_eof() and not one.writer.is_closing():
-                one.writer.write(b"x")
-                with contextlib.suppress(TimeoutError, ConnectionError):
-                    await asyncio.wait_for(one.reader.read(100), 0.05)
-
-    within_limit(asked())
+    async with listening(QUICK) as (server, _), Connection(server.port) as one:
+        one.writer.write(POST + b"Content-Length: 9000\r\n\r\n")
+        while not one.reader.at_eof() and not one.writer.is_closing():
+            one.writer.write(b"x")
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await asyncio.wait_for(one.reader.read(100), 0.05)
 
 
+@on_uvloop
 @pytest.mark.parametrize(("connections", "files"), [(10, 10_000), (1000, 20)])
-def test_connections_beyond_the_limit_close_the_longest_idle_ones(
+async def test_connections_beyond_the_limit_close_the_longest_idle_ones(
     monkeypatch: pytest.MonkeyPatch, connections: int, files: int
 ) -> None:
     """
@@ -260,48 +257,45 @@ def test_connections_beyond_the_limit_close_the_longest_idle_ones(
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, files))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-
-    async def asked() -> None:
-        limits = HttpLimits(connections=connections)
-        async with listening(limits) as (server, client), AsyncExitStack() as stack:
-            asking = asyncio.create_task(client.post("/hang"))
-            await server.begun.wait()
-            silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(30)]
-            async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as other:
-                assert (await other.post("/echo")).status_code == 200
-            assert await silent[0].says(b"") == b""  # closed
-            assert not server.cancelled.is_set()
-            asking.cancel()
-
-    within_limit(asked())
-    assert raised == [(files, files)]
+    limits = HttpLimits(connections=connections)
+    async with listening(limits) as (server, client), AsyncExitStack() as stack:
+        assert raised == [(files, files)]
+        asking = asyncio.create_task(client.post("/hang"))
+        await server.begun.wait()
+        silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(30)]
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as other:
+            assert (await other.post("/echo")).status_code == 200
+        assert await silent[0].says(b"") == b""  # closed
+        assert not server.cancelled.is_set()
+        asking.cancel()
 
 
+@on_uvloop
 @pytest.mark.parametrize("tls", [False, True], ids=["HTTP", "HTTPS"])
-def test_a_client_that_stops_reading_is_cut(tls: bool, tmp_path: Path) -> None:  # noqa: FBT001
+async def test_a_client_that_stops_reading_is_cut(tls: bool, both: TlsFiles) -> None:  # noqa: FBT001
     """The work for it ends; one that reads slowly gets all."""
-    file = write_certificate(tmp_path / "both.pem", HOST) if tls else None
-    files = TlsFiles(cert=str(file), key=str(file)) if tls else None
-
-    async def asked() -> None:
-        async with listening(QUICK, files) as (server, _):
-            context = trusting(str(file)) if file else None
-            async with Connection(server.port, context=context) as slow:
-                slow.writer.write(b"POST /flood HTTP/1.1\r\nHost: x\r\n\r\n")
-                for _ in range(20):
-                    assert len(await slow.reader.readexactly(1 << 20))
-                    await asyncio.sleep(QUICK.send_s / 4)
-                assert not server.cancelled.is_set()
-                slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
-                await asyncio.wait_for(server.cancelled.wait(), LIMIT_S)
-
-    within_limit(asked())
+    context = trusting(both.cert) if tls else None
+    async with (
+        listening(QUICK, both if tls else None) as (server, _),
+        Connection(server.port, context=context) as slow,
+    ):
+        slow.writer.write(b"POST /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(20):
+            assert len(await slow.reader.readexactly(1 << 20))
+            await asyncio.sleep(QUICK.send_s / 4)
+        assert not server.cancelled.is_set()
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(server.cancelled.wait(), LIMIT_S)
 
 
-def test_a_certificate_is_read_again_when_it_changes(tmp_path: Path) -> None:
+def _halve(file: str) -> None:
+    whole = Path(file).read_bytes()
+    Path(file).write_bytes(whole[: len(whole) // 2])
+
+
+@on_uvloop
+async def test_a_certificate_is_read_again_when_it_changes(both: TlsFiles) -> None:
     """New connections get the new one; half of a new one changes nothing."""
-    file = write_certificate(tmp_path / "both.pem", HOST)
-    files = TlsFiles(cert=str(file), key=str(file))
 
     async def presented(server: Server) -> bytes:
         context = ssl.create_default_context()
@@ -312,39 +306,26 @@ def test_a_certificate_is_read_again_when_it_changes(tmp_path: Path) -> None:
             found: bytes = one.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             return found
 
-    async def asked() -> None:
-        async with listening(tls=files) as (server, _):
-            first = await presented(server)
-            whole = file.read_bytes()
-            file.write_bytes(whole[: len(whole) // 2])
-            await server.listener.reload_certificate()
-            assert await presented(server) == first
-            write_certificate(file, HOST)
-            await server.listener.reload_certificate()
-            second = await presented(server)
-            assert ssl.DER_cert_to_PEM_cert(second).strip() in file.read_text()
-            assert second != first
-
-    within_limit(asked())
+    async with listening(tls=both) as (server, _):
+        first = await presented(server)
+        _halve(both.cert)
+        await server.listener.reload_certificate()
+        assert await presented(server) == first
+        write_certificate(Path(both.cert), HOST)
+        await server.listener.reload_certificate()
+        assert await presented(server) != first
 
 
-def test_handshakes_that_do_not_end_are_closed(tmp_path: Path) -> None:
+@on_uvloop
+async def test_handshakes_that_do_not_end_are_closed(both: TlsFiles) -> None:
     """They count as connections, and neither they nor plain HTTP stop others."""
-    file = write_certificate(tmp_path / "both.pem", HOST)
     limits = replace(QUICK, connections=5)
-
-    async def asked() -> None:
-        async with (
-            listening(limits, TlsFiles(cert=str(file), key=str(file))) as (server, _),
-            AsyncExitStack() as stack,
-        ):
-            silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(20)]
-            context = trusting(str(file))
-            async with Connection(server.port, context=context) as one:
-                one.writer.write(POST + b"Content-Length: 1\r\n\r\nx")
-                assert (await one.reader.readline()).split()[1] == b"200"
-            assert {await each.says(b"") for each in silent} == {b""}
-            async with Connection(server.port) as plain:
-                assert await plain.says(POST + b"\r\n") == b""
-
-    within_limit(asked())
+    async with listening(limits, both) as (server, _), AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(Connection(server.port)) for _ in range(20)]
+        context = trusting(both.cert)
+        async with Connection(server.port, context=context) as one:
+            one.writer.write(POST + b"Content-Length: 1\r\n\r\nx")
+            assert (await one.reader.readline()).split()[1] == b"200"
+        assert {await each.says(b"") for each in silent} == {b""}
+        async with Connection(server.port) as plain:
+            assert await plain.says(POST + b"\r\n") == b""

@@ -11,12 +11,11 @@ import pytest
 
 from minicluster.plan import Routing
 from serving.admission.controller import AdmissionController
-from serving.api import readiness
 from serving.api.metrics import Metrics
 from serving.api.readiness import CachedValue, ReadyCheck
 from serving.protocol.messages import Refusal, RequestPhases
 from tests.serving.fake_servers import FakeServers
-from tests.serving.virtual_time import run
+from tests.serving.virtual_time import in_virtual_time, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,81 +62,67 @@ def test_a_probe_is_longer_than_what_decode_computes(
     assert len({body["cache_salt"] for body in servers.seen}) == 2
 
 
+@in_virtual_time
 @pytest.mark.parametrize(
     ("path", "ago_s", "probes"),
     [("remote", 0.0, 0), ("retried", 0.0, 0), ("remote", 60.0, 1), ("local", 0.0, 1)],
 )
-def test_an_answered_client_proves_as_much(
+async def test_an_answered_client_proves_as_much(
     config: EndpointConfig, path: str, ago_s: float, probes: int
 ) -> None:
     """If its prompt has just gone through prefill: the moment of its first token counts."""
     servers = FakeServers()
-
-    async def look() -> list[str]:
-        check = _check(config, servers)
-        check.answered("d0", _phases(path), time.perf_counter() - ago_s)
-        return (await check.check())[1]
-
-    assert run(look()) == []
+    check = _check(config, servers)
+    check.answered("d0", _phases(path), time.perf_counter() - ago_s)
+    assert await check.check() == (True, [])
     assert len(servers.seen) == probes
 
 
-def test_older_news_do_not_count(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_older_news_do_not_count(config: EndpointConfig) -> None:
     """A long answer that began before a probe failed does not make it right; a newer one does."""
     servers = FakeServers(refusal=FAILS)
-
-    async def look() -> list[list[str]]:
-        check = _check(config, servers)
-        began_s = time.perf_counter()
-        await asyncio.sleep(0.1)
-        found = [(await check.check())[1]]
-        await asyncio.sleep(0.1)
-        for first_s in (began_s, time.perf_counter()):
-            check.answered("d0", _phases("remote"), first_s)
-            found.append((await check.check())[1])
-        return found
-
-    assert run(look()) == [[REFUSED], [REFUSED], []]
+    check = _check(config, servers)
+    began_s = time.perf_counter()
+    await asyncio.sleep(0.1)
+    assert await check.check() == (False, [REFUSED])
+    await asyncio.sleep(0.1)
+    for first_s, expected in ((began_s, (False, [REFUSED])), (time.perf_counter(), (True, []))):
+        check.answered("d0", _phases("remote"), first_s)
+        assert await check.check() == expected
     assert len(servers.seen) == 1
 
 
-def test_every_domain_is_probed(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_every_domain_is_probed(config: EndpointConfig) -> None:
     """One that fails is named, however well the others do; clients prove their own alone."""
     up = {(role, domain): 1 for role in ("prefill", "decode") for domain in ("d0", "d1")}
     servers = FakeServers(up=up, refusal=FAILS, refuses="d1")
     two = replace(config, pairing={"d0": ("d0", "d1"), "d1": ("d1", "d0")})
-
-    async def look() -> tuple[bool, list[str]]:
-        check = _check(two, servers)
-        check.answered("d0", _phases("remote"), time.perf_counter())
-        return await check.check()
-
-    assert run(look()) == (True, [f"d1: {REFUSED}"])
-    assert len(servers.seen) == 1
-    assert run(_check(two, servers).check()) == (True, [f"d1: {REFUSED}"])
-    assert len(servers.seen) == 3
+    check = _check(two, servers)
+    check.answered("d0", _phases("remote"), time.perf_counter())
+    for probes in (1, 1 + 2):
+        assert await check.check() == (True, [f"d1: {REFUSED}"])
+        assert len(servers.seen) == probes
+        await asyncio.sleep(6.0)
     servers.refuses = None
-    assert run(_check(two, servers).check()) == (False, [f"{at}: {REFUSED}" for at in ("d0", "d1")])
+    assert await check.check() == (False, [f"{at}: {REFUSED}" for at in ("d0", "d1")])
 
 
-def test_a_probe_does_not_block_status(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_a_probe_does_not_block_status(config: EndpointConfig) -> None:
     """While one hangs, replicas and settings are reported at once, to admission control too."""
     servers = FakeServers(ttft_s=3600.0, up={("prefill", "d0"): 3, ("decode", "d0"): 1})
-
-    async def look() -> None:
-        admission = AdmissionController(config)
-        check = ReadyCheck(config, servers, admission, Metrics(config))
-        ready = asyncio.create_task(check.check())
-        while not servers.open:  # noqa: ASYNC110  (the fake has no event for it)
-            await asyncio.sleep(0)
-        assert await check.running.get() == servers.up
-        assert set(await check.facts.get()) == set(servers.up)
-        assert admission.inflight.load("d0").prefill.replicas == 3
-        assert not ready.done()
-        ready.cancel()
-        await asyncio.wait({ready})
-
-    run(look())
+    admission = AdmissionController(config)
+    check = ReadyCheck(config, servers, admission, Metrics(config))
+    ready = asyncio.create_task(check.check())
+    await asyncio.sleep(0.1)
+    assert servers.open == 1
+    assert await check.running.get() == servers.up
+    assert set(await check.facts.get()) == set(servers.up)
+    assert admission.inflight.load("d0").prefill.replicas == 3
+    assert not ready.done()
+    assert await ready == (False, ["a probe got no token within 2 s"])
 
 
 @dataclass
@@ -153,16 +138,15 @@ class Silent(FakeServers):
         return self.up
 
 
-def test_without_the_controller(config: EndpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_without_the_controller(config: EndpointConfig) -> None:
     """What was known stays known, and requests decide; what never was is not made up."""
-    monkeypatch.setattr(readiness, "REFRESH_S", -1.0)
-    assert _lacking(config, Silent()) == ["Ray Serve does not say what runs"]
-
-    async def look(servers: Silent) -> list[list[str]]:
-        check = _check(config, servers)
-        return [(await check.check())[1] for _ in range(2)]
-
-    assert run(look(Silent(looks=1))) == [[], []]
+    never = _check(config, Silent())
+    assert await never.check() == (False, ["Ray Serve does not say what runs"])
+    check = _check(config, Silent(looks=1))
+    for _ in range(2):
+        assert await check.check() == (True, [])
+        await asyncio.sleep(6.0)
 
 
 def _asking(*answers: object) -> tuple[Callable[[], Any], list[object]]:
@@ -179,6 +163,7 @@ def _asking(*answers: object) -> tuple[Callable[[], Any], list[object]]:
     return ask, given
 
 
+@in_virtual_time
 @pytest.mark.parametrize(
     ("max_age_s", "answers", "values", "questions"),
     [
@@ -187,34 +172,27 @@ def _asking(*answers: object) -> tuple[Callable[[], Any], list[object]]:
         (-1.0, (OSError(), 1, OSError()), [0, 1, 1], 3),  # a failure leaves the last value
     ],
 )
-def test_a_value_is_asked_for_when_it_is_old(
+async def test_a_value_is_asked_for_when_it_is_old(
     max_age_s: float, answers: tuple[object, ...], values: list[int], questions: int
 ) -> None:
     ask, given = _asking(*answers)
-
-    async def ask_on() -> list[int]:
-        value = CachedValue(ask, initial=0, max_age_s=max_age_s)
-        return [await value.get() for _ in range(3)]
-
-    assert run(ask_on()) == values
+    value = CachedValue(ask, initial=0, max_age_s=max_age_s)
+    assert [await value.get() for _ in range(3)] == values
     assert len(given) == questions
 
 
-def test_a_refresh_that_hangs_blocks_no_reader() -> None:
+@in_virtual_time
+async def test_a_refresh_that_hangs_blocks_no_reader() -> None:
     """The last value has to do meanwhile; a reader that is cancelled does not end the refresh."""
-
-    async def ask_on() -> None:
-        late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ask, given = _asking(1, late, 3)
-        value = CachedValue(ask, initial=0, max_age_s=-1.0)
-        assert await asyncio.gather(value.get(), value.get()) == [1, 1]
-        start_s = time.monotonic()
-        assert [await value.get() for _ in range(3)] == [1] * 3
-        assert time.monotonic() - start_s == pytest.approx(3)  # a second each
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(value.get(), 0.001)
-        assert given == [1, late]  # it is not asked twice
-        late.set_result(2)
-        assert await value.get() == 2
-
-    run(ask_on())
+    late: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    ask, given = _asking(1, late, 3)
+    value = CachedValue(ask, initial=0, max_age_s=-1.0)
+    assert await asyncio.gather(value.get(), value.get()) == [1, 1]
+    start_s = time.monotonic()
+    assert [await value.get() for _ in range(3)] == [1] * 3
+    assert time.monotonic() - start_s == pytest.approx(3)  # a second each
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(value.get(), 0.001)
+    assert given == [1, late]  # it is not asked twice
+    late.set_result(2)
+    assert await value.get() == 2

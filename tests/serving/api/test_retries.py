@@ -14,12 +14,11 @@ from serving.admission.policy import RequestCost
 from serving.protocol.messages import Refusal
 from serving.request.prefill import ENGINE_DIED, NO_ANSWERING_REPLICA
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import ONE, one, used
+from tests.serving.http_client import ONE, one, visiting
+from tests.serving.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import httpx
 
     from serving.protocol.endpoint_config import EndpointConfig
 
@@ -59,32 +58,35 @@ def test_a_dead_domain_attracts_no_request(two: EndpointConfig) -> None:
     assert {_admitted(admission) for _ in range(50)} == {"d0", "d1"}
 
 
-def test_a_request_that_moves_is_counted_where_it_is(two: EndpointConfig) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_a_request_that_moves_is_counted_where_it_is(two: EndpointConfig, *, local: bool) -> None:
     """All that it had in one domain it has in the other; nothing is left at its end."""
     admission = AdmissionController(two, seed=1)
-    found = admission.admit(ASKED)
+    found = admission.admit(replace(ASKED, local=local))
     assert isinstance(found, InflightRequest)
     first = found.domain
     before, idle = admission.inflight.load(first), AdmissionController(two).inflight.load(first)
+    assert (before.decode.per_token_s > 0) == local
     admission.move(found)
     assert {first, found.domain} == {"d0", "d1"}
     assert admission.inflight.load(first) == idle
     assert admission.inflight.load(found.domain) == before
     admission.first_token(found, 0.1)
     admission.end(found, 0.01)
-    assert {admission.inflight.load(at) == idle for at in ("d0", "d1")} == {True}
+    assert [admission.inflight.load(at) for at in ("d0", "d1")] == [idle] * 2
 
 
-def test_times_of_another_path_teach_nothing(two: EndpointConfig) -> None:
-    admission, learns = AdmissionController(two), AdmissionController(two)
-    for each, ttft_s in ((admission, None), (learns, 9.0)):
-        for _ in range(30):
-            found = each.admit(ASKED)
-            assert isinstance(found, InflightRequest)
-            each.first_token(found, ttft_s)
-            each.end(found, None)
-    assert learns.margin.ttft_s > 8
-    assert admission.margin == AdmissionController(two).margin
+@in_virtual_time
+@pytest.mark.parametrize(("path", "learns"), [("remote", True), ("fallback-local", False)])
+async def test_times_of_another_path_teach_nothing(
+    config: EndpointConfig, path: str, *, learns: bool
+) -> None:
+    """Of answers 0.4 s after their requests, 20 ms of which were forecast."""
+    async with visiting(config, FakeServers(ttft_s=0.4, path=path)) as client:
+        for _ in range(25):
+            await client.post(COMPLETIONS, json=ONE)
+        measured = (await client.get("/plan")).json()["measured"]
+    assert measured["margin"]["ttft_s"] == pytest.approx(0.38 if learns else 0.05, abs=0.01)
 
 
 @dataclass
@@ -136,11 +138,8 @@ def test_a_replica_that_is_gone_before_the_first_token_is_replaced(
     up = _up(d0=1, d1=1)
     servers = Dying(attempts=attempts, failure=failure, spent_s=spent_s, up=up)
 
-    async def use(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        answer = await client.post(COMPLETIONS, json={**ONE, "stream": stream})
-        return answer, (await client.get("/metrics")).text
-
-    answer, metrics = used(two, servers, use)
+    answer = one(two, COMPLETIONS, {**ONE, "stream": stream}, servers=servers)
+    metrics = answer.extensions["metrics"]
     assert answer.status_code == status
     if status == 200:
         assert answer.headers["X-Minicluster-Path"] == "retried; reason=decode-failed"
@@ -148,20 +147,17 @@ def test_a_replica_that_is_gone_before_the_first_token_is_replaced(
     assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
 
 
-def test_one_of_two_domains_dead_costs_no_request(two: EndpointConfig) -> None:
+@in_virtual_time
+async def test_one_of_two_domains_dead_costs_no_request(two: EndpointConfig) -> None:
     """Neither before the endpoint knows of it, nor after; `/ready` says both."""
     up = _up(d0=0, d1=1)
     servers = FakeServers(up=up, refusal=NO_ANSWERING_REPLICA, refuses="d0", ttft_s=0.01)
-
-    async def use(client: httpx.AsyncClient) -> list[int]:
+    async with visiting(two, servers) as client:
         asked = [client.post(COMPLETIONS, json=ONE) for _ in range(40)]
-        answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
         assert (await client.get("/ready")).status_code == 200
         strict = await client.get("/ready?all=1")
         assert (strict.status_code, strict.json()["ready"]) == (503, False)
-        return [answer.status_code for answer in answers]
-
-    assert used(two, servers, use) == [200] * 40
 
 
 def test_without_any_replica_a_request_is_refused_at_once(config: EndpointConfig) -> None:

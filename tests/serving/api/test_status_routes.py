@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,10 @@ import pytest
 
 from serving.protocol.endpoint_config import SimulatedEngines
 from tests.serving.fake_servers import FakeServers
-from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, used
+from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
+from tests.serving.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
-    import httpx
-
     from serving.protocol.endpoint_config import EndpointConfig
 
 GUARDED = [
@@ -43,36 +43,46 @@ def test_keys_lock_nothing_else(config: EndpointConfig, path: str) -> None:
     assert one(config, path, environment=LOCKED).status_code == 200
 
 
+@in_virtual_time
 @pytest.mark.parametrize(("stream", "gaps"), [(True, 10), (False, 0)])
-def test_metrics_stand_beside_what_was_planned(
+async def test_metrics_stand_beside_what_was_planned(
     config: EndpointConfig, gaps: int, *, stream: bool
 ) -> None:
     """An answer is measured exactly: tokens from the engine's count, one gap a chunk."""
-    body = {**ONE, "max_tokens": 11, "stream": stream}
-
-    async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
-        await client.post("/v1/completions", json=body)
-        return (await client.get("/metrics")).text, (await client.get("/plan")).json()
-
-    limit = {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
-    metrics, plan = used(config, FakeServers(ttft_s=0.05, itl_s=0.002), use, limit)
+    servers, limit = FakeServers(ttft_s=0.05, itl_s=0.002), {"MINICLUSTER_MAX_OUTPUT_TOKENS": "20"}
+    async with visiting(config, servers, limit) as client:
+        await client.post("/v1/completions", json={**ONE, "max_tokens": 11, "stream": stream})
+        metrics, plan = (await client.get("/metrics")).text, (await client.get("/plan")).json()
     lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
-    for name, count in {"ttft": 1, "tpot": 1, "itl": gaps, "e2e": 1, "handoff": 1}.items():
-        assert float(lines[f"minicluster_{name}_seconds_count"]) == count, name
-    sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.002 * gaps, "e2e": 0.07}
-    for name, sum_s in sums_s.items():
-        assert float(lines[f"minicluster_{name}_seconds_sum"]) == pytest.approx(sum_s), name
-    assert lines['minicluster_tokens_total{kind="output"}'] == "11.0"
-    assert lines['minicluster_planned_seconds{percentile="p99",quantity="ttft"}'] == "0.1"
-    assert lines['minicluster_planned_seconds{percentile="mean",quantity="prefill"}'] == "0.1"
-    assert lines['minicluster_slo_seconds{quantity="ttft"}'] == "0.5"
-    assert 'minicluster_ttft_seconds_bucket{le="0.5"}' in lines  # attainment is read off exactly
-    assert plan["measured"]["ttft"]["p99_s"] == pytest.approx(0.05)
+    seen = {name.removeprefix("minicluster_"): float(each) for name, each in lines.items()}
+    sums_s = {"ttft": 0.05, "tpot": 0.002, "itl": 0.002 * gaps, "e2e": 0.07, "prefill": 0.0}
+    counts = {"ttft": 1, "tpot": 1, "itl": gaps, "e2e": 1, "prefill": 1, "handoff": 1}
+    expected = {
+        **{f"{name}_seconds_sum": sum_s for name, sum_s in sums_s.items()},
+        **{f"{name}_seconds_count": count for name, count in counts.items()},
+        'tokens_total{kind="output"}': 11,
+        'tokens_total{kind="prompt"}': 3,
+        'planned_seconds{percentile="p99",quantity="ttft"}': 0.1,
+        'planned_seconds{percentile="mean",quantity="prefill"}': 0.1,
+        'planned_requests_per_second{kind="load"}': 1,
+        'slo_seconds{quantity="ttft"}': 0.5,
+        'replicas{domain="d0",kind="planned",role="decode"}': 1,
+        'replicas{domain="d0",kind="running",role="decode"}': 1,
+        'margin_seconds{quantity="ttft"}': 0.05,
+        'margin_seconds{quantity="tpot"}': 0.005,
+    }
+    assert {name: seen[name] for name in expected} == pytest.approx(expected)
+    assert 'ttft_seconds_bucket{le="0.5"}' in seen  # attainment is read off exactly
+    measured, deployed = plan["measured"], plan["deployed"]
+    assert (measured["ttft"]["p99_s"], measured["answers"]) == (pytest.approx(0.05), 1)
+    assert measured["outcomes"] == {"ok": 1}
+    assert measured["outstanding"] == {"prefill": 0, "all": 0}
     assert plan["planned"]["plan_hash"] == "cafe"
-    assert plan["deployed"]["max_output_tokens"] == 20  # the page keeps it
-    running = {"planned": 1, "running": 1}
-    assert plan["deployed"]["engines"]["decode"] == {"d0": {"tp": 1}}
-    assert plan["deployed"]["replicas"] == {"prefill": {"d0": running}, "decode": {"d0": running}}
+    assert "step_model" not in plan["planned"]
+    assert (deployed["max_output_tokens"], deployed["admission"]) == (20, True)
+    running = {"d0": {"planned": 1, "running": 1}}
+    assert deployed["engines"]["decode"] == {"d0": {"tp": 1}}
+    assert deployed["replicas"] == {"prefill": running, "decode": running}
 
 
 def test_ready_says_what_is_lacking(config: EndpointConfig) -> None:
@@ -111,24 +121,36 @@ def test_phases_stand_beside_what_was_planned(config: EndpointConfig) -> None:
 def test_every_answer_of_simulated_engines_says_so(config: EndpointConfig) -> None:
     """Also a refusal, so that no tool takes what it times for a measurement."""
     simulated = SimulatedEngines(slowdown=8.0, text_tokens="bytes/4")
+    assert "X-Minicluster-Engine" not in one(config, "/health").headers
     for path in ("/health", "/nothing-here", "/plan"):
-        assert "X-Minicluster-Engine" not in one(config, path).headers
-    for path in ("/health", "/plan"):
         answer = one(replace(config, simulated=simulated), path)
         says = answer.headers["X-Minicluster-Engine"]
         assert says == "simulated; slowdown=8; text-tokens=bytes/4"
     assert answer.json()["planned"]["simulated"] == {"slowdown": 8.0, "text_tokens": "bytes/4"}
 
 
-def test_a_prompt_that_decode_computed_has_no_prefill_phases(config: EndpointConfig) -> None:
+@in_virtual_time
+async def test_a_prompt_that_decode_computed_has_no_prefill_phases(config: EndpointConfig) -> None:
     """And the measured rate is that of the answers: three in a second are two intervals."""
-
-    async def use(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+    async with visiting(config, FakeServers(ttft_s=0.5, path="local")) as client:
         for _ in range(3):
             assert (await client.post("/v1/completions", json=ONE)).status_code == 200
-        return (await client.get("/metrics")).text, (await client.get("/plan")).json()
-
-    metrics, plan = used(config, FakeServers(ttft_s=0.5, path="local"), use)
+        metrics, plan = (await client.get("/metrics")).text, (await client.get("/plan")).json()
     assert "minicluster_ttft_seconds_count 3.0" in metrics
     assert "minicluster_prefill_seconds_count 0.0" in metrics
     assert plan["measured"]["requests_per_s"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "paces", "pace_s"), [({"max_tokens": 1}, 0, 0), ({"n": 2}, 1, 0.3)]
+)
+def test_the_pace_is_that_of_each_answer(
+    config: EndpointConfig, more: dict[str, int], paces: int, pace_s: float
+) -> None:
+    """One token has none; four tokens of two answers, the last 0.3 s after the first, have one."""
+    answer = one(config, "/v1/completions", ONE | more, servers=FakeServers(itl_s=0.1))
+    metrics = answer.extensions["metrics"]
+    assert answer.status_code == 200
+    assert f"minicluster_tpot_seconds_count {float(paces)}" in metrics
+    [sum_s] = re.findall(r"minicluster_tpot_seconds_sum (\S+)", metrics)
+    assert float(sum_s) == pytest.approx(pace_s)

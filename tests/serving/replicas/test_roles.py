@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from serving.protocol.answer_engine import ComputedPrompt
+from serving.protocol.messages import Prefilled
 from tests.serving.virtual_time import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from serving.replicas import roles
 
-COMPUTED = ComputedPrompt(prompt_tokens=5, kv_transfer_params={}, queue_s=0.0, step_s=0.1)
+COMPUTED = Prefilled(prompt_tokens=5, kv_transfer_params={}, queue_s=0.0, step_s=0.1)
 
 
 class Engine:
@@ -27,7 +27,7 @@ class Engine:
         assert kind == "completions"
         return body
 
-    async def compute(self, _request: object, *, keep: bool) -> ComputedPrompt:
+    async def compute(self, _request: object, *, keep: bool) -> Prefilled:
         assert keep
         return COMPUTED
 

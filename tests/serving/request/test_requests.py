@@ -25,45 +25,29 @@ DEEPEST = b'{"b": [], "a": ' + b"[" * 63 + b"]" * 63 + b"}"
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("what", "raw"),
     [
-        b"{",
-        b"\xff\xfe",
-        b"[]",
-        b'{"temperature": NaN}',
-        b'{"a": Infinity}',
-        b'{"a": 1e999}',
-        b'{"a": [{"b": [1, -1e400]}]}',
-        b'{"a": ' + b"1" * 400 + b".0}",
-        b"[" * 60_000,
-        DEEPEST.replace(b"[[]]", b"[[[]]]"),
-        '{"prompt": "x"}'.encode("utf-16"),
-        b'{"prompt": "\xed\xa0\x80"}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "x", "\\udfff": 1}',
-    ],
-    ids=[
-        "cut",
-        "not UTF-8",
-        "list",
-        "NaN",
-        "infinity",
-        "1e999",
-        "-1e400",
-        "400 digits",
-        "deep",
-        "65 levels",
-        "UTF-16",
-        "raw half",
-        "half",
-        "half",
+        ("cut", b"{"),
+        ("not UTF-8", b"\xff\xfe"),
+        ("list", b"[]"),
+        ("NaN", b'{"temperature": NaN}'),
+        ("infinity", b'{"a": Infinity}'),
+        ("1e999", b'{"a": 1e999}'),
+        ("-1e400", b'{"a": [{"b": [1, -1e400]}]}'),
+        ("400 digits", b'{"a": ' + b"1" * 400 + b".0}"),
+        ("deep", b"[" * 60_000),
+        ("65 levels", DEEPEST.replace(b"[[]]", b"[[[]]]")),
+        ("UTF-16", '{"prompt": "x"}'.encode("utf-16")),
+        ("raw half of a pair", b'{"prompt": "\xed\xa0\x80"}'),
+        ("half of a pair", b'{"prompt": "\\ud800"}'),
+        ("half of a pair as name", b'{"prompt": "x", "\\udfff": 1}'),
     ],
 )
-def test_what_is_no_json_object_of_at_most_64_levels(raw: bytes) -> None:
+def test_what_is_no_json_object_of_at_most_64_levels(what: str, raw: bytes) -> None:
     assert parse_body(DEEPEST, 100)
     with pytest.raises(RequestRefused, match="The body is") as caught:
         parse_body(raw, 100)
-    assert caught.value.refusal.status == 400
+    assert caught.value.refusal.status == 400, what
     json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
 
 
@@ -82,35 +66,29 @@ def test_two_prompts_of_the_whole_context_are_not_too_many_parts() -> None:
     assert parse_body(json.dumps(body).encode(), 100_000) == body
 
 
+FORGED = [
+    *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id"),
+    "prompt_embeds",
+]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        *(
-            ({name: {"any": "thing"}}, name)
-            for name in ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id")
-        ),
-        ({"prompt_embeds": {"any": "thing"}}, "prompt_embeds"),
+        *(({name: {"any": "thing"}}, name) for name in FORGED),
         ({"model": "gpt-9"}, "model"),
         *(({"stream": value}, "stream") for value in (1, 0, "true", [])),
-        ({"n": 0}, "n"),
-        ({"n": "2"}, "n"),
-        ({"n": 1.5}, "n"),
-        ({"n": 65}, "n"),
+        *(({"n": value}, "n") for value in (0, "2", 1.5, 65)),
         ({"best_of": 3}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"prompt": ["a"] * 65}, "prompt"),
         ({"prompt": ["a", "b"], "n": 33}, "prompt"),
-        ({"prompt": [[1], [2] * 100]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [1, 178819910326]}, "prompt"),
-        ({"prompt": [1.0, 178819910326.0]}, "prompt"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
+        *(({"prompt": bad}, "prompt") for bad in ([], [[1], [2] * 100], [1] * 100)),
+        *(({"prompt": [1, bad]}, "prompt") for bad in (178819910326, 178819910326.0, 2**31)),
+        *(({"max_tokens": bad}, "max_tokens") for bad in (0, -1, True)),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"max_tokens": 100}, "prompt"),
-        ({"prompt": [1] * 100}, "prompt"),
         ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": {}}]}, "messages"),
@@ -134,23 +112,21 @@ def test_what_cannot_be_answered(body: dict[str, object], param: str) -> None:
     assert (caught.value.refusal.status, caught.value.refusal.param) == (status, param)
 
 
+TWO = [[1], [2] * 60]
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        {"n": 2},
-        {"n": 2, "best_of": 2},
-        {"n": 64},
-        {"prompt_logprobs": 1},
-        *({"stream": value} for value in (True, False, None)),
-        {"use_beam_search": True, "n": 2},
-        {"echo": True, "logprobs": 1, "max_tokens": 0},
+        *({"n": 2, "best_of": best} for best in (2, None)),
         *({"prompt": prompt} for prompt in ("hi", [1, 2], [1.0], ["a", "b"], ["a"] * 64)),
-        {"prompt": [[1], [2]], "n": 2},
+        *({"prompt": [1] * 99, "max_tokens": tokens} for tokens in (1, None)),
+        {"n": 64, "prompt_logprobs": 1, "use_beam_search": True},
+        *({"stream": value} for value in (True, False, None)),
+        {"echo": True, "logprobs": 1, "max_tokens": 0},
         {"prompt": ["a", "b"], "n": 32},
         {"prompt": [1] * 60, "max_tokens": 40},
-        {"prompt": [1] * 99, "max_tokens": 1},
-        {"prompt": [1] * 99},
-        {"prompt": [[1], [2] * 60], "max_tokens": 40},
+        {"prompt": TWO, "n": 2, "max_tokens": 40},
         {"messages": HI, "temperature": 0.5},
         {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40},
         {"messages": [*HI, {"content": [{"type": "text"}]}, {"content": None}, {}, "no object"]},
@@ -174,11 +150,7 @@ def test_what_the_engine_answers_is_passed_on(body: dict[str, object]) -> None:
         ("completions", {"prompt": "x", "messages": []}, {"prompt": "x"}),
         ("completions", {"prompt": "x", "max_completion_tokens": "one"}, {"prompt": "x"}),
         ("completions", {"prompt": ["hi"]}, {"prompt": "hi"}),
-        (
-            "completions",
-            {"prompt": [[1, 2]], "max_tokens": 40},
-            {"prompt": [1, 2], "max_tokens": 40},
-        ),
+        ("completions", {"prompt": [[1, 2]], "n": 40}, {"prompt": [1, 2], "n": 40}),
     ],
 )
 def test_what_the_engine_does_not_read_is_left_out(
