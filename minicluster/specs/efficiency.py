@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import AtLeastOne, Fraction, NotNegative, Positive, Spec
@@ -191,7 +192,7 @@ class GpuEfficiency(Spec):
 
     def of_engine(self, name: str, version: EngineKernels | None = None) -> GpuEfficiency:
         """Return the efficiencies with the kernels of an engine, and those of its *version*."""
-        changed: dict[str, object] = {}
+        changed: dict[str, Any] = {}
         for own in (self.engines.get(name), version):
             for part in fields(own) if own is not None else ():
                 value, shared = getattr(own, part.name), getattr(self, part.name)
