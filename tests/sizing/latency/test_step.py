@@ -211,6 +211,17 @@ def test_kv_pull_uses_the_narrower_side() -> None:
     assert kv_pull_s_per_byte(8, 4, gpu, cluster) == pytest.approx(equal)
 
 
+def test_no_step_ends_before_its_tokens_are_sent() -> None:
+    """Many sequences of a small model take what sending their tokens takes; few do not (S5)."""
+    plain = machine()
+    streaming = replace(plain, engine=replace(plain.engine, per_token_stream_s=1e-3))
+    few, many = decode_load(1.0, 100.0), decode_load(4096.0, 100.0)
+    one = Slicing(tp=8)
+    assert step_s(streaming, few, slicing=one) == step_s(plain, few, slicing=one) > 1e-3
+    assert step_s(plain, many, slicing=one) < 4.0
+    assert step_s(streaming, many, slicing=one) == pytest.approx(4.096)
+
+
 def test_terms_add_up_to_the_step() -> None:
     """The terms of a step are the step (eq. S5); TP adds to it only beyond the HB domain."""
     load = decode_load(64, 4000)
