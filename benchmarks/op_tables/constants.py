@@ -65,11 +65,8 @@ EXPERT_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
 OTHER_KERNELS = ("nongated", "_as_silu")
 FEWEST_EXPERT_ROWS = 50
 MANY_TOKENS = 512
-HELD = (
-    "memory_fraction", "latency_s", "smoothness", "inner_latency_s", "wave_fraction",
-    "small_tile_fraction",
-)  # fmt: skip
-"""Constants of experts that do not differ between engines."""
+HELD = ("memory_fraction", "latency_s", "smoothness", "inner_latency_s", "wave_fraction")
+"""Constants of experts that do not differ between engines; nor does the speed of small tiles."""
 RELATIVES = {
     "a100-sxm": ("a100-sxm-40gb", "a100-pcie"),
     "h100-sxm": ("h100-pcie", "h100-nvl", "h800", "gh200"),
@@ -276,25 +273,33 @@ def _experts(gpu: GpuSpec) -> Iterator[Fitted]:
             table = _sampled_experts({key: values[many] for key, values in table.items()})
             held = {name: (value,) * 3 for name, value in shared.numbers.items() if name in HELD}
             key = f"engines.{engine}.grouped_gemm.{dtype}"
-            fit = _fit_experts(gpu, key, table, {**EXPERT_BOUNDS, **held}, even=False)
+            bounds = {**EXPERT_BOUNDS, **held}
+            del bounds["small_tile_fraction"]
+            speed = shared.numbers["compute_fraction"] * shared.numbers["small_tile_fraction"]
+            fit = _fit_experts(gpu, key, table, bounds, even=False, small_tile_speed=speed)
             yield replace(fit, engines=(engine,))
 
 
 def _fit_experts(
     gpu: GpuSpec, key: str, table: Table, bounds: dict[str, tuple[float, float, float]], *,
-    even: bool,
+    even: bool, small_tile_speed: float | None = None,
 ) -> Fitted:  # fmt: skip
+    """Fit experts; with *small_tile_speed*, a share of the peak, small tiles keep that speed."""
     dtype = key.rpartition(".")[2]
     ops = shapes.experts(table, dtype, even=even)
-    return _fit(
-        key,
-        bounds,
-        table["seconds"],
-        lambda numbers: np.asarray(
-            sum(_seconds(op, gpu, grouped_gemm={dtype: GemmEfficiency(**numbers)}) for op in ops)
-        ),
-        (),
-    )
+
+    def whole(numbers: dict[str, float]) -> dict[str, float]:
+        if small_tile_speed is None:
+            return numbers
+        share = min(1.0, small_tile_speed / numbers["compute_fraction"])
+        return {**numbers, "small_tile_fraction": float(f"{share:.4g}")}
+
+    def predict(numbers: dict[str, float]) -> NDArray[np.float64]:
+        efficiency = {dtype: GemmEfficiency(**whole(numbers))}
+        return np.asarray(sum(_seconds(op, gpu, grouped_gemm=efficiency) for op in ops))
+
+    fit = _fit(key, bounds, table["seconds"], predict, ())
+    return replace(fit, numbers=whole(fit.numbers))
 
 
 def _sampled_experts(table: Table) -> Table:
