@@ -54,12 +54,19 @@ GEMM_DTYPES = {
     "fp4": {"nvfp4"},
     "int4": {"int4_wo"},
 }
-EXPERT_DTYPES = {
-    "bf16": {"bfloat16", "float16"},
-    "fp8": {"fp8_block"},
-    "int4": {"int4_wo"},
-    "fp4": {"nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"},
+EXPERT_DTYPES: dict[str, tuple[set[str], ...]] = {
+    "bf16": ({"bfloat16", "float16"},),
+    "fp8": ({"fp8_block"},),
+    "int4": ({"int4_wo"},),
+    "fp4": ({"nvfp4"}, {"w4a16_mxfp4"}),
 }
+"""Names of experts' dtypes in the wheel; the second only where there are no tables of the first."""
+EXPERT_KEYS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+OTHER_KERNELS = ("nongated", "_as_silu")
+FEWEST_EXPERT_ROWS = 50
+MANY_TOKENS = 512
+HELD = ("memory_fraction", "latency_s", "smoothness", "inner_latency_s", "wave_fraction")
+"""Constants of experts that do not differ between engines; nor does the speed of small tiles."""
 RELATIVES = {
     "a100-sxm": ("a100-sxm-40gb", "a100-pcie"),
     "h100-sxm": ("h100-pcie", "h100-nvl", "h800", "gh200"),
@@ -67,6 +74,9 @@ RELATIVES = {
     "l40s": ("l4", "rtx-4090"),
 }
 ENGINES = ("vllm", "trtllm", "sglang")
+EVEN = {"distribution": {"balanced"}, "moe_ep_size": {"1"}}
+TRAFFIC = {"distribution": {"power_law_1.01"}, "moe_ep_size": {"1"}}
+"""Rows of experts that stand for traffic: popularity by `feedforward.POPULARITY_EXPONENT`."""
 QUANTISING = ("vllm", "trtllm")
 """Engines whose quantisation of activations is timed as one kernel; SGLang's as plain torch."""
 KV_BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
@@ -165,31 +175,50 @@ def _table(points: dict[float, float]) -> tuple[list[float], list[float]]:
 
 
 def _gemms(gpu: GpuSpec) -> Iterator[Fitted]:
-    """Dense GEMMs, per dtype, on matrices that no cache holds."""
+    """
+    Dense GEMMs, per dtype, on matrices that no cache holds.
+
+    Of all engines, the fastest: their tables differ by launches and quantisation beside the
+    kernel. Only vLLM's kernels of fp8 with static scales are slower themselves, by a quarter to
+    two fifths from 256 rows on, on every GPU, and have constants of their own.
+    """
     found = tables.tables(gpu.name, "gemm", "gemm")
     for key, names in GEMM_DTYPES.items():
         dtype = key.partition("_")[0]
         if dtype not in gpu.peak_flops_per_s and dtype != "int4":
             continue
         own = quantised_before(gpu, found) if key == "fp8" else found
-        table = tables.minimum(own, ("m", "n", "k"), {"gemm_dtype": names})
-        keep = (table["n"] >= SMALLEST_SIDE) & (table["k"] >= SMALLEST_SIDE)
-        keep &= table["n"] * table["k"] >= LARGE_CACHE.get(gpu.name, SMALLEST_WEIGHT)
-        table = {key: values[keep] for key, values in table.items()}
-        if not keep.any():
-            continue
-        table = tables.rising(table, "m", ("n", "k"))
-        table = tables.sampled(table, ROWS, along="m")
-        op = shapes.gemms(table, dtype)
-        yield _fit(
-            f"gemm.{key}",
-            GEMM_BOUNDS,
-            table["seconds"],
-            lambda numbers, op=op, dtype=dtype: _seconds(
-                op, gpu, gemm={dtype: GemmEfficiency(**numbers), "bf16": GemmEfficiency(**numbers)}
-            ),
-            tuple(own),
-        )
+        yield from _gemm(gpu, f"gemm.{key}", own, names)
+        for engine in OWN_GEMMS.get(key, ()):
+            if engine in own and engine in QUANTISING:
+                yield from _gemm(gpu, f"engines.{engine}.gemm.{key}", {engine: own[engine]}, names)
+
+
+OWN_GEMMS = {"fp8": ("vllm",)}
+"""Engines with kernels of a dtype that are slower than the fastest of all, not only launched so."""
+
+
+def _gemm(gpu: GpuSpec, key: str, own: dict[str, Table], names: set[str]) -> Iterator[Fitted]:
+    """Fit GEMMs of one dtype; nothing without tables."""
+    dtype = key.rpartition(".")[2].partition("_")[0]
+    table = tables.minimum(own, ("m", "n", "k"), {"gemm_dtype": names})
+    keep = (table["n"] >= SMALLEST_SIDE) & (table["k"] >= SMALLEST_SIDE)
+    keep &= table["n"] * table["k"] >= LARGE_CACHE.get(gpu.name, SMALLEST_WEIGHT)
+    table = {column: values[keep] for column, values in table.items()}
+    if not keep.any():
+        return
+    table = tables.rising(table, "m", ("n", "k"))
+    table = tables.sampled(table, ROWS, along="m")
+    op = shapes.gemms(table, dtype)
+    yield _fit(
+        key,
+        GEMM_BOUNDS,
+        table["seconds"],
+        lambda numbers: _seconds(
+            op, gpu, gemm={dtype: GemmEfficiency(**numbers), "bf16": GemmEfficiency(**numbers)}
+        ),
+        tuple(own),
+    )
 
 
 def quantised_before(gpu: GpuSpec, found: dict[str, Table]) -> dict[str, Table]:
@@ -220,32 +249,92 @@ def quantised_before(gpu: GpuSpec, found: dict[str, Table]) -> dict[str, Table]:
 
 
 def _experts(gpu: GpuSpec) -> Iterator[Fitted]:
-    """Experts up and down in one op, per dtype, tokens spread evenly."""
-    found = tables.tables(gpu.name, "moe", "moe", every=True)
-    keys = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
-    spreads = {"balanced"}
-    if not any("balanced" in set(t["distribution"].astype(str)) for t in found.values()):
-        spreads = {"power_law_1.01"}
-    for dtype, names in EXPERT_DTYPES.items():
-        table = tables.minimum(
-            found,
-            keys,
-            {"moe_dtype": names, "distribution": spreads, "moe_ep_size": {"1"}},
-        )
-        if len(table["seconds"]) < FEWEST_ROWS:
+    """
+    Experts up and down in one op, per dtype: the fastest kernels first, then each engine's own.
+
+    As with GEMMs, tables of few tokens differ by launches and quantisation beside the kernel, so
+    that what weights and launches take is the fastest engine's, tokens spread evenly. What many
+    tokens take is an engine's own, its tokens spread as those of traffic.
+    """
+    found = {engine: _expert_tables(gpu, engine) for engine in ENGINES}
+    for dtype, kinds in EXPERT_DTYPES.items():
+        own = {engine: _newest(versions, kinds, EVEN) for engine, versions in found.items()}
+        even = {engine: table for engine, table in own.items() if table is not None}
+        if not even:
             continue
-        table = tables.rising(table, "num_tokens", keys[1:])
-        table = tables.sampled(table, ROWS, along="num_tokens")
-        ops = shapes.experts(table, dtype)
-        yield _fit(
-            f"grouped_gemm.{dtype}",
-            EXPERT_BOUNDS,
-            table["seconds"],
-            lambda numbers, ops=ops, dtype=dtype: sum(
-                _seconds(op, gpu, grouped_gemm={dtype: GemmEfficiency(**numbers)}) for op in ops
-            ),
-            tuple(found),
-        )
+        table = _sampled_experts(tables.fastest(even, EXPERT_KEYS))
+        shared = _fit_experts(gpu, f"grouped_gemm.{dtype}", table, dict(EXPERT_BOUNDS), even=True)
+        yield replace(shared, engines=tuple(even))
+        for engine, versions in found.items():
+            table = _newest(versions, kinds, TRAFFIC)
+            if table is None:
+                continue
+            many = table["num_tokens"] >= MANY_TOKENS
+            table = _sampled_experts({key: values[many] for key, values in table.items()})
+            held = {name: (value,) * 3 for name, value in shared.numbers.items() if name in HELD}
+            key = f"engines.{engine}.grouped_gemm.{dtype}"
+            bounds = {**EXPERT_BOUNDS, **held}
+            del bounds["small_tile_fraction"]
+            speed = shared.numbers["compute_fraction"] * shared.numbers["small_tile_fraction"]
+            fit = _fit_experts(gpu, key, table, bounds, even=False, small_tile_speed=speed)
+            yield replace(fit, engines=(engine,))
+
+
+def _fit_experts(
+    gpu: GpuSpec, key: str, table: Table, bounds: dict[str, tuple[float, float, float]], *,
+    even: bool, small_tile_speed: float | None = None,
+) -> Fitted:  # fmt: skip
+    """Fit experts; with *small_tile_speed*, a share of the peak, small tiles keep that speed."""
+    dtype = key.rpartition(".")[2]
+    ops = shapes.experts(table, dtype, even=even)
+
+    def whole(numbers: dict[str, float]) -> dict[str, float]:
+        if small_tile_speed is None:
+            return numbers
+        share = min(1.0, small_tile_speed / numbers["compute_fraction"])
+        return {**numbers, "small_tile_fraction": float(f"{share:.4g}")}
+
+    def predict(numbers: dict[str, float]) -> NDArray[np.float64]:
+        efficiency = {dtype: GemmEfficiency(**whole(numbers))}
+        return np.asarray(sum(_seconds(op, gpu, grouped_gemm=efficiency) for op in ops))
+
+    fit = _fit(key, bounds, table["seconds"], predict, ())
+    return replace(fit, numbers=whole(fit.numbers))
+
+
+def _sampled_experts(table: Table) -> Table:
+    table = tables.rising(table, "num_tokens", EXPERT_KEYS[1:])
+    return tables.sampled(table, ROWS, along="num_tokens")
+
+
+def _expert_tables(gpu: GpuSpec, engine: str) -> dict[str, Table]:
+    """Read all versions of an engine, less kernels of plain experts and of stand-in activations."""
+    kept = {}
+    for version, table in tables.tables(gpu.name, "moe", "moe", engine, every=True).items():
+        kernels = table["kernel_source"].astype(str)
+        keep = np.ones(len(kernels), dtype=bool)
+        for other in OTHER_KERNELS:
+            keep &= np.char.find(kernels, other) < 0
+        kept[version] = {column: values[keep] for column, values in table.items()}
+    return kept
+
+
+def _newest(
+    found: dict[str, Table], kinds: tuple[set[str], ...], chosen: dict[str, set[str]]
+) -> Table | None:
+    """
+    Return the table of the newest version that has enough shapes; `None`: none has.
+
+    Args:
+        kinds: the wheel's names of a dtype, those first that are meant first.
+    """
+    for names in kinds:
+        for version in reversed(found):
+            only = {version: found[version]}
+            table = tables.minimum(only, EXPERT_KEYS, {"moe_dtype": names, **chosen})
+            if len(table["seconds"]) >= FEWEST_EXPERT_ROWS:
+                return table
+    return None
 
 
 def _attention(gpu: GpuSpec) -> Iterator[Fitted]:

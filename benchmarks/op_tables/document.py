@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from op_tables.constants import Fitted
 
 BEGIN = "# Written by benchmarks/fit_ops.py: do not edit below."
-DATE = "2026-11-20"
+DATE = "2026-11-25"
 HAND_WRITTEN = ("efficiency", "efficiency.elementwise", "efficiency.sustained_fraction")
 """Tables of `[efficiency]` that no op table speaks of; the others are replaced."""
 
@@ -57,8 +57,9 @@ def write_constants(
         (
             f'document = "aiconfigurator-core 0.12.0 op tables (Apache-2.0, NVIDIA) of {measured},'
             f" {', '.join(engines)}: shortest time of each shape over engines and kernels,"
-            " attention per engine; fp8 of static scales: less what quantising activations takes,"
-            f' as its fp8_static; mean errors beside each table{other}"'
+            " attention, experts (tokens by its power_law_1.01) and vLLM's fp8 GEMMs per engine;"
+            " fp8 of static scales: less what quantising activations takes, as its fp8_static;"
+            f' mean errors beside each table{other}"'
         ),
         f'date = "{DATE}"',
         "",

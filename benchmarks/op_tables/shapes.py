@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.specs.model import DTYPE_BYTES
+from sizing.latency.feedforward import experts_touched
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ def gemms(table: Table, dtype: str) -> Op:
     return _op("gemm", dtype, work, rows=m, columns=n, inner=k)
 
 
-def experts(table: Table, dtype: str) -> tuple[Op, Op]:
-    """Up and down of gated experts whose tokens are spread evenly (eq. W5)."""
+def experts(table: Table, dtype: str, *, even: bool) -> tuple[Op, Op]:
+    """Up and down of gated experts, all alike or some popular, sliced over the GPUs (eq. W5)."""
     tokens, h = table["num_tokens"], table["hidden_size"]
     f = table["inter_size"] / table["moe_tp_size"]
     rows = tokens * table["topk"]
-    touched = np.minimum(table["num_experts"], rows)
+    touched = np.minimum(table["num_experts"], rows) if even else _touched(table)
     return tuple(  # type: ignore[return-value]
         _op(
             "grouped gemm",
@@ -47,6 +48,15 @@ def experts(table: Table, dtype: str) -> tuple[Op, Op]:
         )
         for inner, columns in ((h, 2 * f), (f, h))
     )
+
+
+def _touched(table: Table) -> np.ndarray:
+    """Experts that a step reads, of models with as many experts and experts per token together."""
+    found = np.zeros(len(table["num_tokens"]))
+    for experts, per_token in set(zip(table["num_experts"], table["topk"], strict=True)):
+        own = (table["num_experts"] == experts) & (table["topk"] == per_token)
+        found[own] = experts_touched(float(experts), float(per_token), table["num_tokens"][own])
+    return found
 
 
 def prefills(table: Table) -> Op:

@@ -97,6 +97,17 @@ def minimum(found: dict[str, Table], keys: tuple[str, ...], chosen: dict[str, se
     return {**{key: columns[:, i] for i, key in enumerate(keys)}, "seconds": columns[:, -1] * 1e-3}
 
 
+def fastest(found: dict[str, Table], keys: tuple[str, ...]) -> Table:
+    """Return each shape of some tables of `minimum` once, with its shortest time."""
+    best: dict[tuple[float, ...], float] = {}
+    for table in found.values():
+        shapes = np.stack([table[key] for key in keys], axis=1).tolist()
+        for shape, seconds in zip(shapes, table["seconds"].tolist(), strict=True):
+            best[tuple(shape)] = min(seconds, best.get(tuple(shape), np.inf))
+    columns = np.array([(*shape, seconds) for shape, seconds in best.items()])
+    return {**{key: columns[:, i] for i, key in enumerate(keys)}, "seconds": columns[:, -1]}
+
+
 def on_grid(
     table: Table,
     keys: tuple[str, str],

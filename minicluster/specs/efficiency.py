@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import AtLeastOne, Fraction, NotNegative, Positive, Spec
@@ -134,6 +135,8 @@ Tables = dict[str, CollectiveTable]
 class EngineKernels(Spec):
     """Kernels in which one engine differs from those of `GpuEfficiency`; the rest are shared."""
 
+    gemm: dict[str, GemmEfficiency] = field(default_factory=dict)
+    grouped_gemm: dict[str, GemmEfficiency] = field(default_factory=dict)
     prefill_attention: PrefillAttentionEfficiency | None = None
     decode_attention: DecodeAttentionEfficiency | None = None
     latent_decode_attention: DecodeAttentionEfficiency | None = None
@@ -146,9 +149,10 @@ class GpuEfficiency(Spec):
     Efficiencies of a GPU's kernels and links, fitted to measurements or a documented default.
 
     Attributes:
-        gemm: per dtype of the multiplication; at least `bf16`.
-        grouped_gemm: per dtype, GEMMs of experts; not listed: as `gemm`.
-        prefill_attention: of vLLM's kernels, as the next two.
+        gemm: per dtype of the multiplication; at least `bf16`. Of the fastest kernels.
+        grouped_gemm: per dtype, GEMMs of experts; not listed: as `gemm`. Of vLLM's kernels, as the
+            next two.
+        prefill_attention: over the prompt.
         latent_decode_attention: over the latent of MLA; `None`: as decode_attention.
         linear_attention: recurrent layers; `None`: as elementwise.
         elementwise: norms, rotary, activations.
@@ -188,11 +192,12 @@ class GpuEfficiency(Spec):
 
     def of_engine(self, name: str, version: EngineKernels | None = None) -> GpuEfficiency:
         """Return the efficiencies with the kernels of an engine, and those of its *version*."""
-        changed = {
-            part.name: getattr(own, part.name)
-            for own in (self.engines.get(name), version)
-            if own is not None
-            for part in fields(own)
-            if getattr(own, part.name) not in (None, {})
-        }
+        changed: dict[str, Any] = {}
+        for own in (self.engines.get(name), version):
+            for part in fields(own) if own is not None else ():
+                value, shared = getattr(own, part.name), getattr(self, part.name)
+                if isinstance(value, dict):
+                    value = {**changed.get(part.name, shared), **value} if value else None
+                if value is not None:
+                    changed[part.name] = value
         return replace(self, **changed) if changed else self

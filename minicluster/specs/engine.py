@@ -106,6 +106,8 @@ class EngineProfile(Spec):
         per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
+        per_token_stream_s: of the process that turns tokens into text and sends them, beside the
+            steps: no step of many sequences ends sooner. 0: several processes, or not known.
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
         transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
@@ -131,6 +133,7 @@ class EngineProfile(Spec):
     per_layer_s: NotNegative
     per_step_s: NotNegative
     per_sequence_s: NotNegative
+    per_token_stream_s: NotNegative = 0.0
     per_request_s: NotNegative
     transfer_base_s: NotNegative
     scheduling: SchedulingRules

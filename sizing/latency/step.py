@@ -79,7 +79,7 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     Split the seconds of a step into terms.
 
         t = sum of ops + sum of exchanges + L t_layer + [prompts] L_e t_expert + X t_exchange
-            + t_step + B t_seq
+            + t_step + B t_seq, at least B t_stream
         (docs/model.md, eq. S5)
 
     Args:
@@ -104,7 +104,10 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     exchanges = _exchanges(machine, load, slicing)
     runs = sum(exchange.repeats for exchange in exchanges)
     host = _engine_terms(machine, load, exchanges=runs)
-    return *ops, *_network_terms(machine, exchanges), *host
+    terms = (*ops, *_network_terms(machine, exchanges), *host)
+    streamed = engine.per_token_stream_s * (load.prompts + load.sequences)
+    rest = np.maximum(0.0, streamed - sum(term.seconds for term in terms))
+    return *terms, Term("engine streams tokens", "S5", rest, launch_s=rest)
 
 
 def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
@@ -170,7 +173,9 @@ def stage_terms(
         yield term, term.seconds * (1.0 if term.name in ONCE else share)
 
 
-ONCE = ("lm_head", "logits gather", "engine per step", "engine per sequence")
+ONCE = (
+    "lm_head", "logits gather", "engine per step", "engine per sequence", "engine streams tokens",
+)  # fmt: skip
 """Terms that one stage of a pipeline pays alone, or every stage pays in full."""
 
 

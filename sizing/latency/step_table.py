@@ -65,7 +65,8 @@ def step_table(
     fixed_s[:, 1:] -= key_s * (np.minimum(prompts, prompt_tokens) + 1) / 2
     short, long = contexts[0], max(contexts[1], contexts[0] + 1)
     low_s, high_s = (seconds(decode_load(batch, context)) for context in (short, long))
-    context_s = (high_s - low_s) / (long - short) / batch
+    # Where the floor of S5 binds, two contexts cost the same, up to rounding.
+    context_s = np.maximum(0.0, high_s - low_s) / (long - short) / batch
     fixed_s[1:] += (low_s - fixed_s[1:, 0] - context_s * batch * short)[:, None]
     return StepTable(
         tokens=_rounded(tokens),

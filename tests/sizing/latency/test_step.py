@@ -159,6 +159,20 @@ def test_the_kernels_of_a_version_go_over_those_of_its_engine() -> None:
     assert gpu.of_engine("other") == gpu
 
 
+def test_gemms_of_an_engine_are_its_own_dtype_by_dtype() -> None:
+    """Dtypes that an engine, or a version of it, does not name keep the kernels of all engines."""
+    shared = catalog.find_gpu("h100-sxm").efficiency
+    slow = replace(shared.gemm["fp8"], compute_fraction=0.1)
+    slower = replace(slow, compute_fraction=0.05)
+    kernels = EngineKernels(gemm={"fp8": slow}, grouped_gemm={"fp4": slow})
+    gpu = replace(shared, engines={"mine": kernels})
+    own = gpu.of_engine("mine")
+    assert own.gemm == {**shared.gemm, "fp8": slow}
+    assert own.grouped_gemm == {**shared.grouped_gemm, "fp4": slow}
+    assert gpu.of_engine("mine", EngineKernels(gemm={"fp8": slower})).gemm["fp8"] == slower
+    assert gpu.of_engine("other") == gpu
+
+
 def test_a_send_inside_a_node_needs_no_network() -> None:
     """A cluster whose hop has no known latency is refused where a stage lies in another node."""
     here, sent = machine(), Exchange("send", "X4", "point-to-point", 2, 1, 1e9, 4)
@@ -195,6 +209,17 @@ def test_kv_pull_uses_the_narrower_side() -> None:
     assert equal == pytest.approx(1 / (50e9 * 0.92))
     assert kv_pull_s_per_byte(2, 8, gpu, cluster) == pytest.approx(4 * equal)
     assert kv_pull_s_per_byte(8, 4, gpu, cluster) == pytest.approx(equal)
+
+
+def test_no_step_ends_before_its_tokens_are_sent() -> None:
+    """Many sequences of a small model take what sending their tokens takes; few do not (S5)."""
+    plain = machine()
+    streaming = replace(plain, engine=replace(plain.engine, per_token_stream_s=1e-3))
+    few, many = decode_load(1.0, 100.0), decode_load(4096.0, 100.0)
+    one = Slicing(tp=8)
+    assert step_s(streaming, few, slicing=one) == step_s(plain, few, slicing=one) > 1e-3
+    assert step_s(plain, many, slicing=one) < 4.0
+    assert step_s(streaming, many, slicing=one) == pytest.approx(4.096)
 
 
 def test_terms_add_up_to_the_step() -> None:
