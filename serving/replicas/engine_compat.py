@@ -97,10 +97,15 @@ def engine_facts(server: Any) -> dict[str, Any]:  # noqa: ANN401
         server: the replica, an `LLMServer` with a started vLLM engine.
     """
     config = server.engine._engine_client.vllm_config  # noqa: SLF001
+    parallel = config.parallel_config
     kv_transfer = config.kv_transfer_config
     return {
-        "tp": config.parallel_config.tensor_parallel_size,
-        "pp": config.parallel_config.pipeline_parallel_size,
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size,
+        "ep": parallel.tensor_parallel_size * parallel.data_parallel_size
+        if parallel.enable_expert_parallel
+        else 1,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "chunked_prefill_tokens": config.scheduler_config.long_prefill_token_threshold,
