@@ -142,6 +142,8 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
     return {
         "tp": pool.tp,
         "pp": pool.pp,
+        "dp": pool.dp,
+        "ep": pool.ep,
         "max_num_seqs": pool.max_num_seqs,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
         "chunked_prefill_tokens": deployment.engine.chunked_prefill_tokens,
