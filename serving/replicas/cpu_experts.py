@@ -66,7 +66,7 @@ def _all_gatherv(
 ) -> torch.Tensor | list[torch.Tensor]:
     """Gather the rows of all ranks, of which *sizes* has the numbers, padded to the most on one."""
     if isinstance(given, list):
-        return [_all_gatherv(self, each, dim, sizes) for each in given]  # type: ignore[misc]
+        return [_all_gatherv(self, each, dim, sizes) for each in given]
     sizes = sizes or [given.shape[0]] * self.world_size
     padded = given.new_zeros((max(sizes), *given.shape[1:]))
     padded[: given.shape[0]] = given
