@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minicluster.command import terminable
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
 from serving.api.keys import refuse_open
@@ -62,9 +62,6 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     plan: Annotated[
         Path, typer.Argument(help="Plan (from `sizing plan -o`), or a deployment to measure.")
     ],
-    target: Annotated[
-        str, typer.Option(help="Device kind: auto (the plan's), cpu or gpu.")
-    ] = "auto",
     host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
     open_access: Annotated[
         bool,
@@ -134,14 +131,15 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
-    if engine == SIMULATED:
-        if planned is None:
-            raise InputError("--engine", engine, "a plan with step times", "`sizing plan -o` it")
-        kind = SIMULATED
-    else:
-        kind = target_of(deployment, target, engine, slowdown)
-        if planned is not None:
-            refuse(plan_findings(planned, kind))
+    kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
+    if kind == SIMULATED and planned is None:
+        raise InputError("--engine", engine, "a plan with step times", "`sizing plan -o` it")
+    if engine not in {"vllm", SIMULATED}:
+        raise InputError("--engine", engine, f"vllm or {SIMULATED}")
+    if kind != SIMULATED and slowdown is not None:
+        raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
+    if kind != SIMULATED and planned is not None:
+        refuse(plan_findings(planned))
     if not open_access:
         refuse_open(host, os.environ)
     tls = tls_files(tls_cert, tls_key)
@@ -224,20 +222,3 @@ def _warn_of_dtype(deployment: Deployment) -> None:
         warning = cpu_dtype.dtype_warning(dtype, pace)
         if warning is not None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
-
-
-def target_of(deployment: Deployment, option: str, engine: str, slowdown: float | None) -> str:
-    """Return `cpu` or `gpu`, where the real engines of *deployment* run."""
-    planned = kind_of(deployment)
-    if engine != "vllm":
-        raise InputError("--engine", engine, f"vllm or {SIMULATED}")
-    if slowdown is not None:
-        raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
-    if option not in {"auto", "cpu", "gpu"}:
-        raise InputError("--target", option, "auto, cpu or gpu")
-    if option not in {"auto", planned}:
-        raise NegativeAnswer(
-            f"the plan is for {deployment.pools[0].gpu}, a {planned}; it cannot be deployed on a "
-            f"{option} (plan again for what you have, or --engine {SIMULATED} to try it here)"
-        )
-    return planned

@@ -7,7 +7,6 @@ import secrets
 import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.command import uninterrupted
@@ -20,6 +19,7 @@ from serving.protocol.app_spec import RayNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 CLUSTER = HOME / "cluster.json"
 CLUSTER_TOKEN = HOME / "cluster-token"
@@ -34,14 +34,17 @@ class LocalCluster:
     Attributes:
         cluster_id: the value of `MARK` in its processes.
         address: of its head.
-        session: Ray's directory, logs included.
     """
 
     cluster_id: str
     address: str
-    session: str
     started: str
     nodes: tuple[RayNode, ...]
+
+    @property
+    def session(self) -> Path:
+        """Ray's directory, logs included."""
+        return session_path(self.cluster_id)
 
 
 def numbered_nodes(count: int, cpus: int) -> tuple[RayNode, ...]:
@@ -65,11 +68,9 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
     if running is not None:
         raise InputError("cluster", running.address, "none yet", "`serving cluster down`")
     refuse_missing_certificates(os.environ)
-    cluster_id = secrets.token_hex(8)
     cluster = LocalCluster(
-        cluster_id=cluster_id,
+        cluster_id=secrets.token_hex(8),
         address="",
-        session=str(session_path(cluster_id)),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=tuple(nodes),
     )
@@ -78,7 +79,6 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
         address = start_nodes(
             nodes,
             cluster_id=cluster.cluster_id,
-            session=Path(cluster.session),
             token=CLUSTER_TOKEN,
             report=report,
         )

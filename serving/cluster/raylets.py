@@ -34,12 +34,11 @@ def start_nodes(
     nodes: Sequence[RayNode],
     *,
     cluster_id: str,
-    session: Path,
     token: Path,
     report: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet per node, the first as the head, with *session* as Ray's new directory.
+    Start one raylet per node, the first as the head, with a new directory for Ray.
 
     Their token is written to *token*.
 
@@ -53,6 +52,7 @@ def start_nodes(
     port, client_port = free_ports(2)
     address = f"{LOOPBACK}:{port}"
     report(f"starting Ray: {len(nodes)} node(s)")
+    session = session_path(cluster_id)
     session.mkdir(mode=0o700)
     write_token(token)
     env = environment(cluster_id, token)

@@ -2,7 +2,7 @@
 Every private name of Ray and Ray Serve that serving uses, except those of the engine.
 
 Ray 2.60.0; tests/serving/cluster/test_serve_compat.py reports the names that an upgrade removed.
-Separate from `serving.replicas.engine_compat`, which imports vLLM and so takes seconds.
+Separate from `serving.replicas.vllm_answers`, which imports vLLM and so takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray._private import state, worker
-from ray.llm._internal.serve.utils import broadcast as broadcasting
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
 from ray.serve._private.logging_utils import get_serve_logs_dir
@@ -30,7 +29,6 @@ from ray.serve.context import _get_global_client
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-broadcast = broadcasting.broadcast
 free_resources = state.available_resources_per_node
 
 DIRECT_CALLS = {"_by_reference": False}
@@ -130,8 +128,8 @@ def call_replicas(
     """
     Call a method of every replica that *handle* knows; return Ray's references of their answers.
 
-    As `broadcast`, which waits without limit: its thread would outlive Ctrl-C, and call a Ray that
-    has been shut down.
+    As Ray's `broadcast`, which waits without limit: its thread would outlive Ctrl-C, and call a Ray
+    that has been shut down.
     """
     request_router = handle._router._asyncio_router.request_router  # noqa: SLF001
     references = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "Linux x86_64"
 RAY = "2.60.0"
-"""The version whose private names `serving.replicas.engine_compat` uses."""
+"""The version whose private names `serving.replicas.vllm_answers` uses."""
 
 REPLICA_BYTES = 2.2e9
 """Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""
@@ -43,11 +43,9 @@ def refuse(reasons: Iterable[str]) -> None:
         raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *found]))
 
 
-def plan_findings(plan: Plan, kind: str) -> Iterator[str]:
-    """Yield the reasons in the plan itself against a target of *kind*, `cpu` or `gpu`."""
-    gpu, deployable = plan.inputs.gpu, plan.deployable
-    if gpu.kind != kind:
-        yield f"target: {kind}; the plan is for {gpu.name}, a {gpu.kind} (plan again)"
+def plan_findings(plan: Plan) -> Iterator[str]:
+    """Yield the reason of the plan itself, if there is one."""
+    deployable = plan.deployable
     if not deployable.ok:
         yield (
             "deployable: the plan says that it cannot be deployed: "

@@ -1,37 +1,40 @@
-"""A compiled plan for other tools: for Ray Serve, KubeRay and compose, and what they import."""
+"""A plan for other tools: as text for Ray Serve, KubeRay and compose, and what they import."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
-from minicluster.plan import read_plan
+from minicluster.plan import read_plan, to_json
 from serving.api.auth import HOSTS
 from serving.api.keys import KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
-from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
+from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, kind_of, ray_nodes
 from serving.deployment.engine_args import DeployTarget, read_media_domains
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
-from serving.deployment.target import located, this_machine
-from serving.protocol.app_spec import APP, ServedApp
+from serving.deployment.target import is_directory, located, this_machine
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from minicluster.plan import Plan
+    from serving.protocol.app_spec import ServedApp
+
+FORMATS = ("ray-serve", "kuberay", "compose")
+"""Each has a template in this folder."""
+
 OPEN = "open"
 """Value of the argument `access`: the endpoint asks for no key."""
 
-IMPORT_PATH = "serving.replicas.app:from_plan"
 KEYS_NAME = "minicluster-keys"
 """Name of the secret that holds a file of API keys."""
 
@@ -41,8 +44,6 @@ KEYS_PATH = f"/etc/{KEYS_NAME}/keys.txt"
 PORT = 8000
 """Port of the endpoint."""
 
-SERVICE = f"{APP}-serve-svc"
-"""Name of the service that KubeRay makes for the endpoint."""
 HEAD_PROBE = """\
 import sys, urllib.error, urllib.request
 try:
@@ -64,119 +65,60 @@ STOP_MARGIN_S = 60.0
 PLAN_DIRECTORY = "/etc/minicluster"
 """Directory of the plan in pods and containers."""
 
-BOUNDS = (
-    "num_replicas",
-    "max_ongoing_requests",
-    "max_queued_requests",
-    "graceful_shutdown_timeout_s",
-    "health_check_period_s",
-    "health_check_timeout_s",
-)
-"""The options that an operator may change in the file; all others follow from the plan."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+def manifest_text(
+    plan: Plan,
+    file: Path,
+    kind: str,
+    *,
+    image: str,
+    model: str | None = None,
+    open_access: bool = False,
+) -> str:
     """
-    The input of every manifest format.
+    Return the deployment of a plan on its own hosts as a file for another tool.
 
-    Attributes:
-        served: compiled from the plan.
-        target: `cpu` or `gpu`.
-        plan: text of the plan.
-        plan_path: path of the plan on the hosts.
-        model_source: directory of the model on the hosts, or its name on a hub.
-        plan_file: path of the plan on this machine.
-        model_here: path of the model on this machine.
+    Args:
+        plan: read from *file*, which compose mounts and Ray Serve reads.
+        file: on this machine.
+        kind: one of `FORMATS`.
         image: container image that holds minicluster and its stack.
+        model: directory of the model on the hosts, or its name on a hub; `None`: the plan's.
         open_access: the endpoint asks for no key.
     """
-
-    served: ServedApp
-    target: str
-    plan: str
-    plan_path: str
-    model_source: str
-    plan_file: str
-    model_here: str
-    image: str
-    open_access: bool = False
-
-
-def ray_serve(manifest: Manifest) -> dict[str, Any]:
-    """Return the configuration that `serve deploy` takes (ray.serve.schema.ServeDeploySchema)."""
-    args = {
-        "plan": manifest.plan_path,
-        "target": manifest.target,
-        "model": manifest.model_source,
-        **({"access": OPEN} if manifest.open_access else {}),
+    deployment, source = located(plan.deployment, model), plan.model.source
+    target = DeployTarget(kind=kind_of(deployment), one_host=False)
+    served = compile_app(deployment, target, plan=plan)
+    values = {
+        "served": served,
+        "open_access": open_access,
+        "plan_json": to_json(plan),
+        "plan_path": str(file.absolute()) if kind == "ray-serve" else f"{PLAN_DIRECTORY}/plan.json",
+        "plan_file": str(file),
+        "plan_directory": PLAN_DIRECTORY,
+        "model_source": deployment.model.source,
+        "model_here": source if is_directory(source) else deployment.model.source,
+        "image": image,
+        "port": PORT,
+        "hosts": HOSTS,
+        "keys_file": KEYS_FILE,
+        "keys_name": KEYS_NAME,
+        "keys_path": KEYS_PATH,
+        "keys_directory": str(Path(KEYS_PATH).parent),
+        "stop_s": stop_s(served),
+        "ray": RAY,
+        "head_probe": HEAD_PROBE.format(port=PORT),
+        "budgets": {"head": 1} | Counter(node.role for node in served.nodes),
+        "object_store_bytes": OBJECT_STORE_BYTES,
+        "open_files": OPEN_FILES,
     }
-    access = {HOSTS: SERVICE} if manifest.open_access else {KEYS_FILE: KEYS_PATH}
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "0.0.0.0", "port": PORT},  # noqa: S104  (a cluster's)
-        "applications": [
-            {
-                "name": APP,
-                "route_prefix": "/",
-                "import_path": IMPORT_PATH,
-                "args": args,
-                "runtime_env": {"env_vars": access},
-                "external_scaler_enabled": True,
-                "deployments": [
-                    {"name": pool.name}
-                    | {
-                        key: value
-                        for key, value in pool.llm_config["deployment_config"].items()
-                        if key in BOUNDS
-                    }
-                    for pool in manifest.served.pools
-                ],
-            }
-        ],
-    }
+    if kind == "kuberay":
+        values["serve_config"] = _rendered("ray-serve", values)
+    return _rendered(kind, values)
 
 
-def ray_service(manifest: Manifest) -> str:
-    """
-    Return a plan as Kubernetes objects for KubeRay.
-
-    The YAML holds a ConfigMap with the plan, a NetworkPolicy, a RayService, and for its head and
-    each role a PodDisruptionBudget.
-    """
-    _, documents = _rendered(
-        "kuberay.yaml.j2",
-        manifest,
-        serve_config=as_yaml(ray_serve(manifest)),
-        ray=RAY,
-        head_probe=HEAD_PROBE.format(port=PORT),
-        budgets={"head": 1} | Counter(node.role for node in manifest.served.nodes),
-        plan_directory=PLAN_DIRECTORY,
-        keys_directory=str(Path(KEYS_PATH).parent),
-    )
-    return as_yaml(*documents)
-
-
-def compose(manifest: Manifest) -> str:
-    """
-    Return a plan as a compose file (Compose Specification).
-
-    It has the head, a worker for each raylet, Prometheus, Grafana and the load test.
-    """
-    text, documents = _rendered(
-        "compose.yaml.j2",
-        manifest,
-        keys_file=KEYS_FILE,
-        object_store_bytes=OBJECT_STORE_BYTES,
-        hosts=HOSTS,
-        open_files=OPEN_FILES,
-    )
-    comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
-    return "".join(comments) + as_yaml(*documents)
-
-
-def _rendered(name: str, manifest: Manifest, **values: object) -> tuple[str, list[Any]]:
-    """Return the text of the template *name* of this folder, and its documents."""
+def _rendered(kind: str, values: Mapping[str, object]) -> str:
+    """Return the template of a format with *values*, laid out evenly, with its first comments."""
     environment = Environment(
         autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
         undefined=StrictUndefined,
@@ -184,18 +126,19 @@ def _rendered(name: str, manifest: Manifest, **values: object) -> tuple[str, lis
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     environment.filters |= {"here": _here, "quote": quote, "ray_options": ray_options}
-    template = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    text = environment.from_string(template).render(
-        manifest=manifest, port=PORT, keys_name=KEYS_NAME, stop_s=stop_s(manifest), **values
-    )
-    return text, list(yaml.safe_load_all(text))
+    template = Path(__file__).with_name(f"{kind}.yaml.j2").read_text(encoding="utf-8")
+    text = environment.from_string(template).render(values)
+    comments = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
+    documents = yaml.safe_load_all(text)
+    laid_out: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
+    return "".join(comments) + laid_out
 
 
-def stop_s(manifest: Manifest) -> int:
+def stop_s(served: ServedApp) -> int:
     """Return the whole seconds that a head may take from SIGTERM to its end."""
     drains_s = [
         float(pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"])
-        for pool in manifest.served.pools
+        for pool in served.pools
     ]
     return math.ceil(min(max(drains_s), DRAIN_LIMIT_S) + STOP_MARGIN_S)
 
@@ -203,12 +146,6 @@ def stop_s(manifest: Manifest) -> int:
 def _here(path: str) -> str:
     """Return a path for compose, where relative paths begin with `./`."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
-
-
-def as_yaml(*documents: object) -> str:
-    """Return YAML with keys in their order and long texts as blocks."""
-    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
-    return text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -234,8 +171,8 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`.
 
     Args:
-        args: `plan`, the file; `target`, `cpu` or `gpu`; `model`, its path on every host;
-            `access`, `open` for an endpoint that asks for no key.
+        args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
+            that asks for no key.
         environment: names keys and the longest answer (`serving.api.keys`,
             `serving.request.length`).
 
@@ -248,11 +185,12 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
         expected = f"{KEYS_FILE}, a file of API keys"
         way_out = "or args.access: open, for an endpoint without keys"
         raise InputError("runtime_env.env_vars", None, expected, way_out)
-    plan, kind = read_plan(Path(args["plan"])), args["target"]
+    plan = read_plan(Path(args["plan"]))
     deployment = located(plan.deployment, args.get("model"))
+    kind = kind_of(deployment)
     # Serve waits for missing nodes, so the plan's nodes count as present.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
-    refuse([*plan_findings(plan, kind), *findings(deployment, this_machine(kind, nodes))])
+    refuse([*plan_findings(plan), *findings(deployment, this_machine(kind, nodes))])
     target = DeployTarget(
         kind=kind,
         one_host=False,

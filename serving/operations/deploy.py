@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -47,6 +46,7 @@ from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
+    from pathlib import Path
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
@@ -115,13 +115,34 @@ def deploy(
         address = start_nodes(
             served.nodes,
             cluster_id=state.cluster_id,
-            session=Path(state.session),
             token=TOKEN,
             report=report,
         )
         state = replace(state, address=address)
         write_state(state)
-    readiness = _serve(served, site, state, record, vocab_size, report)
+    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
+    # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # Imported here because they take seconds, which `serving down` and `status` do not need.
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.operations.probe import wait_until_ready  # noqa: PLC0415
+
+    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
+        for each in (logger, *logger.handlers):
+            each.addFilter(lambda record: record.levelno > logging.INFO)
+    with connected(state.address):
+        if read_state() is None:
+            _refuse_another(state.address)
+        record(state)
+        _run(served, site, state)
+        _wait_until_running(served, state.logs, report)
+        readiness = wait_until_ready(
+            served,
+            base_url=site.base_url,
+            tls_cert=state.tls_cert,
+            vocab_size=vocab_size,
+            report=report,
+        )
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
@@ -152,59 +173,32 @@ def _new_state(site: Site, nixl_port: int) -> State:
     from serving.cluster.connection import instance_of  # noqa: PLC0415  (a second to import)
 
     cluster = cluster_at(site.address)
-    session = "" if cluster is None else cluster.session
+    session = "" if cluster is None else str(cluster.session)
     instance = instance_of(site.address)
     return replace(state, session=session, instance=instance, owner=secrets.token_hex(8))
 
 
-def _serve(
-    served: ServedApp,
-    site: Site,
-    state: State,
-    record: Callable[[State], None],
-    vocab_size: int,
-    report: Callable[[str], None],
-) -> Readiness:
-    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
-    # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # Imported here because they take seconds, which `serving down` and `status` do not need.
+def _run(served: ServedApp, site: Site, state: State) -> None:
+    """Have Ray Serve start the application; needs a connection."""
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
 
-    from serving.cluster.connection import connected  # noqa: PLC0415
-    from serving.operations.probe import wait_until_ready  # noqa: PLC0415
     from serving.replicas.app import build_app  # noqa: PLC0415
 
-    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
-        for each in (logger, *logger.handlers):
-            each.addFilter(lambda record: record.levelno > logging.INFO)
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-    with connected(state.address):
-        if read_state() is None:
-            _refuse_another(state.address)
-        record(state)
-        serve.start(proxy_location="Disabled", logging_config=quiet)
-        serve.run_many(
-            [
-                serve.RunTarget(
-                    build_app(served, (site.host, site.port), site.tls, state.owner),
-                    name=APP,
-                    logging_config=quiet,
-                    external_scaler_enabled=True,  # `serving scale`
-                )
-            ],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-        _wait_until_running(served, state.logs, report)
-        return wait_until_ready(
-            served,
-            base_url=site.base_url,
-            tls_cert=state.tls_cert,
-            vocab_size=vocab_size,
-            report=report,
-        )
+    serve.start(proxy_location="Disabled", logging_config=quiet)
+    serve.run_many(
+        [
+            serve.RunTarget(
+                build_app(served, (site.host, site.port), site.tls, state.owner),
+                name=APP,
+                logging_config=quiet,
+                external_scaler_enabled=True,  # `serving scale`
+            )
+        ],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
 
 
 def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:

@@ -32,8 +32,7 @@ class DeployedPool:
     Attributes:
         replicas: running replicas.
         status: Ray Serve's status of its deployments, the worst if there are several.
-        facts: the settings of each running replica's engine
-            (`serving.replicas.engine_compat.engine_facts`).
+        facts: the settings of each running replica's engine (`AnswerEngine.facts`).
         silent: the deployments whose replicas did not all report these in time.
         options: Ray Serve's options of each deployment, by name.
     """

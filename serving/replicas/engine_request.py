@@ -16,8 +16,6 @@ from serving.request.validation import engine_request_id
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from serving.protocol.messages import Prefilled
-
 SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
 ERROR_EVENT = 'data: {"error"'
 """The start of the event with which a stream of vLLM fails; [DONE] follows nevertheless."""
@@ -90,11 +88,6 @@ def for_prefill(request: Any, *, keep: bool) -> Any:  # noqa: ANN401
     if isinstance(request, ChatCompletionRequest):
         changes |= {"max_completion_tokens": 1, "logprobs": False, "top_logprobs": None}
     return request.model_copy(update=changes)
-
-
-def for_decode(request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
-    """Return *request* with the place of its KV cache."""
-    return request.model_copy(update={"kv_transfer_params": prefilled.kv_transfer_params})
 
 
 def refusal_in(item: Any) -> Refusal | None:  # noqa: ANN401

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.cluster.serve_compat import LIVE_POLL_S, broadcast, live_replicas
+from serving.cluster.serve_compat import LIVE_POLL_S, call_replicas, live_replicas
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
     EngineFailed,
@@ -27,8 +27,6 @@ from serving.request.prefill import PULL_FAILED, late
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 PROBE = LocalPrefill(reason="probe")
 
@@ -113,16 +111,18 @@ class AnswerRole(EngineServer):
         )
         try:
             started = time.perf_counter()
-            came = await _first_token(answer, call.limit_s, self._config)
-            if isinstance(came, Refusal):
-                yield came
+            try:
+                await answer.first_token(call.limit_s)
+            except TimeoutError:
+                yield late("kv-wait-timeout", self._config.kv_wait_deadline_s)
                 return
+            first_token_s = time.perf_counter() - started
             first = await answer.first_item()
             if isinstance(first, Refusal):
                 yield first
                 return
             lost = self.answers.pull_failed(call.request)
-            yield FirstChunk(phases=call.phases(came - started, lost=lost), first=first)
+            yield FirstChunk(phases=call.phases(first_token_s, lost=lost), first=first)
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -179,13 +179,10 @@ class AnswerRole(EngineServer):
         started = time.perf_counter()
         places: list[RemotePrefill | LocalPrefill] = []
         for handle in prefill:
-            # Ray makes the handle's router where it is first asked for, and that has to be here:
-            # the thread of the broadcast has no event loop.
             while live_replicas(handle) is None:  # noqa: ASYNC110  (there is no event to wait for)
                 await asyncio.sleep(LIVE_POLL_S)
-            answers = await asyncio.to_thread(
-                broadcast, handle, "prefill", lambda _replica: ["completions", next(waiting)]
-            )
+            calls = call_replicas(handle, "prefill", lambda: ["completions", next(waiting)])
+            answers = await asyncio.gather(*calls)
             failed = [each for each in answers if isinstance(each, Refusal)]
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
@@ -215,14 +212,3 @@ class AnswerRole(EngineServer):
         if stuck:
             raise RuntimeError(f"{stuck} KV transfers do not end; only a new engine frees them")
         await super().check_health()  # type: ignore[misc]
-
-
-async def _first_token(
-    answer: PendingAnswer, limit_s: float, config: EndpointConfig
-) -> float | Refusal:
-    """Return when the first token or an error came, or the client's error."""
-    try:
-        await answer.first_token(limit_s)
-    except TimeoutError:
-        return late("kv-wait-timeout", config.kv_wait_deadline_s)
-    return time.perf_counter()

@@ -12,7 +12,6 @@ from ray.serve.llm.deployment import LLMServer
 
 from serving.cluster.serve_compat import keep_log_open
 from serving.protocol.app_spec import CORES, planned_cores
-from serving.replicas.engine_compat import skip_download
 from serving.replicas.generation import AnswerRole
 from serving.replicas.roles import EngineServer, PrefillRole
 from serving.replicas.vllm_answers import VllmAnswers
@@ -41,7 +40,8 @@ class PlannedServer(EngineServer):
         and 0.6 GB each, because each imports the engine again.
         """
         if os.environ.get("HF_HUB_OFFLINE") == "1":
-            skip_download(self._llm_config)  # type: ignore[attr-defined]
+            callback = self._llm_config.get_or_create_callback()  # type: ignore[attr-defined]
+            callback.ctx.run_init_node = False
         await self.engine.start()  # type: ignore[attr-defined]
 
 

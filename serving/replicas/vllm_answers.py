@@ -1,25 +1,25 @@
-"""vLLM behind Ray's server, as `serving.protocol.answer_engine.AnswerEngine`."""
+"""
+vLLM behind Ray's server, as `serving.protocol.answer_engine.AnswerEngine`.
+
+With every private name of both that serving uses (Ray 2.60.0, vLLM 0.29.0);
+tests/serving/replicas/test_ray_compat.py reports the names that an upgrade removed.
+"""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import os
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import ray
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
+from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.answer_engine import ComputedPrompt
 from serving.protocol.messages import EngineFailed
-from serving.replicas.engine_compat import (
-    block_size,
-    engine_facts,
-    engine_is_dead,
-    first_token_seen,
-    note_computed_tokens,
-    prompt_tokens,
-    request_name,
-)
-from serving.replicas.engine_request import engine_request, for_decode, for_prefill, refusal_in
+from serving.replicas.engine_request import engine_request, for_prefill, refusal_in
 from serving.request.prefill import ENGINE_DIED
 
 if TYPE_CHECKING:
@@ -35,31 +35,60 @@ class VllmAnswers:
         """Take an `LLMServer`, whose engine may start later."""
         self._server = server
         self._computed_tokens: dict[str, int] = {}
-        self._block_tokens = 0
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401
+        return self._server.engine._engine_client  # noqa: SLF001
 
     def started(self) -> None:
-        """Take the engine once it has started."""
-        note_computed_tokens(self._server.engine, self._computed_tokens)
-        self._block_tokens = block_size(self._server.engine)
+        """
+        Take the engine once it has started.
+
+        It notes how many tokens of a prompt it computes itself, when the first token comes, for the
+        requests that are in `_computed_tokens`.
+        """
+        computed, processor = self._computed_tokens, self._client.output_processor
+        update = processor._update_stats_from_output  # noqa: SLF001
+
+        def noting(state: Any, output: Any, *args: Any) -> None:  # noqa: ANN401
+            if output.prefill_stats is not None and state.external_req_id in computed:
+                computed[state.external_req_id] = output.prefill_stats.num_computed_tokens
+            update(state, output, *args)
+
+        processor._update_stats_from_output = noting  # noqa: SLF001
 
     def read(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
         """See `AnswerEngine`."""
         return engine_request(kind, body)
 
     async def prompt_tokens(self, request: Any) -> int | None:  # noqa: ANN401
-        """See `AnswerEngine`."""
-        return await prompt_tokens(self._server.engine, _kind(request), request)
+        """See `AnswerEngine`; Ray's `tokenize` calls a server that vLLM 0.29 does not have."""
+        if isinstance(getattr(request, "prompt", None), list):
+            return len(request.prompt)
+        engine = self._server.engine
+        try:
+            if _kind(request) == "chat":
+                server = engine._oai_serving_chat  # noqa: SLF001
+                rendered = await server.render_chat_request(request)
+                inputs = rendered[1] if isinstance(rendered, tuple) else None
+            else:
+                server = engine._oai_serving_completion  # noqa: SLF001
+                rendered = await server.render_completion_request(request)
+                inputs = rendered if isinstance(rendered, list) else None
+        except (ValueError, VLLMClientError):
+            inputs = None  # the answer will report the error
+        return inputs and sum(server._extract_prompt_len(each) for each in inputs)  # noqa: SLF001
 
     def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
         """See `AnswerEngine`."""
-        return for_decode(request, prefilled)
+        return request.model_copy(update={"kv_transfer_params": prefilled.kv_transfer_params})
 
     async def answer(
         self,
         request: Any,  # noqa: ANN401
     ) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:
         """See `AnswerEngine`; raises what vLLM raises."""
-        name = request_name(_kind(request), request.request_id)
+        name = _name(request)
         self._computed_tokens[name] = 0
         async with aclosing(self._stream(request)) as items:
             try:
@@ -76,13 +105,16 @@ class VllmAnswers:
 
     def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
         """See `AnswerEngine`."""
-        return first_token_seen(self._server.engine, _kind(request), request.request_id)
+        processor = self._client.output_processor
+        names = processor.external_req_ids.get(_name(request), ())
+        states = [processor.request_states.get(name) for name in names]
+        return any(state is not None and not state.is_prefilling for state in states)
 
     def pull_failed(self, request: Any) -> bool:  # noqa: ANN401
         """See `AnswerEngine`."""
-        name = request_name(_kind(request), request.request_id)
+        block_tokens: int = self._client.vllm_config.cache_config.block_size
         # Decode computes the end of every prompt that it fetches, which may be a whole block.
-        return self._computed_tokens.get(name, 0) > self._block_tokens
+        return self._computed_tokens.get(_name(request), 0) > block_tokens
 
     async def compute(self, request: Any, *, keep: bool) -> ComputedPrompt | Refusal:  # noqa: ANN401
         """See `AnswerEngine`; raises no exception of vLLM's."""
@@ -105,15 +137,38 @@ class VllmAnswers:
 
     def died(self) -> bool:
         """See `AnswerEngine`."""
-        return engine_is_dead(self._server.engine)
+        return bool(self._client.errored)
 
     async def kv_is_free(self) -> bool:
         """See `AnswerEngine`."""
-        return bool(await self._server.engine._engine_client.reset_prefix_cache())  # noqa: SLF001
+        return bool(await self._client.reset_prefix_cache())
 
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""
-        return engine_facts(self._server)
+        config = self._client.vllm_config
+        parallel = config.parallel_config
+        ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+        kv_transfer = config.kv_transfer_config
+        return {
+            "tp": parallel.tensor_parallel_size,
+            "pp": parallel.pipeline_parallel_size,
+            "dp": parallel.data_parallel_size,
+            "ep": ranks if parallel.enable_expert_parallel else 1,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "chunked_prefill_tokens": config.scheduler_config.long_prefill_token_threshold,
+            "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
+            "max_model_len": config.model_config.max_model_len,
+            "block_size": config.cache_config.block_size,
+            "kv_bytes": config.cache_config.kv_cache_memory_bytes,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "kv_dtype": config.cache_config.cache_dtype,
+            "model": config.model_config.model,
+            "kv_role": kv_transfer and kv_transfer.kv_role,
+            "kv_connector": kv_transfer and kv_transfer.kv_connector,
+            "labels": ray.get_runtime_context().get_node_labels(),
+            "cores": worker_cores(os.getpid()),
+        }
 
     def _stream(self, request: Any) -> Any:  # noqa: ANN401
         return getattr(self._server.engine, _kind(request))(request, None)
@@ -121,3 +176,22 @@ class VllmAnswers:
 
 def _kind(request: Any) -> str:  # noqa: ANN401
     return "chat" if isinstance(request, ChatCompletionRequest) else "completions"
+
+
+def _name(request: Any) -> str:  # noqa: ANN401
+    """Return the name that vLLM gives a request; of several prompts that of the first."""
+    form = "chatcmpl-{}" if _kind(request) == "chat" else "cmpl-{}-0"
+    return form.format(request.request_id)
+
+
+def worker_cores(replica: int) -> list[list[int]]:
+    """Return the cores that each vLLM worker below the process *replica* is bound to."""
+    below = psutil.Process(replica).children(recursive=True)
+    found = []
+    for process in sorted(below, key=lambda each: each.pid):
+        with suppress(psutil.NoSuchProcess):  # other child processes start and end
+            # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker,
+            # VLLM::Worker_TP0 and so on.
+            if process.name().startswith("VLLM::Worker"):
+                found.append(sorted(process.cpu_affinity()))
+    return found

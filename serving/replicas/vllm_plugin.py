@@ -73,7 +73,7 @@ def count_recomputed_prompts() -> None:
     Correct the scheduler's statistics of a prompt whose KV cache was lost on its way.
 
     vLLM 0.29 counts it as fetched, whatever becomes of the transfer, and reports its failure only
-    in a counter of the engine. `serving.replicas.engine_compat` reads the statistics.
+    in a counter of the engine. `serving.replicas.vllm_answers` reads the statistics.
     """
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415  (loaded inside vLLM only)
 

@@ -51,26 +51,22 @@ class AnswerWriter:
         """Return the answer in one piece."""
         request = self.request
         ids = answer_ids(request.seed, request.max_tokens, request.vocab_size)
-        text = "".join(_text(each) for each in ids)
-        choice: dict[str, Any] = {
-            "index": 0,
-            "logprobs": None,
-            "finish_reason": request.finish_reason,
-            "stop_reason": None,
-        }
-        if request.kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        if request.token_ids:
-            choice["token_ids"] = ids
+        choice = self._choice("message", ids, first=True, last=True)
         usage = self._usage(request.max_tokens)
         chunk = self._chunk() | {"choices": [choice], "usage": usage, "metrics": metrics_ms}
         return chunk | {"object": NAMES[request.kind][1]}
 
     def _event(self, number: int, token: int) -> str:
-        request, text = self.request, _text(token)
-        last = number == request.max_tokens
+        last = number == self.request.max_tokens
+        choice = self._choice("delta", [token], first=number == 1, last=last)
+        chunk = self._chunk() | {"choices": [choice]}
+        if self.request.usage_each:
+            chunk["usage"] = self._usage(number)
+        return _sse(chunk)
+
+    def _choice(self, field: str, ids: list[int], *, first: bool, last: bool) -> dict[str, Any]:
+        """Return the only choice with some tokens; *field* is where a chat has them."""
+        request, text = self.request, "".join(f" {each}" for each in ids)
         choice: dict[str, Any] = {
             "index": 0,
             "logprobs": None,
@@ -78,16 +74,13 @@ class AnswerWriter:
             "stop_reason": None,
         }
         if request.kind == "chat":
-            role = {"role": "assistant"} if number == 1 else {}
-            choice["delta"] = {**role, "content": text}
+            role = {"role": "assistant"} if first else {}
+            choice[field] = {**role, "content": text}
         else:
             choice["text"] = text
         if request.token_ids:
-            choice["token_ids"] = [token]
-        chunk = self._chunk() | {"choices": [choice]}
-        if request.usage_each:
-            chunk["usage"] = self._usage(number)
-        return _sse(chunk)
+            choice["token_ids"] = ids
+        return choice
 
     def _chunk(self) -> dict[str, Any]:
         prefix, kind = NAMES[self.request.kind]
@@ -105,10 +98,6 @@ class AnswerWriter:
             "total_tokens": prompt + completion_tokens,
             "completion_tokens": completion_tokens,
         }
-
-
-def _text(token: int) -> str:
-    return f" {token}"
 
 
 def _sse(chunk: dict[str, Any]) -> str:

@@ -83,11 +83,6 @@ class KvSource:
         clock.call_at(arrives_s, lambda: self._engine.release(sequence))
         return AgreedPull(held_s=self._nic_free_s - now_s, arrives_s=arrives_s - now_s)
 
-    @property
-    def empty(self) -> bool:
-        """No KV cache waits to be fetched."""
-        return not self._kept
-
     def _drop(self, key: str) -> None:
         sequence, lease = self._kept.pop(key)
         lease.cancel()

@@ -1,4 +1,4 @@
-"""An aggregated plan for GPUs, on a CPU by request: one pool does both phases."""
+"""An aggregated plan of two cores: one pool does both phases."""
 
 from __future__ import annotations
 

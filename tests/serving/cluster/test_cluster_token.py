@@ -58,7 +58,7 @@ def test_processes_get_the_path_of_the_token(
 def test_a_token_goes_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token of an address is its cluster's; it is removed with what was deployed."""
     monkeypatch.chdir(tmp_path)
-    cluster = LocalCluster(cluster_id="x", address="127.0.0.1:2", session="", started="", nodes=())
+    cluster = LocalCluster(cluster_id="x", address="127.0.0.1:2", started="", nodes=())
     state = make_state(address="127.0.0.1:1")
     write_token(OWN_TOKEN)
     write_state(state)

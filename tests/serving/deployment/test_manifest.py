@@ -16,18 +16,19 @@ import yaml
 from loadtest.client.endpoint import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, Plan, plan_from, to_json
+from serving.api.auth import HOSTS
 from serving.api.keys import KEYS_FILE
-from serving.cli.manifest import manifest_of
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import DeployTarget
 from serving.deployment.manifest import (
+    FORMATS,
     HEAD_PROBE,
-    Manifest,
-    as_yaml,
     compile_from_args,
-    compose,
-    ray_serve,
-    ray_service,
+    manifest_text,
     stop_s,
 )
+from serving.deployment.target import located
+from serving.protocol.app_spec import APP, ServedApp
 from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import places
 
@@ -49,44 +50,57 @@ def demo_plan(plan: Plan) -> Plan:
     return replace(plan, pools=pools, inputs=inputs)
 
 
-def _manifest(plan: Plan) -> Manifest:
-    """Return what `serving manifest out/demo/plan.json --model /models/demo` writes from."""
+def _text(plan: Plan, kind: str, *, open_access: bool = False) -> str:
+    """Return what `serving manifest out/demo/plan.json --model /models/demo` writes."""
     file = Path("out/demo/plan.json")
-    return manifest_of(plan, file, "compose", image="minicluster:latest", model=THERE)
+    image = "minicluster:latest"
+    return manifest_text(plan, file, kind, image=image, model=THERE, open_access=open_access)
 
 
-@pytest.fixture
-def demo(demo_plan: Plan) -> Manifest:
-    return _manifest(demo_plan)
+def _documents(plan: Plan, kind: str) -> list[Any]:
+    return [*yaml.safe_load_all(_text(plan, kind))]
 
 
-def _services(manifest: Manifest, *, opened: bool = False) -> dict[str, Any]:
-    found = yaml.safe_load(compose(replace(manifest, open_access=opened)))["services"]
-    assert isinstance(found, dict)
-    return found
+def _services(plan: Plan) -> dict[str, Any]:
+    [document] = _documents(plan, "compose")
+    services: dict[str, Any] = document["services"]
+    return services
+
+
+def _served(plan: Plan, model: str = THERE) -> ServedApp:
+    """Return what the plan is compiled to, on its own hosts."""
+    target = DeployTarget(kind="cpu", one_host=False)
+    return compile_app(located(plan.deployment, model), target, plan=plan)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of pydantic
-def test_ray_serve_takes_it(demo: Manifest) -> None:
+def test_ray_serve_takes_it(demo_plan: Plan) -> None:
     """Ray's own schema accepts the configuration, and its numbers are the compiled ones."""
     from ray.serve.schema import ServeDeploySchema  # noqa: PLC0415  (it warns)
 
-    config = ServeDeploySchema.model_validate(yaml.safe_load(as_yaml(ray_serve(demo))))
-    (application,) = config.applications
+    two = places(("node-0", (0,)), ("node-0", (2,)))
+    prefill = replace(demo_plan.pools[0], replicas=2, placement=two)
+    demo_plan = replace(demo_plan, pools=(prefill, demo_plan.pools[1]))
+    [document] = _documents(demo_plan, "ray-serve")
+    (application,) = ServeDeploySchema.model_validate(document).applications
     assert application.import_path == "serving.replicas.app:from_plan"
-    for pool, deployment in zip(demo.served.pools, application.deployments, strict=True):
+    assert (application.name, application.external_scaler_enabled) == (APP, True)
+    for pool, deployment in zip(_served(demo_plan).pools, application.deployments, strict=True):
         compiled = pool.llm_config["deployment_config"]
         assert deployment.name == pool.name
-        assert deployment.num_replicas == compiled["num_replicas"]
-        assert deployment.max_ongoing_requests == compiled["max_ongoing_requests"]
+        for option in deployment.model_fields_set - {"name"}:
+            assert getattr(deployment, option) == compiled[option]
 
 
-def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
+def test_kuberay_objects(demo_plan: Plan) -> None:
     """The RayService holds the same configuration, and a labelled group for each raylet."""
-    config_map, policy, *_, service = yaml.safe_load_all(ray_service(demo))
+    config_map, policy, *_, service = _documents(demo_plan, "kuberay")
     assert plan_from(json.loads(config_map["data"]["plan.json"]), place="x") == demo_plan
     assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
-    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == ray_serve(demo)
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    [alone] = _documents(demo_plan, "ray-serve")
+    args = alone["applications"][0]["args"] | {"plan": "/etc/minicluster/plan.json"}
+    assert application == alone["applications"][0] | {"args": args}
     cluster = service["spec"]["rayClusterConfig"]
     assert (cluster["rayVersion"], cluster["authOptions"]) == ("2.60.0", {"mode": "token"})
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
@@ -111,9 +125,9 @@ def test_kuberay_objects(demo: Manifest, demo_plan: Plan) -> None:
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
-def test_pods_are_confined_and_probed(demo: Manifest) -> None:
+def test_pods_are_confined_and_probed(demo_plan: Plan) -> None:
     """No pod is root or has a capability; one of each role stays; the head drains."""
-    _, _, *budgets, service = yaml.safe_load_all(ray_service(demo))
+    _, _, *budgets, service = _documents(demo_plan, "kuberay")
     cluster = service["spec"]["rayClusterConfig"]
     head = cluster["headGroupSpec"]["template"]
     pods = [head, *(group["template"] for group in cluster["workerGroupSpecs"])]
@@ -123,7 +137,7 @@ def test_pods_are_confined_and_probed(demo: Manifest) -> None:
         expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         assert container["securityContext"] == expected
         assert {"livenessProbe", "readinessProbe"} <= container.keys()
-        assert pod["spec"]["terminationGracePeriodSeconds"] == stop_s(demo)
+        assert pod["spec"]["terminationGracePeriodSeconds"] == stop_s(_served(demo_plan))
     assert len(budgets) == len(pods)
     for budget, pod in zip(budgets, pods, strict=True):
         assert (budget["apiVersion"], budget["kind"]) == ("policy/v1", "PodDisruptionBudget")
@@ -174,26 +188,26 @@ def _mounts(pod: dict[str, Any]) -> dict[str, str]:
 def test_gpus_of_kubernetes_and_compose(plan: Plan) -> None:
     pools = tuple(replace(pool, gpu="h100-sxm") for pool in plan.pools)
     gpu = replace(plan.inputs.gpu, name="h100-sxm", kind="gpu", vendor="nvidia")
-    manifest = _manifest(replace(plan, pools=pools, inputs=replace(plan.inputs, gpu=gpu)))
-    *_, service = yaml.safe_load_all(ray_service(manifest))
+    plan = replace(plan, pools=pools, inputs=replace(plan.inputs, gpu=gpu))
+    *_, service = _documents(plan, "kuberay")
     for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         (container,) = group["template"]["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    reserved = _services(manifest)["decode-laptop"]["deploy"]["resources"]["reservations"]
+    reserved = _services(plan)["decode-laptop"]["deploy"]["resources"]["reservations"]
     devices = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}
     assert reserved["devices"] == [devices]
 
 
-def test_the_shipped_compose_file_is_what_is_written(demo: Manifest, tmp_path: Path) -> None:
+def test_the_shipped_compose_file_is_what_is_written(demo_plan: Plan, tmp_path: Path) -> None:
     """docker-compose.yml is the demo's, open to this machine, unedited; its files are there."""
     shipped = ROOT / "docker-compose.yml"
-    assert shipped.read_text() == compose(replace(demo, open_access=True))
+    assert shipped.read_text() == _text(demo_plan, "compose", open_access=True)
     services = yaml.safe_load(shipped.read_text())["services"]
     mounted = {each.partition(":")[0] for one in services.values() for each in one["volumes"]}
     ours = {path for path in mounted if path.startswith("./monitoring")}
     assert len(ours) == 3
     assert all((ROOT / path).exists() for path in ours)
-    (tmp_path / "locked.yml").write_text(compose(demo))
+    (tmp_path / "locked.yml").write_text(_text(demo_plan, "compose"))
     for file in (shipped, tmp_path / "locked.yml"):
         schema = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
         command = [Path(sys.executable).parent / schema[0], *schema[1:], file]
@@ -201,9 +215,9 @@ def test_the_shipped_compose_file_is_what_is_written(demo: Manifest, tmp_path: P
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_containers_are_confined(demo: Manifest) -> None:
+def test_containers_are_confined(demo_plan: Plan) -> None:
     """No service is root or has a capability, and Grafana has a password of this machine's own."""
-    document = yaml.safe_load(compose(demo))
+    [document] = _documents(demo_plan, "compose")
     for name, service in document["services"].items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -217,7 +231,7 @@ def test_containers_are_confined(demo: Manifest) -> None:
     assert {*services["head"]["depends_on"]} == {"prefill-node-0", "decode-node-0"}
     drains_s = [
         pool.llm_config["deployment_config"]["graceful_shutdown_timeout_s"]
-        for pool in demo.served.pools
+        for pool in _served(demo_plan).pools
     ]
     assert float(services["head"]["stop_grace_period"][:-1]) > min(300, max(drains_s))
     assert "prometheus:/prometheus" in services["prometheus"]["volumes"]
@@ -238,8 +252,8 @@ def test_the_head_finds_the_model_where_it_is_mounted(
     file, place = tmp_path / "plan.json", tmp_path / "container"
     file.write_text(to_json(demo_plan))
     place.mkdir()
-    manifest = manifest_of(demo_plan, file, "compose", image="x", model=str(small_model))
-    head = _services(manifest)["head"]
+    text = manifest_text(demo_plan, file, "compose", image="x", model=str(small_model))
+    head = yaml.safe_load(text)["services"]["head"]
     mounted = [volume.split(":")[-2] for volume in head["volumes"]]
     assert mounted == ["/etc/minicluster/plan.json", str(small_model)]
     told = shlex.split(head["command"][-1].partition("serving up ")[2])
@@ -256,17 +270,17 @@ def test_the_cluster_takes_what_up_would(
     """What `serve deploy` and KubeRay import is the plan, its model where it is on the hosts."""
     file = tmp_path / "plan.json"
     file.write_text(to_json(demo_plan))
-    manifest = manifest_of(demo_plan, file, "ray-serve", image="x", model=str(small_model))
-    (application,) = ray_serve(manifest)["applications"]
+    model = str(small_model)
+    text = manifest_text(demo_plan, file, "ray-serve", image="x", model=model)
+    (application,) = yaml.safe_load(text)["applications"]
     served = compile_from_args(application["args"], application["runtime_env"]["env_vars"])
-    assert served == manifest.served
+    assert served == _served(demo_plan, model)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"model": SOURCE}, "model.source: "),
-        ({"target": "gpu"}, "target: gpu; the plan is for cpu, a cpu"),
         ({"plan": "no.json"}, "deployable: .* pp = 2"),
         ({"access": "keys"}, f"{KEYS_FILE}, a file of API keys"),
     ],
@@ -283,37 +297,34 @@ def test_the_cluster_refuses_what_up_would(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     (tmp_path / "no.json").write_text(to_json(replace(demo_plan, deployable=BROKEN)))
-    good = {"plan": "plan.json", "target": "cpu", "model": str(small_model), "access": "open"}
+    good = {"plan": "plan.json", "model": str(small_model), "access": "open"}
     with pytest.raises((InputError, NegativeAnswer), match=says):
         compile_from_args(good | change, {})
 
 
-def test_the_endpoint_needs_a_key_unless_open(
-    tmp_path: Path, demo: Manifest, demo_plan: Plan
-) -> None:
+def test_the_endpoint_needs_a_key_unless_open(tmp_path: Path, demo_plan: Plan) -> None:
     """Every format has a file of keys where the endpoint is, there alone; or says it is open."""
-    secrets = yaml.safe_load(compose(demo))["secrets"]
-    assert secrets["minicluster-keys"] == {"file": "${KEYS:-./keys.txt}"}
-    services = _services(demo)
+    [document] = _documents(demo_plan, "compose")
+    assert document["secrets"]["minicluster-keys"] == {"file": "${KEYS:-./keys.txt}"}
+    services = document["services"]
     assert services["head"]["environment"][KEYS_FILE] == "/run/secrets/minicluster-keys"
     holders = [
         name for name, each in services.items() if "minicluster-keys" in each.get("secrets", ())
     ]
     assert holders == ["head"]
     assert services["load"]["environment"] == {VARIABLES[0]: "${MINICLUSTER_API_KEY:-}"}
-    *_, service = yaml.safe_load_all(ray_service(demo))
+    *_, service = _documents(demo_plan, "kuberay")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     path = Path(application["runtime_env"]["env_vars"][KEYS_FILE])
     head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
     assert _mounts(head)["keys"] == str(path.parent)
 
-    opened = replace(demo, open_access=True)
-    assert "environment" not in _services(opened, opened=True)["load"]
-    (application,) = ray_serve(opened)["applications"]
-    assert application["args"]["access"] == "open"
-    for text in (compose(opened), ray_service(opened)):
+    opened = {kind: _text(demo_plan, kind, open_access=True) for kind in FORMATS}
+    assert "environment" not in yaml.safe_load(opened["compose"])["services"]["load"]
+    for text in opened.values():
         assert "keys.txt" not in text
         assert KEYS_FILE not in text
     (tmp_path / "plan.json").write_text(to_json(demo_plan))
     said = serving_here(tmp_path, "manifest", "plan.json", "--format", "ray-serve", "--open").stdout
-    assert "access: open" in said
+    assert "access: open\n" in said
+    assert f"{HOSTS}: {APP}-serve-svc" in said

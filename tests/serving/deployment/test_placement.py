@@ -74,18 +74,3 @@ def test_it_is_deployed_where_it_was_placed(placed: Plan) -> None:
         assert sum(each.replicas for each in served.of(pool.role)) == pool.replicas
     labels = tuple(node.labels for node in served.nodes)
     assert not [*missing_nodes(placed.deployment, labels)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--cluster", "dgx-h100"), "the plan was made for its own cluster"),
-        (("--tp", "8", "--cluster", "dgx-h100"), "a plan, or --tp"),
-    ],
-)
-def test_what_is_not_written(planned: Path, arguments: tuple[str, ...], says: str) -> None:
-    """A placement goes into the plan of its own cluster only."""
-    out = planned.with_name("no.json")
-    done = CliRunner().invoke(app, ["place", str(planned), *arguments, "-o", str(out)])
-    assert (done.exit_code != 0, out.exists()) == (True, False)
-    assert says in str(done.exception)

@@ -18,7 +18,7 @@ SLOW = DeployTarget(kind="simulated", slowdown=8.0)
 
 
 def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
-    """Every time is longer, every rate lower, and no count, share or size is another."""
+    """Every time is longer, every rate lower, no count, share or size another; without, none is."""
     slow = slowed(plan, 8.0)
     assert slow.slo.ttft_s == 8 * plan.slo.ttft_s
     assert slow.workload.requests_per_s == plan.workload.requests_per_s / 8
@@ -31,9 +31,6 @@ def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
     assert slow.step_model.decode == plan.step_model.decode.scaled(8)
     assert slow.step_model.path == plan.step_model.path.scaled(8)
     assert slow.pools == plan.pools
-
-
-def test_without_a_slowdown_a_plan_stays_as_it_is(plan: Plan) -> None:
     assert to_json(slowed(plan, 1.0)) == to_json(plan)
 
 
@@ -70,12 +67,8 @@ def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:
     assert served.endpoint.slo == slowed(plan, 8.0).slo
     assert served.endpoint.prefill_deadline_s == 16 * plan.slo.ttft_s
     assert len(served.nodes) == 1, "one raylet holds them all"
-
-
-def test_real_engines_are_neither_told_nor_slowed(plan: Plan) -> None:
-    served = compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan)
-    assert [pool.simulated for pool in served.pools] == [None, None]
-    assert served.endpoint.simulated is None
+    real = compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan)
+    assert (real.endpoint.simulated, real.endpoint.slo) == (None, plan.slo)
 
 
 def test_a_simulated_deployment_is_as_planned_where_its_settings_are(plan: Plan) -> None:
@@ -86,11 +79,10 @@ def test_a_simulated_deployment_is_as_planned_where_its_settings_are(plan: Plan)
         assert pool.simulated is not None
         facts = [pool.simulated.facts | {"labels": each} for each in pool.simulated.places]
         pools[pool.role] = DeployedPool(replicas=pool.replicas, status="HEALTHY", facts=facts)
-    assert differences(plan.deployment, Deployed(pools=pools, answers=True), "simulated") == ()
-    wide = replace(pools["decode"], facts=[pools["decode"].facts[0] | {"tp": 9}])
-    [found] = differences(
-        plan.deployment, Deployed(pools=pools | {"decode": wide}, answers=True), "simulated"
-    )
+    deployed = Deployed(pools=pools, answers=True)
+    assert differences(plan.deployment, deployed, "simulated") == ()
+    pools["decode"].facts[0]["tp"] = 9
+    [found] = differences(plan.deployment, deployed, "simulated")
     assert "tp: deployed 9" in found
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-PREFILL, DECODE = "Prefill:demo", "Decode:demo"
+POOLS = {"prefill": "Prefill:demo", "decode": "Decode:demo"}
+PREFILL, DECODE = POOLS.values()
 
 
 class Driver:
@@ -37,35 +38,23 @@ class Driver:
 
     def held(self) -> int:
         """Return of how many replicas some request still holds KV cache."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
-
-        handles = [_handle(name) for name in (PREFILL, DECODE)]
-        return [free for each in handles for free in broadcast(each, "kv_is_free")].count(False)
+        return [free for name in POOLS.values() for free in _all(name, "kv_is_free")].count(False)
 
     def pairs(self, prefills: int) -> int:
         """Run a prompt over every pair of replicas; return how many pairs answered."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
-
         prompts = [[2500 + at] * 20 for at in range(prefills)]
-        given = [prompts, [_handle(PREFILL)]]
-        answers = broadcast(_handle(DECODE), "probe", given)
+        answers = _all(DECODE, "probe", prompts, [_handle(PREFILL)])
         return len(
             {(phases.prefill_replica, phases.decode_replica) for each in answers for phases in each}
         )
 
     def inside(self) -> dict[str, list[dict[str, Any]]]:
         """Return what each simulated engine has inside, by role."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
-
-        pools = {"prefill": PREFILL, "decode": DECODE}
-        return {role: broadcast(_handle(name), "inside") for role, name in pools.items()}
+        return {role: _all(name, "inside") for role, name in POOLS.items()}
 
     def fault(self, role: str, kind: str, value: float, replicas: list[str]) -> None:
         """Let something go wrong in some simulated replicas, by their names."""
-        from serving.cluster.serve_compat import broadcast  # noqa: PLC0415
-
-        handle = _handle({"prefill": PREFILL, "decode": DECODE}[role])
-        broadcast(handle, "fault", [kind, value], {"replicas": replicas})
+        _all(POOLS[role], "fault", kind, value, replicas=replicas)
 
     def answer(
         self, kind: str, body: dict[str, Any], deadline_s: float, routing: dict[str, Any]
@@ -106,6 +95,14 @@ def _handle(name: str) -> Any:  # noqa: ANN401
     handle = serve.get_deployment_handle(name, APP)
     handle.facts.remote().result(timeout_s=60)
     return handle
+
+
+def _all(name: str, method: str, *given: Any, **named: Any) -> list[Any]:  # noqa: ANN401
+    """Return what every replica of a pool answers."""
+    from ray.llm._internal.serve.utils.broadcast import broadcast  # noqa: PLC0415
+
+    answers: list[Any] = broadcast(_handle(name), method, given, named)
+    return answers
 
 
 def operate() -> None:

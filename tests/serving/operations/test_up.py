@@ -49,6 +49,11 @@ def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stat
     return deployed(plan, nixl_port=20_100, planned=False, ready=True)
 
 
+def _site(address: str | None = None) -> Site:
+    [port] = free_ports(1)
+    return Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=port, address=address)
+
+
 def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Deploy *plan*; return the state that it starts from, and what is to be served."""
     seen: list[Any] = []
@@ -58,9 +63,8 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
         raise KeyboardInterrupt
 
     monkeypatch.setattr(operations, "deploy", deploy)
-    site = Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0])
     with pytest.raises(KeyboardInterrupt):
-        operations.bring_up(plan.deployment, site, report=lambda _: None, plan=plan)
+        operations.bring_up(plan.deployment, _site(), report=lambda _: None, plan=plan)
     return seen
 
 
@@ -203,12 +207,9 @@ def test_only_what_it_started_is_taken_down(
     """On a cluster of others, from a directory that knows of no deployment, and a failed start."""
     monkeypatch.chdir(tmp_path)
     cluster = Serve(monkeypatch, there)
-    site = Site(
-        target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0], address="a:1"
-    )
     given = {"report": lambda _: None, "plan": plan, "replacing": replacing}
     with pytest.raises((InputError, TargetFailed)) as failed:
-        operations.bring_up(plan.deployment, site, **given)
+        operations.bring_up(plan.deployment, _site("a:1"), **given)
     assert cluster.calls == calls
     assert ("serving down --address a:1" in str(failed.value)) == (not calls)
     assert read_state() is None
@@ -224,11 +225,9 @@ def test_a_deployment_that_comes_first_is_left_alone(
     def first(_deployment: object) -> None:
         cluster.applications[APP] = None
 
-    site = Site(
-        target=DeployTarget(kind="cpu"), host="127.0.0.1", port=free_ports(1)[0], address="a:1"
-    )
+    given = {"report": print, "plan": plan, "before_start": first}
     with pytest.raises(InputError, match="--replace"):
-        operations.bring_up(plan.deployment, site, report=print, plan=plan, before_start=first)
+        operations.bring_up(plan.deployment, _site("a:1"), **given)
     assert cluster.calls == []
     assert APP in cluster.applications
 

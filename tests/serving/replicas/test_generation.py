@@ -41,6 +41,10 @@ DEAD = "the engine is dead"
 class Engine:
     """Yields what it is given; exceptions it raises, and at a `None` it takes 11 s."""
 
+    _engine_client = SimpleNamespace(
+        vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=16))
+    )
+
     def __init__(self, *items: object) -> None:
         self._items = items
         self.asked: Any = None
@@ -70,7 +74,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
         from serving.replicas import generation, vllm_answers  # noqa: PLC0415
     here = SimpleNamespace(replica_id=SimpleNamespace(unique_id="d0"))
     monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
-    monkeypatch.setattr(vllm_answers, "first_token_seen", lambda *_: False)
+    monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: False)
 
     def asking(
         body: dict[str, Any], *items: object, prefill: RemotePrefill | LocalPrefill = REMOTE
@@ -186,7 +190,7 @@ def test_an_engine_that_dies_in_a_whole_answer_is_a_refusal(
     """Although its first token was there: the client has received nothing."""
     from serving.replicas import vllm_answers  # noqa: PLC0415
 
-    monkeypatch.setattr(vllm_answers, "first_token_seen", lambda *_: True)
+    monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: True)
     [refusal], engine = ask({"prompt": "x", "stream": False}, None, DEAD)
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (503, "engine-died")

@@ -17,7 +17,6 @@ from ray.serve._private.router import AsyncioRouter, SingletonThreadRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.openai_api_models import CompletionRequest
-from serving.cluster import serve_compat
 from serving.replicas.engine_request import REMOTE_DECODE
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -47,9 +46,6 @@ for made, names in {
     for name in names:
         assert f"self.{name}" in inspect.getsource(made), (made, name)
 assert CallbackCtx().run_init_node
-assert list(inspect.signature(serve_compat.broadcast).parameters)[:3] == [
-    "handle", "method_name", "args"
-]
 asked = CompletionRequest(prompt="x", max_tokens=5)
 prefill = DefaultPDProtocolMixin().prepare_prefill_request(request=asked, peer=None)
 assert prefill.kv_transfer_params == REMOTE_DECODE

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from ray.exceptions import RayActorError
 
     from serving.cluster import serve_compat
-    from serving.cluster.serve_compat import NoReplica, while_live
+    from serving.cluster.serve_compat import NoReplica
     from serving.replicas import remote_prefill, serve_backend
     from serving.replicas.remote_prefill import PrefillHandles
     from serving.replicas.serve_backend import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from minicluster.plan import Plan
+    from serving.protocol.endpoint_config import EndpointConfig
 
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each token asked for 1 s beyond."""
@@ -150,9 +151,9 @@ def _time(response: Response, **body: object) -> Any:  # noqa: ANN401
     return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
 
 
-@pytest.mark.usefixtures("live")
-def test_an_answer_that_is_not_read_is_cancelled() -> None:
-    """One that ends is not: everything comes through; an answer in one piece may take longer."""
+def test_an_answer_that_is_not_read_is_cancelled(live: list[int | None]) -> None:
+    """One that ends is not; one in one piece may take longer, of replicas not yet known."""
+    live[:] = [None]
     whole, part, slow = Response(1, 2, 3), Response(1, 2, 3), Response(1, pause_s=5.0)
     assert (_ask(whole), whole.cancelled) == ([1, 2, 3], False)
     assert (_ask(slow, **WHOLE), slow.cancelled) == ([1], False)
@@ -218,17 +219,7 @@ def test_a_stream_whose_engine_stands_still_midway_ends() -> None:
     assert (taken, refused.value.refusal.code) == ([1, 2], "token-timeout")
     assert response.cancelled
     assert _ask(Response(*range(99), pause_s=3.9), max_tokens=1) == [*range(99)]
-
-
-@pytest.mark.parametrize(("deadline_s", "limit_s"), [(1.0, 30.0), (40.0, 82.0)])
-def test_an_event_may_take_as_long_as_a_first_one(deadline_s: float, limit_s: float) -> None:
-    """A sequence that was preempted waits and is computed anew; and at least half a minute."""
-    config = replace(CONFIG, prefill_deadline_s=deadline_s, kv_wait_deadline_s=deadline_s)
-    assert event_limit_s(config) == limit_s
-
-
-@pytest.mark.usefixtures("live")
-def test_a_client_that_reads_slowly_is_not_late() -> None:
+    # A client that reads slowly is not late.
     assert _ask(Response(1, 2, 3, pause_s=1.0), reads_in_s=HOUR_S, max_tokens=5) == [1, 2, 3]
 
 
@@ -260,6 +251,16 @@ def test_what_never_goes_through_prefill_is_not_timed_there(
     assert param in refusal.message
 
 
+def _answered(decode: Any, prefill: Any, body: dict[str, Any], config: EndpointConfig) -> list[Any]:  # noqa: ANN401
+    """Return what a completion brings from one decode and one prefill pool."""
+
+    async def ask() -> list[Any]:
+        servers = ServeBackend({"d0": decode}, {"d0": prefill}, config)
+        return [item async for item in servers.answer("d0", "completions", body)]
+
+    return run(ask())
+
+
 @pytest.mark.usefixtures("live")
 @pytest.mark.parametrize(
     ("body", "place"),
@@ -278,12 +279,7 @@ def test_a_prompt_goes_where_it_belongs(body: dict[str, Any], place: str | None)
     text = body["prompt"]
     counted = {"eight": 8, "nine": 9, "refused": None}.get(text, 9) if text != [1] * 8 else 8
     decode, prefill = _handle(Response("first"), counted), _handle()
-
-    async def ask() -> list[Any]:
-        servers = ServeBackend({"d0": decode}, {"d0": prefill}, config)
-        return [item async for item in servers.answer("d0", "completions", body)]
-
-    assert run(ask()) == ["first"]
+    assert _answered(decode, prefill, body, config) == ["first"]
     *_, said = decode.given[-1]
     if place is None:
         assert (prefill.given, said.prefilled) == ([("completions", body)], PREFILLED)
@@ -295,26 +291,16 @@ def test_a_prompt_goes_where_it_belongs(body: dict[str, Any], place: str | None)
 def test_what_prefill_refuses_is_not_decoded() -> None:
     refusal = Refusal(status=400, message="No such prompt.")
     decode, prefill = _handle(Response("first")), _handle(Response(refusal))
-
-    async def ask() -> list[Any]:
-        servers = ServeBackend({"d0": decode}, {"d0": prefill}, CONFIG)
-        return [item async for item in servers.answer("d0", "completions", {"prompt": "x"})]
-
-    assert (run(ask()), decode.given) == ([refusal], [])
+    assert _answered(decode, prefill, {"prompt": "x"}, CONFIG) == [refusal]
+    assert decode.given == []
 
 
-HANDLE = _handle(Response())
-
-
-async def answer_after(pause_s: float) -> str:
-    await asyncio.sleep(pause_s)
-    return "tokens"
-
-
-def test_an_answer_comes_through_however_long_it_takes(live: list[int | None]) -> None:
-    """Replicas that live, or are not known yet, are waited for."""
-    live[:] = [None, None, 1]
-    assert run(while_live(HANDLE, answer_after(600.0))) == "tokens"
+@pytest.mark.usefixtures("live")
+def test_the_time_of_prefill_is_no_longer_there_for_the_first_token() -> None:
+    decode = _handle(Response("first", pause_s=3.8))
+    prefill = _handle(Response(PREFILLED, pause_s=0.5))
+    with pytest.raises(RequestRefused):
+        _answered(decode, prefill, {"prompt": "x", "stream": True}, CONFIG)
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -341,6 +327,9 @@ def test_limits_are_the_plans(plan: Plan) -> None:
     tight = plan.under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
     config = endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=tight)
     assert (config.prefill_deadline_s, first_token_limit_s(config)) == (1.0, 4.0)
+    # An event may take as long as a first one, for a sequence that is preempted; at least 30 s.
+    long = replace(config, prefill_deadline_s=40.0, kv_wait_deadline_s=40.0)
+    assert [event_limit_s(each) for each in (config, long)] == [30.0, 82.0]
     without = endpoint_config(plan.deployment, domains={"laptop": "d0"})
     one = {"max_tokens": 10}
     for kind, body, tokens in (

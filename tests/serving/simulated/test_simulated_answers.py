@@ -104,21 +104,17 @@ def test_another_salt_shares_no_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "tokens", "reason"),
+    ("kind", "body", "tokens", "reason"),
     [
-        ({"max_tokens": 5}, 5, "length"),
-        ({}, 16, "length"),  # vLLM's default for a completion
-        ({"max_tokens": 597}, 597, "length"),  # all the context has room for
+        ("completions", {"prompt": [1, 2, 3], "max_tokens": 5}, 5, "length"),
+        ("completions", {"prompt": [1, 2, 3]}, 16, "length"),  # vLLM's default for a completion
+        ("completions", {"prompt": [1, 2, 3], "max_tokens": 597}, 597, "length"),  # all there is
+        ("chat", {"messages": [{"role": "user", "content": "hi"}]}, 7, "stop"),  # the planned one
     ],
 )
-def test_the_length_of_an_answer(body: dict[str, Any], tokens: int, reason: str) -> None:
-    request = read(prompt=[1, 2, 3], **body)
+def test_the_length_of_an_answer(kind: str, body: Any, tokens: int, reason: str) -> None:  # noqa: ANN401
+    request = read(kind, **body)
     assert (request.max_tokens, request.finish_reason) == (tokens, reason)
-
-
-def test_a_chat_that_names_no_length_gets_the_planned_one() -> None:
-    request = read("chat", messages=[{"role": "user", "content": "hi"}])
-    assert (request.max_tokens, request.finish_reason) == (7, "stop")
 
 
 @pytest.mark.parametrize(
@@ -156,12 +152,9 @@ def test_a_stream_has_an_event_for_each_token() -> None:
     assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     assert done == "[DONE]"
 
-
-def test_a_stream_without_usage_has_none() -> None:
-    *events, done = ask("completions", STREAM)
-    assert len(events) == 3
-    assert not any("usage" in event for event in events)
-    assert done == "[DONE]"
+    *without, done = ask("completions", STREAM)
+    assert (len(without), done) == (3, "[DONE]")
+    assert not any("usage" in event for event in without)
 
 
 def test_a_whole_answer_says_what_the_stream_says() -> None:
@@ -170,7 +163,8 @@ def test_a_whole_answer_says_what_the_stream_says() -> None:
     *events, _ = ask("chat", {**body, "stream": True})
     [whole] = ask("chat", body)
     text = "".join(event["choices"][0]["delta"]["content"] for event in events)
-    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    roles = [event["choices"][0]["delta"].get("role") for event in events]
+    assert roles == ["assistant", None, None]
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
     assert (events[0]["object"], whole["object"]) == ("chat.completion.chunk", "chat.completion")
     assert whole["usage"]["completion_tokens"] == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +62,40 @@ async def follow(sequence: Sequence, clock: EngineClock) -> tuple[float, float, 
     return first_s, clock.now_s(), seen
 
 
+class Pair:
+    """A prefill and a decode engine, which pulls KV caches from it after a pause."""
+
+    def __init__(
+        self,
+        slowdown: float = 1.0,
+        limits: EngineLimits = LIMITS,
+        lanes: int = 1,
+        pause_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.clock = EngineClock(slowdown)
+        self.prefill = SimulatedEngine(limits, STEP, self.clock, prefill_only=True, lanes=lanes)
+        self.decode = SimulatedEngine(limits, STEP, self.clock, lanes=lanes)
+        self.source = KvSource(self.prefill, PATH)
+        self._sink = KvSink(self.decode, self._fetch)
+        self._pause_s = pause_s
+
+    async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
+        await asyncio.sleep(self._pause_s())
+        return self.source.fetch(place["key"], start_in_s)
+
+    async def prefilled(self, tokens: int, lease_s: float = 60.0) -> str:
+        """Return the key of a prompt that prefill has computed."""
+        prompt = self.prefill.add(tokens, (), 1)
+        await prompt.more_than(0)
+        return self.source.keep(prompt, lease_s)
+
+    def pull(self, key: str, tokens: int, answer: int) -> Sequence:
+        return self._sink.add(tokens, (), answer, {"key": key})
+
+    def is_empty(self) -> bool:
+        return self.prefill.num_requests == self.decode.num_requests == 0
+
+
 async def mixed(arrivals: Arrivals, limits: EngineLimits, slowdown: float) -> np.ndarray:
     clock = EngineClock(slowdown)
     engine = SimulatedEngine(limits, STEP, clock)
@@ -79,28 +113,17 @@ async def mixed(arrivals: Arrivals, limits: EngineLimits, slowdown: float) -> np
 
 
 async def split(arrivals: Arrivals, slowdown: float) -> np.ndarray:
-    clock = EngineClock(slowdown)
-    prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
-    decode = SimulatedEngine(LIMITS, STEP, clock)
-    source = KvSource(prefill, PATH)
-
-    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        return source.fetch(place["key"], start_in_s)
-
-    sink = KvSink(decode, fetch)
+    pair = Pair(slowdown)
 
     async def send(at: int) -> tuple[float, float]:
-        await clock.sleep(float(arrivals.due_s[at]))
+        await pair.clock.sleep(float(arrivals.due_s[at]))
         tokens = int(arrivals.input_tokens[at])
-        prompt = prefill.add(tokens, (), 1)
-        await prompt.more_than(0)
-        place = {"key": source.keep(prompt, lease_s=60)}
-        sequence = sink.add(tokens, (), int(arrivals.output_tokens[at]), place)
-        return (await follow(sequence, clock))[:2]
+        key = await pair.prefilled(tokens)
+        sequence = pair.pull(key, tokens, int(arrivals.output_tokens[at]))
+        return (await follow(sequence, pair.clock))[:2]
 
     times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert prefill.num_requests == decode.num_requests == 0
-    assert source.empty
+    assert pair.is_empty()
     return np.array(times)
 
 
@@ -196,23 +219,15 @@ def test_a_dead_engine_fails_what_it_has_and_takes_no_more() -> None:
 
 def test_a_prompt_whose_kv_cache_is_lost_is_computed_by_decode() -> None:
     async def ttft_s(*, lost: bool) -> float:
-        clock = EngineClock(1.0)
-        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
-        source = KvSource(prefill, PATH)
-        source.fail_next = int(lost)
-
-        async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-            return source.fetch(place["key"], start_in_s)
-
-        decode = SimulatedEngine(LIMITS, STEP, clock)
-        prompt = prefill.add(500, (), 1)
-        await prompt.more_than(0)
-        begun_s = clock.now_s()
-        sequence = KvSink(decode, fetch).add(500, (), 3, {"key": source.keep(prompt, lease_s=9)})
+        pair = Pair()
+        pair.source.fail_next = int(lost)
+        key = await pair.prefilled(500)
+        begun_s = pair.clock.now_s()
+        sequence = pair.pull(key, 500, 3)
         await sequence.more_than(0)
-        found = clock.now_s() - begun_s
+        found = pair.clock.now_s() - begun_s
         assert await sequence.more_than(2) == 3
-        assert prefill.num_requests == decode.num_requests == 0
+        assert pair.is_empty()
         return found
 
     transfer_s = PATH.transfer_base_s + 500 * PATH.transfer_per_token_s
@@ -222,16 +237,12 @@ def test_a_prompt_whose_kv_cache_is_lost_is_computed_by_decode() -> None:
 
 def test_a_kv_cache_that_is_not_fetched_is_dropped() -> None:
     async def run() -> None:
-        clock = EngineClock(1.0)
-        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
-        prompt = prefill.add(500, (), 1)
-        await prompt.more_than(0)
-        source = KvSource(prefill, PATH)
-        source.keep(prompt, lease_s=3.0)
-        await clock.sleep(2.9)
-        assert prefill.num_requests == 1
-        await clock.sleep(0.2)
-        assert prefill.num_requests == 0
+        pair = Pair()
+        await pair.prefilled(500, lease_s=3.0)
+        await pair.clock.sleep(2.9)
+        assert pair.prefill.num_requests == 1
+        await pair.clock.sleep(0.2)
+        assert pair.prefill.num_requests == 0
 
     run_virtual(run())
 
@@ -240,27 +251,18 @@ def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
     """The blocks still arrive; then they are free at both ends. None is fetched twice."""
 
     async def run() -> None:
-        clock = EngineClock(1.0)
-        prefill = SimulatedEngine(LIMITS, STEP, clock, prefill_only=True)
-        decode = SimulatedEngine(LIMITS, STEP, clock)
-        source = KvSource(prefill, PATH)
-
-        async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-            return source.fetch(place["key"], start_in_s)
-
-        prompt = prefill.add(500, (), 1)
-        await prompt.more_than(0)
-        key = source.keep(prompt, lease_s=9)
-        pulled = KvSink(decode, fetch).add(500, (), 30, {"key": key})
-        await clock.sleep(1e-3)
-        decode.abort(pulled)
+        pair = Pair()
+        key = await pair.prefilled(500)
+        pulled = pair.pull(key, 500, 30)
+        await pair.clock.sleep(1e-3)
+        pair.decode.abort(pulled)
         assert not pulled.done
         with pytest.raises(KvLost):
-            source.fetch(key, 0.0)
-        await clock.sleep(1.0)
+            pair.source.fetch(key, 0.0)
+        await pair.clock.sleep(1.0)
         assert pulled.done
         assert pulled.num_tokens <= 1
-        assert prefill.num_requests == decode.num_requests == 0
+        assert pair.is_empty()
 
     run_virtual(run())
 
@@ -268,17 +270,8 @@ def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
 async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
     """Return what two engines have inside after requests left, froze and lost KV caches."""
     rng = random.Random(seed)  # noqa: S311
-    clock = EngineClock(1.0)
     limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
-    prefill = SimulatedEngine(limits, STEP, clock, prefill_only=True, lanes=2)
-    decode = SimulatedEngine(limits, STEP, clock, lanes=2)
-    source = KvSource(prefill, PATH)
-
-    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        await asyncio.sleep(rng.choice([0.0, 0.05]))
-        return source.fetch(place["key"], start_in_s)
-
-    sink = KvSink(decode, fetch)
+    pair = Pair(limits=limits, lanes=2, pause_s=lambda: rng.choice([0.0, 0.05]))
 
     async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
         """Wait for tokens as one that may leave; say whether it has stayed."""
@@ -293,21 +286,18 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
         return True
 
     async def send() -> None:
-        await clock.sleep(rng.uniform(0, 2))
-        source.fail_next += rng.random() < 0.2
+        await pair.clock.sleep(rng.uniform(0, 2))
+        pair.source.fail_next += rng.random() < 0.2
         tokens, answer = rng.randint(1, 900), rng.randint(1, 60)
-        prompt = prefill.add(tokens, tuple(range(tokens // 16)), 1)
-        if await wait(prefill, prompt, 1):
-            place = {"key": source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))}
-            sequence = sink.add(tokens, (), answer, place)
-            await wait(decode, sequence, answer)
+        prompt = pair.prefill.add(tokens, tuple(range(tokens // 16)), 1)
+        if await wait(pair.prefill, prompt, 1):
+            key = pair.source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))
+            await wait(pair.decode, pair.pull(key, tokens, answer), answer)
 
-    sent = [send() for _ in range(40)]
-
-    asyncio.get_running_loop().call_later(rng.uniform(0, 2), prefill.freeze, 0.3)
-    await asyncio.gather(*sent)
-    await clock.sleep(60.0)
-    return prefill.load(), decode.load()
+    asyncio.get_running_loop().call_later(rng.uniform(0, 2), pair.prefill.freeze, 0.3)
+    await asyncio.gather(*(send() for _ in range(40)))
+    await pair.clock.sleep(60.0)
+    return pair.prefill.load(), pair.decode.load()
 
 
 @given(seed=st.integers(0, 10_000), kv_blocks=st.sampled_from([60, 120, 900]))
