@@ -1,4 +1,4 @@
-"""Tensor-parallel degrees that vLLM accepts of a model, alone and in a prefill-decode pair."""
+"""How vLLM may slice a model: tensor-parallel degrees, pairs of them, and groups of experts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
+    from minicluster.specs.slicing import Slicing
 
 
 def tp_rule(model: ModelSpec, tp: int) -> str | None:
@@ -23,6 +24,29 @@ def tp_rule(model: ModelSpec, tp: int) -> str | None:
     for width in (model.ffn_size, model.moe.expert_ffn_size if model.moe else 0):
         if width % tp:
             return f"a divisor of the feed-forward width {width}"
+    return None
+
+
+def expert_rule(model: ModelSpec, slicing: Slicing) -> str | None:
+    """
+    Return what the copies of attention and groups of experts have to be, if they are not.
+
+    Source:
+        vLLM 0.29.0, fused_moe/config.py: with expert parallelism whole experts are divided among
+        all tp x dp ranks of a stage, without it each is sliced over all of them; data-parallel
+        ranks of a model without experts share nothing, so they are replicas.
+    """
+    ranks = slicing.tp * slicing.dp
+    if model.moe is None:
+        if slicing.dp > 1 or slicing.ep > 1:
+            return "dp 1 and ep 1: the model has no experts (more replicas instead of dp)"
+        return None
+    if slicing.ep not in {1, ranks}:
+        return f"ep 1, or {ranks}: vLLM divides experts among all tp x dp = {ranks} ranks"
+    if model.moe.num_experts % slicing.ep:
+        return f"an ep that divides the model's {model.moe.num_experts} experts"
+    if slicing.ep == 1 and model.moe.expert_ffn_size % ranks:
+        return f"tp x dp that divides an expert's width {model.moe.expert_ffn_size}, or ep {ranks}"
     return None
 
 

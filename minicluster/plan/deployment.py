@@ -103,9 +103,14 @@ class Pool(Spec):
         return Slicing(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp)
 
     @property
+    def engines(self) -> int:
+        """Engines of the pool: every copy of attention of every replica is a vLLM engine."""
+        return self.replicas * self.dp
+
+    @property
     def lanes(self) -> int:
         """Queues of the pool: every copy of attention and every stage has a batch of its own."""
-        return self.replicas * self.dp * self.pp
+        return self.engines * self.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ class Plan(Spec):
         if sorted(roles) not in (["decode", "prefill"], ["mixed"]):
             raise InputError("pools", roles, "one prefill and one decode pool, or one mixed pool")
         seen = [(p.node, g) for pool in self.pools for p in pool.placement for g in p.gpus]
-        if len(set(seen)) != len(seen):
+        if len(set(seen)) != len(seen) and self.inputs.gpu.kind != "cpu":
             raise InputError("pools[].placement", seen, "no GPU in two replicas")
         dtype = self.inputs.model.weight_dtype
         for pool in self.pools:

@@ -121,8 +121,8 @@ class SearchChoice(Spec):
         objective: what the plan has least of: `gpus`, `usd` (price per hour) or `watts`.
         confidence_fraction: chance that the SLO holds, of arrivals and of the step-time model's
             own error.
-        layouts: `deployable`: what the engine profile can pair; `any`: also pipelines, expert
-            parallelism and copies of attention, which `serving up` refuses.
+        layouts: `deployable`: what the engine profile can pair, for models with experts also
+            groups of data-parallel ranks; `any`: also pipelines, which `serving up` refuses.
         pools: `split` into prefill and decode, `mixed` (aggregated), or `any`: the better one.
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,15 +39,23 @@ def demo_model(
     dtype: Annotated[
         str, typer.Option(help="Weight type: bf16, fp32, or auto (the native one of this CPU).")
     ] = "auto",
+    experts: Annotated[
+        int, typer.Option(min=0, help="Experts of each layer, two for a token (Mixtral); 0: dense.")
+    ] = 0,
 ) -> None:
-    """Make the demo model: a random-weight Llama with its own tokenizer, without downloads."""
-    from serving.measurement.demo_model import make_demo_model  # noqa: PLC0415  (needs tokenizers)
+    """Make the demo model: random weights with their own tokenizer, without downloads."""
+    from serving.measurement.demo_model import (  # noqa: PLC0415  (needs tokenizers)
+        MOE_SHAPE,
+        DemoShape,
+        make_demo_model,
+    )
 
     if dtype == "auto":
         pace = cpu_dtype.measure()
         dtype = cpu_dtype.native_dtype(pace)
         talk.print(cpu_dtype.choice_text(pace), highlight=False, soft_wrap=True)
-    typer.echo(make_demo_model(directory, dtype=dtype))
+    shape = replace(MOE_SHAPE, num_experts=experts) if experts else DemoShape()
+    typer.echo(make_demo_model(directory, shape, dtype))
 
 
 def up(  # noqa: PLR0913, PLR0917  (a command's options)

@@ -46,7 +46,7 @@ def status(
     rows = [
         {
             "role": pool.role,
-            "planned": pool.replicas,
+            "planned": pool.engines,
             "deployed": deployed.pool(pool.role).replicas,
             "healthy": deployed.pool(pool.role).status == "HEALTHY",
         }
@@ -62,7 +62,7 @@ def status(
     for pool in planned.pools:
         found = deployed.pool(pool.role)
         health = "healthy" if found.status == "HEALTHY" else found.status
-        typer.echo(f"{pool.role:8} {found.replicas} of {pool.replicas} replicas, {health}")
+        typer.echo(f"{pool.role:8} {found.replicas} of {pool.engines} replicas, {health}")
     if state.target == SIMULATED:
         typer.echo(f"engines are simulated, {state.slowdown:g} times slower than the plan")
     for change in state.changes:
@@ -99,7 +99,7 @@ def verify(*, as_json: AsJson = False) -> None:
     if found:
         raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *found]))
     if not as_json:
-        pools = ", ".join(f"{pool.role} {pool.replicas}xTP{pool.tp}" for pool in planned.pools)
+        pools = ", ".join(f"{pool.role} {pool.replicas}x{pool.slicing}" for pool in planned.pools)
         typer.echo(f"deployed as planned: {pools}")
         for change in state.changes:
             typer.echo(f"but, by request: {change}")

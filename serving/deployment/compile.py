@@ -13,7 +13,7 @@ from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
 from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
-from serving.protocol.endpoint_config import deadlines, endpoint_config, replicas_by_domain
+from serving.protocol.endpoint_config import deadlines, endpoint_config, engines_by_domain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,13 +125,13 @@ def limits(
         return {
             **common,
             "max_ongoing_requests": UNPLANNED_REQUESTS,
-            "max_queued_requests": pool.replicas * UNPLANNED_REQUESTS,
+            "max_queued_requests": pool.engines * UNPLANNED_REQUESTS,
             "graceful_shutdown_timeout_s": UNPLANNED_DRAIN_S,
         }
     prefill_s, handoff_s = deadlines(plan, deadlines_s)
     rate = max(plan.prediction.capacity_requests_per_s, plan.workload.requests_per_s)
-    waiting = math.ceil(rate / pool.replicas * prefill_s)
-    slots = pool.max_num_seqs * pool.dp * pool.pp
+    waiting = math.ceil(rate / pool.engines * prefill_s)
+    slots = pool.max_num_seqs * pool.pp
     # A draining prefill replica stays until its last KV cache is fetched, or is past its deadline.
     longest_s = prefill_s + DRAIN_POLL_S + handoff_s
     if pool.role != "prefill":  # the longest answer that a client may ask for
@@ -141,7 +141,7 @@ def limits(
     return {
         **common,
         "max_ongoing_requests": slots + waiting,
-        "max_queued_requests": pool.replicas * (slots + waiting),
+        "max_queued_requests": pool.engines * (slots + waiting),
         "graceful_shutdown_timeout_s": float(math.ceil(DRAIN_FACTOR * longest_s)),
     }
 
@@ -161,7 +161,7 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
         return one
     found = {node: f"d{number}" for node, number in numbers.items()}
     shares = [
-        {at: Fraction(n, pool.replicas) for at, n in replicas_by_domain(pool, found).items()}
+        {at: Fraction(n, pool.engines) for at, n in engines_by_domain(pool, found).items()}
         for pool in deployment.pools
     ]
     return found if len(shares) > 1 and all(share == shares[0] for share in shares) else one
@@ -177,7 +177,7 @@ def _pools(
 ) -> list[ServedPool]:
     by_domain: dict[str, list[Place]] = {}
     for places in replica_places(pool):
-        by_domain.setdefault(found[places[0][0]], []).append(places)
+        by_domain.setdefault(found[places[0][0]], []).extend(engine_places(pool, places))
     first = target.nixl_port + NIXL_PORTS_APART.get(pool.role, 0)
     served = []
     for number, (domain, members) in enumerate(by_domain.items()):
@@ -273,6 +273,12 @@ def replica_places(pool: Pool) -> list[Place]:
     width = pool.gpus // pool.replicas
     flat = devices(pool)
     return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)]
+
+
+def engine_places(pool: Pool, places: Place) -> list[Place]:
+    """Return the place of each engine of one replica: of each copy of attention."""
+    width = len(places) // pool.dp
+    return [places[start : start + width] for start in range(0, len(places), width)]
 
 
 def devices(pool: Pool) -> list[tuple[str, int]]:

@@ -90,6 +90,10 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         "enable_per_request_metrics": True,
         "allowed_media_domains": list(target.media_domains),
     }
+    if pool.dp > 1:
+        kwargs["data_parallel_size"] = pool.dp
+    if pool.ep > 1:
+        kwargs["enable_expert_parallel"] = True
     if engine.chunked_prefill_tokens:
         kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
     if pool.role in KV_ROLES:
@@ -147,6 +151,8 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     return {
         "tp": pool.tp,
         "pp": pool.pp,
+        "dp": pool.dp,
+        "ep": pool.ep,
         "max_num_seqs": pool.max_num_seqs,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
         "chunked_prefill_tokens": engine.chunked_prefill_tokens,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
-from minicluster.engine_model.parallelism import nixl_rule, tp_rule
+from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.model import architecture_hash
@@ -118,13 +118,11 @@ def _pairing(deployment: Deployment) -> Iterator[str]:
 
 def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     place = f"pools[{pool.role}]"
-    for name, degree, limit in (
-        ("pp", pool.pp, "NIXL transfers between pools of pp 1 only"),
-        ("ep", pool.ep, "serving deploys ep 1"),
-        ("dp", pool.dp, "serving deploys dp 1 (more replicas instead)"),
-    ):
-        if degree != 1:
-            yield f"{place}.{name}: {degree}; {limit}"
+    if pool.pp != 1:
+        yield f"{place}.pp: {pool.pp}; NIXL transfers between pools of pp 1 only"
+    experts = expert_rule(deployment.model, pool.slicing)
+    if experts is not None:
+        yield f"{place}: dp {pool.dp}, ep {pool.ep}; expected {experts}"
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
@@ -164,11 +162,13 @@ def _room(deployment: Deployment, target: Target) -> Iterator[str]:
     if target.labels is not None:
         yield from missing_nodes(deployment, target.labels)
         return
-    placed = {gpu for pool in deployment.pools for p in pool.placement for gpu in p.gpus}
-    count = sum(pool.gpus for pool in deployment.pools)
-    if count > len(placed):
+    at = [(p.node, gpu) for pool in deployment.pools for p in pool.placement for gpu in p.gpus]
+    placed = {gpu for _, gpu in at}
+    if len(set(at)) > len(placed):
         # The plan's nodes are raylets of this machine here, whose devices exist only once.
-        yield f"placement: {count} devices on several nodes, but all nodes are this machine"
+        yield f"placement: {len(at)} devices on several nodes, but all nodes are this machine"
+    if target.kind == "gpu" and len(at) > len(set(at)):
+        yield "placement: a GPU in two pools; expected each once (cores may be shared, GPUs not)"
     if target.kind == "gpu":
         if missing := sorted(gpu for gpu in placed if gpu >= target.num_gpus):
             yield f"placement: GPUs {missing}; this machine has {target.num_gpus}"
@@ -201,5 +201,5 @@ def _memory_bytes(deployment: Deployment) -> float:
     total = SYSTEM_BYTES
     for pool in deployment.pools:
         weights = stored * (2 if pool.dtype == "fp32" else 1)
-        total += pool.replicas * (REPLICA_BYTES + weights + pool.tp * pool.kv_bytes)
+        total += pool.engines * (REPLICA_BYTES + weights + pool.tp * pool.kv_bytes)
     return total

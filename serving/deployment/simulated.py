@@ -92,7 +92,7 @@ def simulated_settings(
         domain=domain,
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
-        lanes=pool.dp * pool.pp,
+        lanes=pool.pp,
         step=step_model.of(pool.role),
         path=step_model.path,
         lease_s=LEASE_S[target.transport],
@@ -117,7 +117,7 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
 
 def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
     """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
-    replicas = sum(pool.replicas for pool in plan.pools)
+    replicas = sum(pool.engines for pool in plan.pools)
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:
         yield (

@@ -1,4 +1,4 @@
-"""The demo model: a Llama with random weights and its own tokenizer, made without downloads."""
+"""The demo model: a Llama or Mixtral of random weights with a tokenizer, without downloads."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class DemoShape:
         query_gain: spread of the attention scores; at 1 attention averages, and long contexts
             give equal outputs.
         logit_std: spread of the logits; large, so that rounding seldom changes the best token.
+        num_experts: of each feed-forward, two for a token (Mixtral); 0: a dense one (Llama).
         seed: of the weights; equal shapes give equal bytes.
     """
 
@@ -55,7 +56,12 @@ class DemoShape:
     max_context_tokens: int = 2048
     query_gain: float = 2.0
     logit_std: float = 4.0
+    num_experts: int = 0
     seed: int = 20261120
+
+
+MOE_SHAPE = DemoShape(num_layers=3, hidden_size=256, ffn_size=256, num_experts=8)
+"""A small model with experts, to try layouts of them on a CPU; steps are not mostly compute."""
 
 
 def make_demo_model(
@@ -137,6 +143,12 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
 
 
 def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
+    experts = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": shape.num_experts,
+        "num_experts_per_tok": 2,
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -157,6 +169,7 @@ def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
         "torch_dtype": DTYPES[dtype],
+        **(experts if shape.num_experts else {}),
     }
 
 
@@ -181,7 +194,7 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
     for words, so that no other token is generated, end-of-text included.
     """
     rng = np.random.default_rng(shape.seed)
-    hidden, ffn = shape.hidden_size, shape.ffn_size
+    hidden = shape.hidden_size
     kv = hidden // shape.num_heads * shape.num_kv_heads
     tensors: dict[str, NDArray[np.uint16]] = {}
 
@@ -198,9 +211,7 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
             ("self_attn.k_proj", kv, hidden, 1.0),
             ("self_attn.v_proj", kv, hidden, 1.0),
             ("self_attn.o_proj", hidden, hidden, 1.0),
-            ("mlp.gate_proj", ffn, hidden, 1.0),
-            ("mlp.up_proj", ffn, hidden, 1.0),
-            ("mlp.down_proj", hidden, ffn, 1.0),
+            *_feed_forward(shape),
         ):
             draw(f"{prefix}.{name}.weight", rows, columns, gain * columns**-0.5)
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -223,6 +234,23 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
         str(path),
         metadata={"format": "pt"},
     )
+
+
+def _feed_forward(shape: DemoShape) -> list[tuple[str, int, int, float]]:
+    """Return name, rows, columns and gain of each matrix of a layer's feed-forward."""
+    hidden, ffn = shape.hidden_size, shape.ffn_size
+    if not shape.num_experts:
+        return [
+            ("mlp.gate_proj", ffn, hidden, 1.0),
+            ("mlp.up_proj", ffn, hidden, 1.0),
+            ("mlp.down_proj", hidden, ffn, 1.0),
+        ]
+    experts = [f"block_sparse_moe.experts.{number}" for number in range(shape.num_experts)]
+    return [
+        ("block_sparse_moe.gate", shape.num_experts, hidden, 1.0),
+        *((f"{expert}.{name}", ffn, hidden, 1.0) for expert in experts for name in ("w1", "w3")),
+        *((f"{expert}.w2", hidden, ffn, 1.0) for expert in experts),
+    ]
 
 
 def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

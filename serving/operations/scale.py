@@ -37,8 +37,12 @@ def replica_changes(
     Return the replicas of the pools that change, those that shrink first: others get their devices.
 
     Raises:
-        InputError: no such pool, or more devices than the plan has.
+        InputError: no such pool, more devices than the plan has, or a pool of groups of engines,
+            whose ranks start and end together.
     """
+    for role in wanted:
+        if (dp := now.pool(role).dp) > 1:
+            raise InputError("scale", f"{role}, groups of {dp} engines", "dp 1 (plan again)")
     added = {role: replicas - now.pool(role).replicas for role, replicas in wanted.items()}
     most = sum(pool.gpus for pool in planned.pools)
     after = sum(pool.slicing.gpus * wanted.get(pool.role, pool.replicas) for pool in now.pools)

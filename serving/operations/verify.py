@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
-from serving.deployment.compile import replica_places
+from serving.deployment.compile import engine_places, replica_places
 from serving.deployment.engine_args import planned_facts
 from serving.operations.status import FACTS_LIMIT_S
 
@@ -49,8 +49,8 @@ def differences(
 
 
 def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str) -> Iterator[str]:
-    if running.replicas != pool.replicas:
-        yield f"{pool.role}.replicas: deployed {running.replicas}, planned {pool.replicas}"
+    if running.replicas != pool.engines:
+        yield f"{pool.role}.replicas: deployed {running.replicas}, planned {pool.engines}"
     wanted = planned_facts(deployment, pool)
     for number, fact in enumerate(running.facts):
         for name, value in wanted.items():
@@ -78,7 +78,8 @@ def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[st
     if roles:
         yield f"{pool.role}.labels: deployed on nodes labelled {roles}, planned {pool.role}"
     if target == "cpu":
-        planned = sorted([[core] for _, core in place] for place in replica_places(pool))
+        engines = [each for place in replica_places(pool) for each in engine_places(pool, place)]
+        planned = sorted([[core] for _, core in place] for place in engines)
         bound = sorted(sorted(fact["cores"]) for fact in facts)
         if bound != planned:
             yield f"{pool.role}.cores: workers bound to {bound}, planned {planned}"

@@ -158,8 +158,8 @@ def endpoint_config(
             role=pool.role,
             gpu=pool.gpu,
             tp=pool.tp,
-            replicas=replicas_by_domain(pool, domains),
-            max_num_seqs=pool.max_num_seqs * pool.lanes // pool.replicas,
+            replicas=engines_by_domain(pool, domains),
+            max_num_seqs=pool.max_num_seqs * pool.pp,
             max_num_batched_tokens=pool.max_num_batched_tokens,
             kv_bytes=pool.kv_bytes,
         )
@@ -193,11 +193,16 @@ def deadlines(
     return overrides_s[0] or planned_s, overrides_s[1] or planned_s
 
 
-def replicas_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
-    """Count the replicas of a pool in each domain; one wider than a domain counts in its first."""
+def engines_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
+    """
+    Count the engines of a pool in each domain; Ray Serve calls them replicas.
+
+    The copies of attention of one replica are one group, which counts where its first GPU is.
+    """
     width = pool.gpus // pool.replicas
     flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
-    return dict(Counter(flat[::width]))
+    groups = Counter(flat[::width])
+    return {domain: pool.dp * number for domain, number in groups.items()}
 
 
 def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:

@@ -133,14 +133,20 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     """Bind engines of vLLM; Ray gets its own copy of the settings, because it writes into it."""
     from ray.serve.llm import LLMConfig, build_llm_deployment  # noqa: PLC0415  (imports vLLM)
 
-    from serving.replicas.servers import AnswerServer, PrefillServer  # noqa: PLC0415
+    from serving.replicas import servers  # noqa: PLC0415
 
     llm_config = copy.deepcopy(dict(pool.llm_config))
     llm_config[OPTIONS]["user_config"] = config
+    ranks = llm_config["engine_kwargs"].get("data_parallel_size", 1)
+    if ranks > 1:
+        classes = (servers.GroupedPrefillServer, servers.GroupedAnswerServer)
+        llm_config[OPTIONS]["num_replicas"] //= ranks  # Ray counts groups, and multiplies
+    else:
+        classes = (servers.PrefillServer, servers.AnswerServer)
     return build_llm_deployment(
         LLMConfig(**llm_config),
         name_prefix=pool.prefix,
-        deployment_cls=PrefillServer if pool.role == "prefill" else AnswerServer,
+        deployment_cls=classes[0] if pool.role == "prefill" else classes[1],
     )
 
 

@@ -59,7 +59,7 @@ AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="shor
 
 FACTS_LIMIT_S = 5.0
 PUBLIC_FACTS = (
-    *("tp", "pp", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
+    *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
     *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
     *("gpu_memory_utilization", "kv_role", "kv_connector"),
 )

@@ -1,4 +1,4 @@
-"""The servers of the pools with vLLM."""
+"""The servers of the pools with vLLM, alone or as ranks of a group that shares its experts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.llm._internal.serve.serving_patterns.data_parallel.dp_server import DPServer
 from ray.serve.llm.deployment import LLMServer
 
 from serving.cluster.serve_compat import keep_log_open
@@ -25,6 +26,7 @@ class PlannedServer(EngineServer):
         keep_log_open()
         _prepare_cpu_engine()
         os.environ[REPLICA] = str(os.getpid())
+        _take_side_channel_port(llm_config)
         self.answers = answers = VllmAnswers(self)
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         answers.started()
@@ -54,6 +56,34 @@ class PrefillServer(PlannedServer, PrefillRole, LLMServer):  # type: ignore[misc
 
 class AnswerServer(PlannedServer, AnswerRole, LLMServer):  # type: ignore[misc]
     """A decode engine, or the mixed engine of an aggregated plan."""
+
+
+class GroupedPrefillServer(PrefillServer, DPServer):  # type: ignore[misc]
+    """
+    A prefill engine that is a rank of a data-parallel group: one copy of attention.
+
+    Ray Serve starts the ranks of a group together, and all of them again when one dies.
+    """
+
+
+class GroupedAnswerServer(AnswerServer, DPServer):  # type: ignore[misc]
+    """An engine that answers and is a rank of a data-parallel group."""
+
+
+def _take_side_channel_port(llm_config: Any) -> None:  # noqa: ANN401
+    """
+    Give a rank of a group a NIXL port that no other engine of its deployment has.
+
+    Ray counts ports from the rank in the group, which is the same in every group, and vLLM adds
+    that rank once more; a port in the environment is left alone by Ray.
+    """
+    context = serve.get_replica_context()
+    base = llm_config.experimental_configs.get("NIXL_SIDE_CHANNEL_PORT_BASE")
+    if base is None or context.gang_context is None:
+        return
+    width = llm_config.engine_kwargs["tensor_parallel_size"]
+    port = base + context.rank.rank * width - context.gang_context.rank
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
 
 
 def _prepare_cpu_engine() -> None:

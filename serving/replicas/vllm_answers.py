@@ -145,10 +145,14 @@ class VllmAnswers:
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""
         config = self._client.vllm_config
+        parallel = config.parallel_config
+        ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
         kv_transfer = config.kv_transfer_config
         return {
-            "tp": config.parallel_config.tensor_parallel_size,
-            "pp": config.parallel_config.pipeline_parallel_size,
+            "tp": parallel.tensor_parallel_size,
+            "pp": parallel.pipeline_parallel_size,
+            "dp": parallel.data_parallel_size,
+            "ep": ranks if parallel.enable_expert_parallel else 1,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "chunked_prefill_tokens": config.scheduler_config.long_prefill_token_threshold,

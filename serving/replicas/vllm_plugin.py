@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.cluster.processes import KEEP_AFFINITY
+from serving.replicas.cpu_experts import share_experts_on_cpu
 
 PROGRESS_DELAY_US = 1_000
 """Sleep of NIXL's progress thread while no transfer runs; an event wakes it at once."""
@@ -45,6 +46,7 @@ def keep_planned_cores() -> None:
     takes the time of the awaited process on shared ones.
     """
     end_with_replica()
+    share_experts_on_cpu()
     if "EngineCore" in current_process().name:
         count_recomputed_prompts()
     if os.environ.get(KEEP_AFFINITY) != "1":

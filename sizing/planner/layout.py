@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
-from minicluster.engine_model.parallelism import nixl_rule, tp_rule
+from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing.latency.memory import kv_space_bytes, weight_bytes
@@ -89,9 +89,9 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     """
     List the replica shapes that may be searched.
 
-    Without `[search] tp` these are all degrees that divide the model and fit the HB domain. With
-    `layouts = "any"` pipelines are added, and for models with experts expert parallelism and
-    copies of attention.
+    Without `[search] tp` these are all degrees that divide the model and fit the HB domain. Models
+    with experts also have copies of attention around experts that are divided among all GPUs of
+    the group. With `layouts = "any"` pipelines are added.
 
     Raises:
         InputError: a degree that the scenario asks for cannot be had.
@@ -111,27 +111,32 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
         tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None
     )
     cuts = [Slicing(tp=tp) for tp in degrees]
+    cuts += [cut for tp in degrees for cut in _groups(inputs, tp)]
     if inputs.scenario.search.layouts == "any":
-        cuts += [cut for tp in degrees for cut in _beyond_the_profile(inputs, tp)]
+        cuts += [cut for tp in degrees for cut in _pipelines(inputs, tp)]
     return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
 
 
-def _beyond_the_profile(inputs: Inputs, tp: int) -> Iterator[Slicing]:
-    """Yield pipelines and slicings of experts of at most the budget's GPUs."""
-    model, cluster = inputs.model, inputs.cluster
-    most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
-    for pp in (2, 4, 8):
-        if tp * pp <= most and pp <= model.num_layers:
-            yield Slicing(tp=tp, pp=pp)
-    if model.moe is None:
-        return
+def _groups(inputs: Inputs, tp: int) -> Iterator[Slicing]:
+    """Yield the groups of data-parallel ranks that divide whole experts among their GPUs."""
     dp = 1
-    while tp * dp <= most:
-        stage = tp * dp
-        for ep in {1, stage}:
-            if (dp > 1 or ep > 1) and model.moe.num_experts % ep == 0:
-                yield Slicing(tp=tp, dp=dp, ep=ep)
+    while tp * dp <= _widest(inputs):
+        cut = Slicing(tp=tp, dp=dp, ep=tp * dp)
+        if cut.ep > 1 and expert_rule(inputs.model, cut) is None:
+            yield cut
         dp *= 2
+
+
+def _pipelines(inputs: Inputs, tp: int) -> Iterator[Slicing]:
+    for pp in (2, 4, 8):
+        if tp * pp <= _widest(inputs) and pp <= inputs.model.num_layers:
+            yield Slicing(tp=tp, pp=pp)
+
+
+def _widest(inputs: Inputs) -> int:
+    """Return the most GPUs of one replica."""
+    cluster = inputs.cluster
+    return min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
 
 
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
@@ -140,8 +145,9 @@ def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
         cut = shape.slicing
         if cut.pp not in inputs.engine.pp:
             return f"{role} PP{cut.pp}: NIXL pairs PP {', '.join(map(str, inputs.engine.pp))}"
-        if cut.ep > 1 or cut.dp > 1:
-            return f"{role} {shape}: serving deploys EP 1 and one copy of attention"
+        rule = expert_rule(inputs.model, cut)
+        if rule is not None:
+            return f"{role} {shape}: expected {rule}"
     return None
 
 

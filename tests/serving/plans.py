@@ -15,7 +15,7 @@ from minicluster.plan import (
     Routing,
     to_json,
 )
-from minicluster.specs.model import ModelSpec, architecture_hash
+from minicluster.specs.model import ModelSpec, MoeSpec, architecture_hash
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -75,6 +75,13 @@ def make_deployment(
             ffn_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
             max_context_tokens=config["max_position_embeddings"],
+            moe=MoeSpec(
+                num_experts=config["num_local_experts"],
+                experts_per_token=config["num_experts_per_tok"],
+                expert_ffn_size=config["intermediate_size"],
+            )
+            if "num_local_experts" in config
+            else None,
             weight_dtype=dtype,
             kv_dtype=dtype,
         ),
@@ -135,6 +142,8 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
     return {
         "tp": pool.tp,
         "pp": pool.pp,
+        "dp": pool.dp,
+        "ep": pool.ep,
         "max_num_seqs": pool.max_num_seqs,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
         "chunked_prefill_tokens": deployment.engine.chunked_prefill_tokens,

@@ -14,6 +14,7 @@ from serving.deployment.target import Target
 from tests.serving.plans import make_pool, places
 
 LABELS = tuple({ROLE_LABEL: role, NODE_LABEL: "laptop"} for role in ("prefill", "decode"))
+TWO_RANKS = {"dp": 2, "ep": 2, "placement": places(("laptop", (0, 1)))}
 THREE = {"tp": 3, "placement": places(("n", (1, 2, 3)))}
 
 
@@ -36,7 +37,7 @@ THREE = {"tp": 3, "placement": places(("n", (1, 2, 3)))}
         ("engine", {"chunked_prefill_tokens": 2048}, None),
         ("decode", {"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
         ("decode", THREE, "tp: 3; expected a divisor of the model's 8 attention heads"),
-        ("decode", THREE | {"ep": 3}, "serving deploys ep 1"),
+        ("decode", TWO_RANKS, "dp 2, ep 2; expected dp 1 and ep 1: the model has no experts"),
         ("decode", {"dtype": "int4"}, "dtype: int4; on a cpu one of"),
         ("decode", {"dtype": "fp32"}, "a KV cache has one dtype"),
         ("decode", {"max_num_batched_tokens": 15}, "at least max_num_seqs = 16"),
