@@ -12,7 +12,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import with_weight_dtype
-from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.folder import Catalog, exists, unknown
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
 
@@ -46,11 +46,8 @@ class ModelEntry(Spec):
 
 @cache
 def models() -> Mapping[str, ModelEntry]:
-    """Read the model catalog."""
-    return {
-        name: parse(ModelEntry, read_toml(path), place=path.name)
-        for name, path in files("models").items()
-    }
+    """Return the model catalog."""
+    return Catalog("models", lambda path: parse(ModelEntry, read_toml(path), place=path.name))
 
 
 def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
@@ -65,7 +62,9 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     Raises:
         InputError: neither in the catalog nor on disk, or a config that cannot be used.
     """
-    for key, entry in models().items():
+    # A file's own name needs no other file.
+    for key in [name] if name in models() else models():
+        entry = models()[key]
         known = (key, entry.hub_id, *entry.aliases)
         hit = next((alias for alias in known if alias.lower() == name.lower()), None)
         if hit is not None:
@@ -102,6 +101,8 @@ def model_family(name: str) -> str:
     Args:
         name: as for `find_model`. A model of no entry is a family of its own, by its name.
     """
+    if name in models():
+        return models()[name].family or name
     names = {each.lower(): key for each, key in _model_names().items()}
     key = names.get(name.lower())
     if key is None:

@@ -33,7 +33,7 @@ QUICK_STEP = 0.03
 PRECISE_STEP = 1 / 64
 """Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
 
-TEST_MAXIMUM_BELOW = 2.0
+TEST_MAXIMUM_BELOW = 1.25
 """Multiple of the guess below which the affordable maximum is tested first: one failure ends it."""
 
 ROLES = ("prefill", "decode")
