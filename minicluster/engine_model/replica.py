@@ -108,7 +108,7 @@ class Replica(Scheduler):
             if steps < self._steps:
                 # Nothing else can happen at that step: go there at once.
                 self.end_stretch(steps)
-                self.schedule_arrived()
+                self.start_decoding(request)
                 self._set_stretch()
 
     def recompute(self, request: int, now_s: float) -> None:
@@ -180,6 +180,10 @@ class Replica(Scheduler):
         self.start_s = now_s
         if not self.running:
             self._unseen_steps = 0
+            if not (self.waiting or self.kv_arrived or self._late):
+                self.scheduled_prefills.clear()
+                self.active = False
+                return
         self._unseen_steps %= self._receive_steps
         if self._late and not self._unseen_steps:
             self._see_late(now_s)

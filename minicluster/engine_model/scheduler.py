@@ -106,7 +106,8 @@ class Scheduler(DecodeBatch):
             return True
         token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
         free = self._num_blocks - self.used_blocks
-        if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
+        # No step takes more blocks than it has sequences.
+        if self.prefilling or (free < self.batch and free < self._blocks_of_next_step()):
             token_budget, may_admit = self._schedule_running(token_budget, free)
         if may_admit or not self.running:  # a step of nothing takes no time; the next one admits
             if self.kv_arrived:
@@ -210,25 +211,29 @@ class Scheduler(DecodeBatch):
                 self._compute(request, num_computed, num_new_tokens)
         return token_budget, not preempted
 
-    def schedule_arrived(self, token_budget: int = 1) -> int:
+    def schedule_arrived(self, token_budget: int) -> int:
         """Let pulled requests decode, in the order in which their pulls began; return how many."""
         joined = 0
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
             if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
-            del self.waiting_for_kv[request]
-            self.kv_arrived.discard(request)
-            self.running[request] = None
-            # The last prompt token is computed again, so that its logits are there.
-            cached = self._requests.num_prompt_tokens[request] - 1
-            if cached % self._block_size == 0:
-                self.used_blocks -= 1  # its first step takes this block by eq. Q3
-            self.join(request, cached, self._requests.max_tokens[request])
-            self.newly_joined.append(request)
+            self.start_decoding(request)
             joined += 1
-        if self._step.join_delay_s:
-            self.pending_delays += joined
         return joined
+
+    def start_decoding(self, request: int) -> None:
+        """Let a request whose KV cache has arrived decode."""
+        del self.waiting_for_kv[request]
+        self.kv_arrived.discard(request)
+        self.running[request] = None
+        # The last prompt token is computed again, so that its logits are there.
+        cached = self._requests.num_prompt_tokens[request] - 1
+        if cached % self._block_size == 0:
+            self.used_blocks -= 1  # its first step takes this block by eq. Q3
+        self.join(request, cached, self._requests.max_tokens[request])
+        self.newly_joined.append(request)
+        if self._step.join_delay_s:
+            self.pending_delays += 1
 
     def _schedule_waiting(self, token_budget: int, now_s: float) -> None:
         """Admit waiting requests while tokens, sequences and blocks last."""
