@@ -106,8 +106,7 @@ class Scheduler(DecodeBatch):
             return True
         token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
         free = self._num_blocks - self.used_blocks
-        # No step takes more blocks than it has sequences.
-        if self.prefilling or (free < self.batch and free < self._blocks_of_next_step()):
+        if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
             token_budget, may_admit = self._schedule_running(token_budget, free)
         if may_admit or not self.running:  # a step of nothing takes no time; the next one admits
             if self.kv_arrived:
