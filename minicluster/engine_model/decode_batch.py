@@ -25,16 +25,17 @@ class DecodeBatch:
         context_tokens: tokens that they have cached together, C.
         start_s: begin of the stretch in progress, or of the next one.
         used_blocks: KV blocks taken before the stretch.
-        gaps: per stretch, mean gap between two tokens of a sequence, number of gaps, and start.
+        gaps: per stretch, mean gap between two tokens of a sequence, number of gaps, and start, one
+            after the other.
         delay_s: time for which joining requests (eq. Q9), or steps of prompts alone (eq. Q10), have
             delayed the next step.
     """
 
     __slots__ = (
         "_block_offsets", "_block_size", "_context_base", "_delayed_s", "_delays", "_finish_heap",
-        "_finish_step", "_first_stretch", "_longest_at", "_longest_s", "_num_stretches",
-        "_per_token_s", "_requests", "_step", "_step_s", "batch", "context_tokens", "delay_s",
-        "gaps", "num_steps", "start_s", "used_blocks",
+        "_finish_step", "_first_stretch", "_half_s", "_line_s", "_longest_at", "_longest_s",
+        "_num_stretches", "_requests", "_step", "batch", "context_tokens", "delay_s", "gaps",
+        "num_steps", "start_s", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, requests: RequestTable, step: StepTime, block_size: int) -> None:
@@ -49,7 +50,7 @@ class DecodeBatch:
         self._finish_heap: list[tuple[int, int]] = []
         # Number of sequences by the step, modulo the block size, in which each takes a new block.
         self._block_offsets = [0] * block_size
-        self._step_s = self._per_token_s = 0.0
+        self._line_s = self._half_s = 0.0
         # Longest step since stretch n: durations that no later one exceeds, and their stretches.
         self._num_stretches = 0
         self._longest_s: list[float] = []
@@ -61,7 +62,7 @@ class DecodeBatch:
         # waits for it; and their sum over the sequences that wait.
         self._delays: list[tuple[int, float]] = []
         self._delayed_s = 0.0
-        self.gaps: list[tuple[float, int, float]] = []
+        self.gaps: list[float] = []
 
     def join(self, request: int, cached: int, remaining: int) -> None:
         """Let a sequence with *cached* tokens decode for *remaining* > 0 steps from the next on."""
@@ -142,26 +143,30 @@ class DecodeBatch:
             return whole * self.batch + sum(offsets[first:end])
         return whole * self.batch + sum(offsets[first:]) + sum(offsets[: end - size])
 
-    def steps_s(self, steps: int) -> float:
+    def begin_steps(self) -> None:
         """
-        Seconds of *steps* decode steps.
+        Compute the seconds of decode steps from now on, which `steps_s` returns.
 
             T(k) = k (t_B + d (C + B (k - 1) / 2))      (docs/model.md, eq. Q2)
         """
-        context = self.context_tokens + self.batch * (steps - 1) * 0.5
-        return steps * (self._step_s + self._per_token_s * context)
+        step_s, per_token_s = self._step.decode_line(self.batch)
+        self._half_s = per_token_s * self.batch * 0.5
+        self._line_s = step_s + per_token_s * self.context_tokens - self._half_s
+
+    def steps_s(self, steps: int) -> float:
+        """Seconds of *steps* decode steps."""
+        return steps * (self._line_s + steps * self._half_s)
 
     def steps_until(self, time_s: float) -> int:
         """Least number of steps, at least one, that end at *time_s* or later (eq. Q2 solved)."""
-        after = time_s - self.start_s
-        slope = self._per_token_s * self.batch * 0.5
-        first = self._step_s + self._per_token_s * self.context_tokens - slope
-        steps = max(1, ceil(2 * after / (first + sqrt(first * first + 4 * slope * after))))
+        start_s, line_s, half_s = self.start_s, self._line_s, self._half_s
+        after = time_s - start_s
+        root = sqrt(line_s * line_s + 4 * half_s * after)
+        steps = ceil(2 * after / (line_s + root)) or 1
         # The root is rounded; the times at which steps end decide.
-        start_s, steps_s = self.start_s, self.steps_s
-        while start_s + steps_s(steps) < time_s:
+        while start_s + steps * (line_s + steps * half_s) < time_s:
             steps += 1
-        while steps > 1 and start_s + steps_s(steps - 1) >= time_s:
+        while steps > 1 and start_s + (steps - 1) * (line_s + (steps - 1) * half_s) >= time_s:
             steps -= 1
         return steps
 
@@ -175,6 +180,7 @@ class DecodeBatch:
         start_s = self.start_s
         if self.delay_s and steps > 1:
             self._advance(1, first_s, start_s - self.delay_s, firsts * first_s, firsts)
+            self._line_s += 2 * self._half_s  # the context has grown by a token of each sequence
             self._advance(steps - 1, seconds - first_s, start_s + first_s, 0.0, 0)
         else:
             self._advance(steps, seconds, start_s - self.delay_s, firsts * first_s, firsts)
@@ -188,7 +194,7 @@ class DecodeBatch:
         gaps = batch * steps - firsts
         if gaps:
             mean_s = (batch * seconds - firsts_s + self._delayed_s) / gaps
-            self.gaps.append((mean_s, gaps, start_s))
+            self.gaps += (mean_s, gaps, start_s)
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
         if self._delays:
             self._note_delays(last_s)

@@ -22,16 +22,17 @@ class Replica(Scheduler):
     Time goes in stretches: one step where prompts are computed, else as many decode steps as
     pass before a sequence ends or blocks run out. `start_s` to `end_s` is the stretch in
     progress while `active`; an event at `end_s` must call `end_stretch` and then `start_stretch`.
-    Every change of `end_s` raises `epoch`, so that an event of an earlier end can be recognised.
+    An event at another time is one of an end that has been changed.
 
     Attributes:
         active: whether a stretch is in progress.
         busy_s: time spent in stretches that are over.
+        queued_s: the end for which the caller has queued an event last.
     """
 
     __slots__ = (
         "_began_s", "_late", "_receive_steps", "_scheduled_ahead", "_seconds", "_steps",
-        "_stepwise", "_unseen_steps", "_used_end", "active", "busy_s", "end_s", "epoch",
+        "_stepwise", "_unseen_steps", "_used_end", "active", "busy_s", "end_s", "queued_s",
     )  # fmt: skip
 
     def __init__(
@@ -53,14 +54,13 @@ class Replica(Scheduler):
             requests, step, limits, prefill_only=prefill_only, prefix_cache=prefix_cache
         )
         self.active = False
-        self.end_s = self._seconds = self.busy_s = 0.0
+        self.end_s = self.queued_s = self._seconds = self.busy_s = 0.0
         self._scheduled_ahead = limits.scheduled_ahead
         self._receive_steps, self._unseen_steps = limits.receive_steps, 0
         self._stepwise = stepwise
         self._late: deque[tuple[int, float]] = deque()
         self._began_s = 0.0
         self._steps = self._used_end = 0
-        self.epoch = 0
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
@@ -107,10 +107,8 @@ class Replica(Scheduler):
             steps = 0 if now_s < self.start_s else self.steps_until(now_s)
             if steps < self._steps:
                 # Nothing else can happen at that step: go there at once.
-                next_step_s = self.start_s + self.steps_s(steps)
                 self.end_stretch(steps)
-                self.start_s = next_step_s
-                self.schedule_arrived()
+                self.start_decoding(request)
                 self._set_stretch()
 
     def recompute(self, request: int, now_s: float) -> None:
@@ -145,27 +143,32 @@ class Replica(Scheduler):
         seconds = self._seconds if taken == self._steps else self.steps_s(taken)
         end_s = self.start_s + seconds
         self.busy_s += seconds
-        done: list[int] = []
         if self._scheduled_ahead:
             self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
         self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + taken
+        done: list[int] = []
         if self.scheduled_prefills and not self._mixed_steps:
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
-            firsts = len(self.newly_joined)
-            first_apart = taken > 1 and (firsts or self.delay_s)
-            first_s = self.steps_s(1) if first_apart else seconds
-            if firsts:
-                one_step = taken == 1 or self.delay_s > 0
-                self.note_first_tokens(self.newly_joined, self.start_s + first_s, one_step=one_step)
-                self.newly_joined.clear()
-            self.advance(taken, seconds, firsts=firsts, first_s=first_s)
+            self._count_steps(taken, seconds)
             if self._finish_heap[0][0] <= self.num_steps:
                 done = self.pop_finished()
                 self.finish(done, end_s)
         if self.scheduled_prefills:
             done += self.update_from_output(end_s)
+        self.start_s = end_s
         return done
+
+    def _count_steps(self, steps: int, seconds: float) -> None:
+        """Count decode steps that are over; pulled requests got their first token in the first."""
+        firsts, first_s = len(self.newly_joined), seconds
+        if steps > 1 and (firsts or self.delay_s):
+            first_s = self.steps_s(1)
+        if firsts:
+            one_step = steps == 1 or self.delay_s > 0
+            self.note_first_tokens(self.newly_joined, self.start_s + first_s, one_step=one_step)
+            self.newly_joined.clear()
+        self.advance(steps, seconds, firsts=firsts, first_s=first_s)
 
     def reschedule(self, now_s: float) -> None:
         """End the stretch with the step in progress, because later ones take another time."""
@@ -177,6 +180,10 @@ class Replica(Scheduler):
         self.start_s = now_s
         if not self.running:
             self._unseen_steps = 0
+            if not (self.waiting or self.kv_arrived or self._late):
+                self.scheduled_prefills.clear()
+                self.active = False
+                return
         self._unseen_steps %= self._receive_steps
         if self._late and not self._unseen_steps:
             self._see_late(now_s)
@@ -197,8 +204,7 @@ class Replica(Scheduler):
         *one_step*: waiting requests were kept out of this step; the next one may admit them.
         Requests that were not received yet end the stretch at the next look at them.
         """
-        self.epoch += 1
-        self.active = bool(self.batch or self.scheduled_prefills)
+        self.active = True
         if self.scheduled_prefills:
             computed = self.prefilling
             chunks = [(new, computed[request]) for request, new in self.scheduled_prefills]
@@ -210,7 +216,7 @@ class Replica(Scheduler):
         elif self.batch:
             if self.pending_delays:
                 self._delay_step()
-            self._step_s, self._per_token_s = self._step.decode_line(self.batch)
+            self.begin_steps()
             steps = 1 if one_step or self._stepwise else self.next_finish() - self.num_steps
             if self._late:
                 steps = min(steps, self._receive_steps - self._unseen_steps)
@@ -219,6 +225,9 @@ class Replica(Scheduler):
                 steps = self._until_full(steps)
             self._steps = steps
             self._seconds = self.steps_s(steps)
+        else:
+            self.active = False
+            return
         self.end_s = self.start_s + self._seconds
 
     def _delay_step(self) -> None:
@@ -262,7 +271,6 @@ class Replica(Scheduler):
             self._steps = steps
             self._seconds = self.steps_s(steps)
             self.end_s = self.start_s + self._seconds
-            self.epoch += 1
 
     def _joins_next_step(self, request: int) -> bool:
         """Say whether a pulled request joins at the next step, whatever happens until then."""

@@ -210,25 +210,29 @@ class Scheduler(DecodeBatch):
                 self._compute(request, num_computed, num_new_tokens)
         return token_budget, not preempted
 
-    def schedule_arrived(self, token_budget: int = 1) -> int:
+    def schedule_arrived(self, token_budget: int) -> int:
         """Let pulled requests decode, in the order in which their pulls began; return how many."""
         joined = 0
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
             if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
-            del self.waiting_for_kv[request]
-            self.kv_arrived.discard(request)
-            self.running[request] = None
-            # The last prompt token is computed again, so that its logits are there.
-            cached = self._requests.num_prompt_tokens[request] - 1
-            if cached % self._block_size == 0:
-                self.used_blocks -= 1  # its first step takes this block by eq. Q3
-            self.join(request, cached, self._requests.max_tokens[request])
-            self.newly_joined.append(request)
+            self.start_decoding(request)
             joined += 1
-        if self._step.join_delay_s:
-            self.pending_delays += joined
         return joined
+
+    def start_decoding(self, request: int) -> None:
+        """Let a request whose KV cache has arrived decode."""
+        del self.waiting_for_kv[request]
+        self.kv_arrived.discard(request)
+        self.running[request] = None
+        # The last prompt token is computed again, so that its logits are there.
+        cached = self._requests.num_prompt_tokens[request] - 1
+        if cached % self._block_size == 0:
+            self.used_blocks -= 1  # its first step takes this block by eq. Q3
+        self.join(request, cached, self._requests.max_tokens[request])
+        self.newly_joined.append(request)
+        if self._step.join_delay_s:
+            self.pending_delays += 1
 
     def _schedule_waiting(self, token_budget: int, now_s: float) -> None:
         """Admit waiting requests while tokens, sequences and blocks last."""
@@ -416,7 +420,7 @@ class Scheduler(DecodeBatch):
             requests.first_token_s[request] = end_s
         else:
             gap_s = end_s - requests.last_token_s[request]
-            self.gaps.append((gap_s, 1, requests.last_token_s[request]))
+            self.gaps += (gap_s, 1, requests.last_token_s[request])
             requests.stall_s[request] = max(requests.stall_s[request], gap_s)
         if remaining:
             self.join(request, num_computed, remaining)

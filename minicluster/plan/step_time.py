@@ -58,8 +58,9 @@ def decode_s(step: StepSpec, batch: ArrayLike, context: ArrayLike) -> NDArray[np
         Spread of the context among the sequences: attention is linear in it.
     """
     size, s = np.broadcast_arrays(np.asarray(batch, float), np.asarray(context, float))
-    found = [step.step_s(0, 0, *each) for each in zip(size.flat, (size * s).flat, strict=True)]
-    return np.reshape(found, size.shape)
+    lines = {each: step.decode_line(each) for each in set(size.flat)}  # often there is one batch
+    fixed_s, per_token_s = np.array([lines[each] for each in size.flat]).T
+    return np.reshape(fixed_s + per_token_s * (size * s).flat, size.shape)
 
 
 def transfer_s(path: PathCoefficients, tokens: ArrayLike) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from minicluster.errors import InputError
 from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.fabric import FailureSpec, SwitchSpec
 from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec
-from sizing.catalog.folder import files, find_file, unknown
+from sizing.catalog.folder import Catalog, find_file, unknown
 from sizing.catalog.gpu import find_gpu
 
 if TYPE_CHECKING:
@@ -29,17 +29,14 @@ BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
 
 @cache
 def clusters() -> Mapping[str, ClusterSpec]:
-    """Read the cluster presets."""
-    return {name: read_cluster(path) for name, path in files("clusters").items()}
+    """Return the cluster presets."""
+    return Catalog("clusters", read_cluster)
 
 
 @cache
 def switches() -> Mapping[str, SwitchSpec]:
-    """Read the catalog of network switches."""
-    return {
-        name: parse(SwitchSpec, read_toml(path), place=path.name)
-        for name, path in files("switches").items()
-    }
+    """Return the catalog of network switches."""
+    return Catalog("switches", lambda path: parse(SwitchSpec, read_toml(path), place=path.name))
 
 
 def read_cluster(path: Path) -> ClusterSpec:

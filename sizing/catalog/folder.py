@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+Entry = TypeVar("Entry")
 
 
 def configs() -> Path:
@@ -21,6 +24,33 @@ def configs() -> Path:
 def files(kind: str) -> dict[str, Path]:
     """Return the files of one catalog (`models`, `gpus`, `scenarios`, …) by name, in order."""
     return {path.stem: path for path in sorted((configs() / kind).glob("*.toml"))}
+
+
+class Catalog(Mapping[str, Entry]):
+    """The entries of one catalog by the names of their files, each read when it is asked for."""
+
+    def __init__(self, kind: str, read: Callable[[Path], Entry]) -> None:
+        """Find the files of *kind*, see `files`, of which *read* makes entries."""
+        self._files, self._read = files(kind), read
+        self._entries: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return an entry; read it first if nobody has."""
+        if name not in self._entries:
+            self._entries[name] = self._read(self._files[name])
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether there is such a file."""
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        """Count the files."""
+        return len(self._files)
 
 
 def find_file(kind: str, name: str, *, place: str, expectation: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.specs.gpu import CollectiveEntry, Collectives, GpuSpec
-from sizing.catalog.folder import files, unknown
+from sizing.catalog.folder import Catalog, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +31,10 @@ class GpuEntry:
 
 @cache
 def gpus() -> Mapping[str, GpuEntry]:
-    """Read the GPU catalog."""
-    entries = [_read_gpu(path) for path in files("gpus").values()]
-    return {entry.spec.name: entry for entry in entries}
+    """Return the GPU catalog."""
+    return Catalog("gpus", _read_gpu)
 
 
-@cache
 def _read_gpu(path: Path) -> GpuEntry:
     raw = read_toml(path)
     aliases, generation = tuple(raw.pop("aliases", ())), str(raw.pop("generation", ""))
@@ -47,11 +45,10 @@ def _read_gpu(path: Path) -> GpuEntry:
 
 @cache
 def collectives() -> Mapping[str, CollectiveEntry]:
-    """Read what collective libraries were measured to take, by GPU, and their protocols."""
-    return {
-        name: parse(CollectiveEntry, read_toml(path), place=path.name)
-        for name, path in files("collectives").items()
-    }
+    """Return what collective libraries were measured to take, by GPU, and their protocols."""
+    return Catalog(
+        "collectives", lambda path: parse(CollectiveEntry, read_toml(path), place=path.name)
+    )
 
 
 def _collectives_of(gpu: GpuSpec) -> Collectives:
@@ -65,15 +62,13 @@ def _collectives_of(gpu: GpuSpec) -> Collectives:
 
 def gpu_generation(name: str) -> str:
     """Return the generation of a GPU of the catalog; its name where the catalog has neither."""
-    entry = next((each for key, each in gpus().items() if key == name), None)
-    return (entry.generation if entry else "") or name
+    return (gpus()[name].generation if name in gpus() else "") or name
 
 
 def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
     """Return the GPU that *name*, a catalog name or an alias, stands for."""
-    path = files("gpus").get(name)
-    if path is not None:  # a file's own name needs no other file
-        return _read_gpu(path).spec
+    if name in gpus():  # a file's own name needs no other file
+        return gpus()[name].spec
     for key, entry in gpus().items():
         if name.lower() in {alias.lower() for alias in (key, *entry.aliases)}:
             return entry.spec

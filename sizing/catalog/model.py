@@ -12,7 +12,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import with_weight_dtype
-from sizing.catalog.folder import exists, files, unknown
+from sizing.catalog.folder import Catalog, exists, unknown
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
 
@@ -46,11 +46,8 @@ class ModelEntry(Spec):
 
 @cache
 def models() -> Mapping[str, ModelEntry]:
-    """Read the model catalog."""
-    return {
-        name: parse(ModelEntry, read_toml(path), place=path.name)
-        for name, path in files("models").items()
-    }
+    """Return the model catalog."""
+    return Catalog("models", lambda path: parse(ModelEntry, read_toml(path), place=path.name))
 
 
 def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
@@ -67,7 +64,7 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     """
     known = _known_as(name)
     if known is not None:
-        return _from_catalog(_model_names()[known], name, known)
+        return _from_catalog(known[1], name, known[0])
     path = Path(name)
     if name and exists(path):
         directory = path if path.is_dir() else path.parent
@@ -89,9 +86,12 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
     )
 
 
-def _known_as(name: str) -> str | None:
-    """Return the name or hub id of the catalog that *name* is, whatever its case."""
-    return next((known for known in _model_names() if known.lower() == name.lower()), None)
+def _known_as(name: str) -> tuple[str, str] | None:
+    """Return the catalog's spelling of a name or hub id, whatever its case, and its entry's key."""
+    if name in models():  # a file's own name needs no other file
+        return name, name
+    names = _model_names().items()
+    return next(((known, key) for known, key in names if known.lower() == name.lower()), None)
 
 
 def _from_catalog(key: str, name: str, hub_id: str) -> ModelSpec:
@@ -108,9 +108,11 @@ def model_family(name: str) -> str:
     Args:
         name: as for `find_model`. A model of no entry is a family of its own, by its name.
     """
-    names, known = _model_names(), _known_as(name)
-    other = repackaged(name, names) if known is None else None
-    key = names[known] if known is not None else other.key if other is not None else None
+    known = _known_as(name)
+    if known is not None:
+        return models()[known[1]].family or name
+    other = repackaged(name, _model_names())
+    key = other.key if other is not None else None
     return (models()[key].family if key is not None else "") or name
 
 

@@ -31,12 +31,10 @@ from sizing.cli.common import (
     read_inputs,
     show,
 )
-from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import build_plan
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import PoolSize, predict_pools
 from sizing.planner.search import Infeasible, search
-from sizing.report.fabric import crossing_lines
 from sizing.report.plan_screen import (
     infeasible_text,
     plan_details,
@@ -98,6 +96,9 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
 def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
     parts: list[RenderableType] = [plan_screen(built, written=written, verbose=verbose)]
     if verbose:
+        from sizing.network.network_cost import crossing  # noqa: PLC0415  (only these tables need it)
+        from sizing.report.fabric import crossing_lines  # noqa: PLC0415  (likewise)
+
         parts += plan_details(built)
         parts += crossing_lines(crossing(built)) if built.inputs.cluster.tiers else []
     show(None, *parts, as_json=False)

@@ -205,12 +205,15 @@ def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
     """
     rate = tandem.workload.requests_per_s / tandem.decode.replicas
     left = 1.0 if split else 1 - rate * float(prefill_s(tandem).mean())
+    tokens_per_s = rate * float(tandem.output_tokens.mean())
     pace_s, batch = np.inf, 1.0
     for _ in range(FIXED_POINT_STEPS):
         pace_s = decode_step_s(tandem, max(1.0, batch)) / left if left > 0 else np.inf
-        batch = rate * float(tandem.output_tokens.mean()) * pace_s
+        before, batch = batch, tokens_per_s * pace_s
         if batch > tandem.decode.max_batch_size:
             return np.inf, np.inf
+        if batch == before:
+            break
     return float(pace_s), float(batch)
 
 

@@ -18,7 +18,7 @@ from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import headroom, prediction_of
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.simulated_check import Simulations
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -32,7 +32,7 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     Prediction and headroom are read off simulations.
     """
     engine, chosen = inputs.engine, found.candidate
-    outcome = found.predicted or SloSimulator(inputs, found.errors).predicted(chosen)
+    outcome = found.predicted or Simulations(inputs).predicted(chosen)
     prediction = prediction_of(inputs, chosen, outcome)
     room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from sizing.planner.tandem import PoolStage, TandemLoad
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, StepModel
     from minicluster.specs.slo import SloSpec
     from sizing.planner.error_model import StepErrors
     from sizing.planner.step_models import StepModels
@@ -104,10 +105,13 @@ class Candidate:
 
     def with_errors(self, errors: StepErrors) -> Candidate:
         """Return the same with steps that take *errors* times as long as the model says."""
-        model = self.tandem.step_model.slowed(
-            prefill=errors.prefill, decode=errors.decode, mixed=self.layout.prefill is None
-        )
+        model = _slowed(self.tandem.step_model, errors, mixed=self.layout.prefill is None)
         return replace(self, tandem=replace(self.tandem, step_model=model))
+
+
+@lru_cache(maxsize=1024)
+def _slowed(model: StepModel, errors: StepErrors, *, mixed: bool) -> StepModel:
+    return model.slowed(prefill=errors.prefill, decode=errors.decode, mixed=mixed)
 
 
 def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Candidate:
@@ -214,11 +218,13 @@ def unloaded_checks(candidate: Candidate, slo: SloSpec, errors: StepErrors) -> t
 
     Each limit has to hold with slow steps, and with latencies as far off as those measured.
     """
-    slow = _unloaded_checks(candidate.with_errors(errors), slo)
-    late = [check.with_errors(errors) for check in _unloaded_checks(candidate, slo)]
+    one = candidate.limited(1).sized(1, 1)
+    slow = _unloaded_checks(one.with_errors(errors), slo)
+    late = [check.with_errors(errors) for check in _unloaded_checks(one, slo)]
     return tuple(max(pair, key=lambda check: check.ratio) for pair in zip(slow, late, strict=True))
 
 
+@lru_cache(maxsize=1024)
 def _unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
     found = bounds.unloaded_s(candidate.tandem, split=candidate.layout.prefill is not None)
     return tuple(
@@ -281,13 +287,21 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
     No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
     its share of a full decode step (docs/model.md, eq. T2 and T3).
     """
-    tandem = candidate.tandem
-    if candidate.layout.prefill is None:
-        return {"mixed": bounds.decode_load(tandem, split=False) / tandem.decode.replicas}
+    tandem, split = candidate.tandem, candidate.layout.prefill is not None
+    prefill_load, decode_load = _loads(candidate.sized(1, 1).tandem, split=split)
+    if not split:
+        return {"mixed": decode_load / tandem.decode.replicas}
     return {
-        "prefill": bounds.prefill_load(tandem) / tandem.prefill.replicas,
-        "decode": bounds.decode_load(tandem, split=True) / tandem.decode.replicas,
+        "prefill": prefill_load / tandem.prefill.replicas,
+        "decode": decode_load / tandem.decode.replicas,
     }
+
+
+@lru_cache(maxsize=1024)
+def _loads(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
+    """Return the replicas of prefill and of decode that the load keeps busy."""
+    prefill_load = bounds.prefill_load(tandem) if split else 0.0
+    return prefill_load, bounds.decode_load(tandem, split=split)
 
 
 def fewest_by_utilisation(candidate: Candidate, inputs: Inputs) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from sizing.planner.candidates import Candidate, largest_batch, list_candidates,
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.simulated_check import Simulations
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
         Aggregated pools, and the budget `cluster.max_gpus`.
     """
     seen: set[tuple[str, int]] = set()
-    simulator = SloSimulator(inputs, StepErrors(), precise=False)
+    simulations = Simulations(inputs)
     for smallest in list_candidates(inputs, StepModels(inputs), StepErrors()).split:
         for candidate in _sizes(smallest, inputs):
             key = (str(candidate), candidate.tandem.decode.max_batch_size)
-            found = None if key in seen else _design_point(candidate, inputs, simulator)
+            found = None if key in seen else _design_point(candidate, simulations)
             seen.add(key)
             if found is not None:
                 yield found
@@ -101,14 +101,13 @@ def _sizes(smallest: Candidate, inputs: Inputs) -> Iterator[Candidate]:
             yield limited.sized(*replicas)
 
 
-def _design_point(
-    candidate: Candidate, inputs: Inputs, simulator: SloSimulator
-) -> DesignPoint | None:
+def _design_point(candidate: Candidate, simulations: Simulations) -> DesignPoint | None:
     """Simulate one configuration; `None` where a pool saturates."""
     if max(utilisations(candidate).values()) >= 1:
         return None
+    inputs = simulations.inputs
     slo = inputs.scenario.slo
-    outcome = simulator.outcome(candidate, requests=REQUESTS, seed=0)
+    outcome = simulations.outcome(candidate, requests=REQUESTS, seed=0)
     predicted = prediction_of(inputs, candidate, outcome)
     return DesignPoint(
         label=str(candidate),

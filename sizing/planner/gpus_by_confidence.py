@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sizing.planner.candidates import Candidate
     from sizing.planner.error_model import StepErrors
     from sizing.planner.result import Found
-    from sizing.planner.simulated_check import SimulationBudget
+    from sizing.planner.simulated_check import Simulations
 
 CONFIDENCES = (0.5, 0.8, 0.95)
 """Confidences whose GPUs are printed beside the plan's."""
@@ -28,13 +28,14 @@ MAX_BUDGETS = 4
 """Multiple of `cluster.max_gpus` up to which sizes are searched; above it, the plan's are kept."""
 
 
-def gpus_by_confidence(inputs: Inputs, best: Found, budget: SimulationBudget) -> dict[float, int]:
+def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int]:
     """
     Return the GPUs that the plan's layout needs by confidence, with one quick run per size.
 
     Empty on a calibrated machine, of whose errors nothing is known; without the confidences for
     which the search has no simulation budget left.
     """
+    inputs = simulations.inputs
     if inputs.calibration is not None:
         return {}
     planned, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
@@ -45,7 +46,7 @@ def gpus_by_confidence(inputs: Inputs, best: Found, budget: SimulationBudget) ->
             if confidence > planned and max(found) == planned:
                 before = best.candidate
             errors = step_errors(inputs, confidence)
-            simulator = SloSimulator(inputs, errors, precise=False, budget=budget)
+            simulator = SloSimulator(simulations, errors, precise=False)
             before = _sized_again(inputs, best, simulator, before)
             if simulator.exhausted:
                 break

@@ -13,8 +13,8 @@ from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.simulated_check import (
     SEEDS,
     VERIFY_REQUESTS,
+    Simulations,
     SloSimulator,
-    limits_of,
     verify_sizes,
 )
 from sizing.planner.step_models import StepModels
@@ -22,7 +22,6 @@ from sizing.planner.step_models import StepModels
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.result import Found
-    from sizing.planner.simulated_check import SimulationBudget
 
 PROMPT_SHARES = (0.9, 0.75, 0.5)
 """Shares of the prompts that the thresholds tried keep from the prefill pool."""
@@ -31,7 +30,7 @@ MAX_RATIO = 0.95
 """Largest ratio of the limits' use to that without a threshold, where it saves no GPU."""
 
 
-def choose_local_threshold(inputs: Inputs, plain: Found, budget: SimulationBudget) -> Found:
+def choose_local_threshold(simulations: Simulations, plain: Found) -> Found:
     """
     Return the split configuration *plain* with a threshold where that is better, else as it is.
 
@@ -40,6 +39,7 @@ def choose_local_threshold(inputs: Inputs, plain: Found, budget: SimulationBudge
     eq. L7). Layout and batch limit stay. No threshold is tried where all prompts are alike, where
     the scenario sets one, or on a calibrated machine: no prompt was timed in a decode replica.
     """
+    inputs = simulations.inputs
     search = inputs.scenario.search
     if inputs.calibration is not None:
         return plain
@@ -59,17 +59,17 @@ def choose_local_threshold(inputs: Inputs, plain: Found, budget: SimulationBudge
     ]
     best = plain
     for each in variants:
-        best = _cheaper(each, best, plain, budget) or best
+        best = _cheaper(each, best, plain, simulations) or best
     if best is not plain:
         return best
-    faster = (_faster(each, plain, budget) for each in variants)
+    faster = (_faster(each, plain, simulations) for each in variants)
     return min(faster, key=lambda pair: pair[0], default=(1.0, plain))[1]
 
 
-def _cheaper(inputs: Inputs, best: Found, plain: Found, budget: SimulationBudget) -> Found | None:
+def _cheaper(inputs: Inputs, best: Found, plain: Found, simulations: Simulations) -> Found | None:
     """Size the pools with a threshold; `None` unless they cost less than *best*."""
     smallest = _one_replica_each(inputs, plain)
-    simulator = SloSimulator(inputs, plain.errors, budget=budget)
+    simulator = SloSimulator(simulations, plain.errors)
     lowest = fewest_by_utilisation(smallest.with_errors(plain.errors), inputs)
     below = cost(inputs, best.candidate)
     sizing = PoolSizing(
@@ -89,17 +89,20 @@ def _cheaper(inputs: Inputs, best: Found, plain: Found, budget: SimulationBudget
     return replace(best, candidate=verified[0], verdicts=verified[1])
 
 
-def _faster(inputs: Inputs, plain: Found, budget: SimulationBudget) -> tuple[float, Found]:
+def _faster(inputs: Inputs, plain: Found, simulations: Simulations) -> tuple[float, Found]:
     """Return the ratio of TTFT with the threshold, and the result; 1 and *plain* if no better."""
     chosen = _one_replica_each(inputs, plain).sized(*plain.candidate.sizes)
-    simulator = SloSimulator(inputs, plain.errors, budget=budget)
+    simulator = SloSimulator(simulations, plain.errors)
     verdicts = tuple(simulator.verdict(chosen, seed=seed) for seed in SEEDS)
     if not all(each.holds for each in verdicts):
         return 1.0, plain
-    after, before = (_used(inputs, simulator, each) for each in (chosen, plain.candidate))
-    if any(a >= MAX_RATIO * b for a, b in zip(after, before, strict=True)):
+    used = [
+        _used(simulations, each.with_errors(plain.errors)) for each in (chosen, plain.candidate)
+    ]
+    ratios = [after / before for after, before in zip(*used, strict=True)]
+    if max(ratios) >= MAX_RATIO:
         return 1.0, plain
-    return after[0] / before[0], replace(plain, candidate=chosen, verdicts=verdicts)
+    return ratios[0], replace(plain, candidate=chosen, verdicts=verdicts)
 
 
 def _one_replica_each(inputs: Inputs, plain: Found) -> Candidate:
@@ -108,10 +111,7 @@ def _one_replica_each(inputs: Inputs, plain: Found) -> Candidate:
     return smallest.limited(plain.candidate.tandem.decode.max_batch_size)
 
 
-def _used(inputs: Inputs, simulator: SloSimulator, chosen: Candidate) -> tuple[float, float]:
+def _used(simulations: Simulations, slow: Candidate) -> tuple[float, float]:
     """Return the used shares of the TTFT limit and of the tightest one, under the last seed."""
-    outcome = simulator.outcome(
-        chosen.with_errors(simulator.errors), requests=VERIFY_REQUESTS, seed=SEEDS[-1]
-    )
-    checks = [check for check, _ in limits_of(outcome, inputs.scenario.slo)]
-    return checks[0].ratio, max(check.ratio for check in checks)
+    run = simulations.run(slow, requests=VERIFY_REQUESTS, seed=SEEDS[-1])
+    return (1.0, 1.0) if run is None else (run.limits[0][0].ratio, run.tightest.ratio)

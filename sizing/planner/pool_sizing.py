@@ -33,7 +33,7 @@ QUICK_STEP = 0.03
 PRECISE_STEP = 1 / 64
 """Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
 
-TEST_MAXIMUM_BELOW = 2.0
+TEST_MAXIMUM_BELOW = 1.25
 """Multiple of the guess below which the affordable maximum is tested first: one failure ends it."""
 
 ROLES = ("prefill", "decode")
@@ -96,17 +96,26 @@ def size_split_pools(sizing: PoolSizing, guess: Sizes) -> Candidate | None:
     if sizing.tight((prefill_count, decode_count)):
         return sizing.candidate.sized(prefill_count, decode_count)
     prefill_count = _shrunk(
-        lambda many: sizing.holds((many, decode_count)), floor[0], prefill_count, sizing
+        sizing, lambda many: sizing.holds((many, decode_count)), (floor[0], prefill_count), at=0
     )
     decode_count = _shrunk(
-        lambda many: sizing.holds((prefill_count, many)), floor[1], decode_count, sizing
+        sizing, lambda many: sizing.holds((prefill_count, many)), (floor[1], decode_count), at=1
     )
     return sizing.candidate.sized(*_swapped(sizing, (prefill_count, decode_count)))
 
 
-def _shrunk(holds: Callable[[int], bool], floor: int, count: int, sizing: PoolSizing) -> int:
-    """Return the fewest replicas of one pool; fewer than *floor* are known to fail."""
-    return least_near(holds, count, floor, count, step=sizing.step(count)) or count
+def _shrunk(
+    sizing: PoolSizing, holds: Callable[[int], bool], span: tuple[int, int], *, at: int
+) -> int:
+    """
+    Return the fewest replicas of one pool: fewer than the first are known to fail, the last hold.
+
+    The search begins next to a size that was simulated and failed, else at the size that holds.
+    """
+    floor, count = span
+    step = sizing.step(count)
+    guess = floor - 1 + step if floor > sizing.lowest[at] else count
+    return least_near(holds, guess, floor, count, step=step) or count
 
 
 def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:

@@ -26,7 +26,7 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.slo import missed_limits
 from sizing.planner.step_models import StepModels, machine
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
     from sizing.evidence.interval import PredictionInterval
     from sizing.planner.candidates import Candidate
-    from sizing.planner.result import PlanVerdict
     from sizing.simulation.outcome import Outcome
 
 HEADROOM_STEP = 0.03
@@ -123,7 +122,7 @@ def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
     rate = inputs.scenario.workload.requests_per_s
     capacity = rate / max(utilisations(chosen).values())
     if capacity > rate:
-        outcome = SloSimulator(inputs, StepErrors()).predicted(chosen)
+        outcome = Simulations(inputs).predicted(chosen)
         predicted = prediction_of(inputs, chosen, outcome)
         capacity = predicted.capacity_requests_per_s
         if capacity > rate:
@@ -224,9 +223,12 @@ def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) 
     used = utilisations(chosen)
     full = f"{max(used, key=lambda role: used[role])} saturates"
     binds = full
+    simulator = SloSimulator(Simulations(inputs), StepErrors(), precise=False)
     while high - low > HEADROOM_STEP * low:
         middle = (low + high) / 2
-        verdict = _quick_verdict(inputs, chosen, middle * rate)
+        load = replace(inputs.scenario.workload, requests_per_s=middle * rate)
+        loaded = replace(chosen, tandem=replace(chosen.tandem, workload=load))
+        verdict = simulator.verdict(loaded)
         if verdict.holds:
             low = middle
         else:
@@ -234,13 +236,6 @@ def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) 
             pool = f"{verdict.bottleneck_role} pool"
             binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
     return Headroom(load_factor=low, binds=binds)
-
-
-def _quick_verdict(inputs: Inputs, chosen: Candidate, requests_per_s: float) -> PlanVerdict:
-    load = replace(inputs.scenario.workload, requests_per_s=requests_per_s)
-    at_rate = replace(inputs, scenario=replace(inputs.scenario, workload=load))
-    loaded = replace(chosen, tandem=replace(chosen.tandem, workload=load))
-    return SloSimulator(at_rate, StepErrors(), precise=False).verdict(loaded)
 
 
 def _latency(

@@ -37,7 +37,7 @@ from sizing.planner.result import (
     over_budget,
     too_many,
 )
-from sizing.planner.simulated_check import SimulationBudget, SloSimulator, verify_sizes
+from sizing.planner.simulated_check import Simulations, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ class LayoutSearch:
         self.inputs = inputs
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.candidates: Candidates = list_candidates(inputs, StepModels(inputs), self.errors)
-        self.budget = SimulationBudget()
-        self.simulator = SloSimulator(inputs, self.errors, budget=self.budget)
+        self.simulations = Simulations(inputs)
+        self.simulator = SloSimulator(self.simulations, self.errors)
+        self.quick = SloSimulator(self.simulations, self.errors, precise=False)
         self.best: Found | None = None
         self.estimate: Candidate | None = None
         self.far_over_budget: Candidate | None = None
@@ -136,7 +137,7 @@ class LayoutSearch:
         needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
-        others = gpus_by_confidence(self.inputs, best, self.budget)
+        others = gpus_by_confidence(self.simulations, best)
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
@@ -154,7 +155,7 @@ class LayoutSearch:
         return replace(self._predicted(self._found(near, ())), interrupted=True)
 
     def _predicted(self, found: Found) -> Found:
-        return replace(found, predicted=self.simulator.predicted(found.candidate))
+        return replace(found, predicted=self.simulations.predicted(found.candidate))
 
     def _infeasible(self) -> Infeasible:
         unloaded = list(self.candidates.unloaded)
@@ -202,11 +203,10 @@ class LayoutSearch:
                 if found is not None:
                     best = self.best = found
                     looks.remove(look)
-        return None if best is None else choose_local_threshold(self.inputs, best, self.budget)
+        return None if best is None else choose_local_threshold(self.simulations, best)
 
     def _looks(self) -> list[QuickLook]:
         """Estimate the size of every layout and batch limit, and size the cheapest quickly."""
-        quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
         looks: list[QuickLook] = []
         cheapest, held = NO_LIMIT, dict[Layout, float]()
         for bounded, guess in self._sized():
@@ -215,7 +215,7 @@ class LayoutSearch:
                 continue  # a larger batch limit holds at that cost
             if len(looks) == FINALISTS:
                 break
-            found = self._size(bounded, guess, quick, cheapest * (1 + QUICK_STEP))
+            found = self._size(bounded, guess, self.quick, cheapest * (1 + QUICK_STEP))
             sizes = guess if found is None else found.sizes
             taken = cost(self.inputs, bounded.slow.sized(*sizes))
             if found is not None:
@@ -314,8 +314,7 @@ class LayoutSearch:
         verify it.
         """
         below = NO_LIMIT if split is None else 2 * cost(self.inputs, split.candidate)
-        quick = SloSimulator(self.inputs, self.errors, precise=False, budget=self.budget)
-        found = self._mixed_below(below, quick)
+        found = self._mixed_below(below, self.quick)
         if found is None or 2 * cost(self.inputs, found.candidate) * (1 - QUICK_STEP) >= below:
             return found
         return self._mixed_below(below, self.simulator)

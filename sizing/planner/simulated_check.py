@@ -15,6 +15,7 @@ from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
 from sizing.planner.candidates import utilisations
 from sizing.planner.deployment import deployment
+from sizing.planner.error_model import StepErrors
 from sizing.planner.objective import cost
 from sizing.planner.result import PlanVerdict
 from sizing.planner.slo import Check
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.slo import SloSpec
+    from minicluster.specs.workload import WorkloadSpec
     from minicluster.workload.arrivals import Arrivals
     from sizing.planner.candidates import Candidate
-    from sizing.planner.error_model import StepErrors
     from sizing.simulation.outcome import Outcome
+    from sizing.simulation.system import System
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
@@ -78,106 +80,62 @@ VerifiedSizes = tuple["Candidate", tuple[PlanVerdict, ...]]
 """A configuration and its verdict for each of `SEEDS`."""
 
 
-@dataclass(slots=True)
-class SimulationBudget:
-    """Simulated requests that a search has left; every run takes its share."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """
+    What a simulation says of the SLO.
 
-    left: int = BUDGET_REQUESTS
+    Attributes:
+        limits: every limit with whether it surely holds or is missed; `None`: chance may decide.
+        role: the pool that the tightest limit asks for.
+    """
 
-    def take(self, requests: int, replicas: int) -> bool:
-        """Take the share of a run; return `False`, and take nothing, where less is left."""
-        share = requests + REPLICA_SETUP_REQUESTS * replicas
-        if share > self.left:
-            return False
-        self.left -= share
-        return True
+    limits: tuple[tuple[Check, bool | None], ...]
+    role: str
+
+    @property
+    def tightest(self) -> Check:
+        """The limit that is used up most."""
+        return self.late(StepErrors())
+
+    @property
+    def surely_holds(self) -> bool | None:
+        """Whether every limit surely holds, or one is surely missed; `None`: chance may decide."""
+        sure = [each for _, each in self.limits]
+        return False if False in sure else None if None in sure else True
+
+    def late(self, errors: StepErrors) -> Check:
+        """Return the tightest limit if latencies are as far off as those measured under load."""
+        found = (check.with_errors(errors) for check, _ in self.limits)
+        return max(found, key=lambda check: check.ratio)
 
 
-class SloSimulator:
-    """Simulations of one scenario with steps that take *errors* times as long as predicted."""
+class Simulations:
+    """The simulations of one search: each is made once, and all together have a budget."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        errors: StepErrors,
-        *,
-        precise: bool = True,
-        budget: SimulationBudget | None = None,
-    ) -> None:
+    def __init__(self, inputs: Inputs, *, requests: int = BUDGET_REQUESTS) -> None:
+        """Start without any; *inputs* is what every candidate shares, *requests* the budget."""
+        self.inputs = inputs
+        self._left = requests
+        self._systems: dict[Candidate, System] = {}
+        self._arrivals: dict[tuple[WorkloadSpec, int, int], Arrivals] = {}
+        self._runs: dict[tuple[Candidate, int, int], Run] = {}
+        self._predicted: dict[Candidate, Outcome] = {}
+
+    def run(self, slow: Candidate, *, requests: int, seed: int) -> Run | None:
         """
-        Start without any run.
+        Simulate a candidate with the step times that it has, unless that was done before.
 
-        Args:
-            inputs: what every candidate shares.
-            errors: factors on step times and latencies.
-            precise: whether a limit must hold beyond chance; else the percentile of one shorter
-                run decides.
-            budget: the search's; a full one if `None`.
+        `None` where the budget does not last for it.
         """
-        self._inputs = inputs
-        self._budget = SimulationBudget() if budget is None else budget
-        self.precise = precise
-        self.exhausted = False
-        self.errors = errors
-        self._arrivals: dict[tuple[int, int], Arrivals] = {}
-        self._verdicts: dict[tuple[str, int, int, int], PlanVerdict] = {}
-        self._predicted: dict[tuple[str, int, int], Outcome] = {}
-
-    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
-        """
-        Simulate whether every limit surely holds, or one does not.
-
-        What a short run leaves open is decided by the verifying run, which is longer and has
-        another seed; what is open then counts as missed (docs/model.md, eq. L4).
-        """
-        key = (*_key(candidate), seed)
-        if key not in self._verdicts:
-            self._verdicts[key] = self._judged(candidate, seed)
-        return self._verdicts[key]
-
-    def _judged(self, candidate: Candidate, seed: int) -> PlanVerdict:
-        slow = candidate.with_errors(self.errors)
-        missed = PlanVerdict(holds=False, bottleneck_role=_last_role(candidate), requests=0)
-        used = utilisations(slow)
-        if max(used.values()) >= 1:
-            return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
-        count = self.length(slow)
-        if seed and self.precise:
-            count = max(count, VERIFY_REQUESTS)
-        if not self._budget.take(count, sum(candidate.replicas.values())):
-            self.exhausted = True
-            return replace(missed, exhausted=True)
-        try:
-            outcome = self.outcome(slow, requests=count, seed=seed)
-        except NegativeAnswer:  # requests that preempt one another without end
-            return replace(missed, requests=count)
-        sure, check = judge(outcome, self._inputs)
-        if sure is None and self.precise and not seed and count < VERIFY_REQUESTS:
-            return self.verdict(candidate, seed=VERIFY_SEED)
-        holds = sure if self.precise else check.ratio <= 1
-        role = "" if holds else _bottleneck_role(candidate, outcome, check)
-        verdict = PlanVerdict(
-            holds=holds is True, bottleneck_role=role, requests=count, check=check
-        )
-        return self._with_latency_errors(verdict, outcome, candidate, seed) if holds else verdict
-
-    def _with_latency_errors(
-        self, verdict: PlanVerdict, slowed: Outcome, candidate: Candidate, seed: int
-    ) -> PlanVerdict:
-        """Deny what holds with slow steps, but not with latencies as far off as measured."""
-        slo = self._inputs.scenario.slo
-        if _latest(slowed, slo, self.errors).ratio <= 1:  # steps as predicted are faster still
-            return verdict
-        if seed and self.precise:
-            outcome = self.predicted(candidate)
-        else:
-            outcome = self.outcome(candidate, requests=verdict.requests, seed=seed)
-        late = _latest(outcome, slo, self.errors)
-        if late.ratio <= 1:
-            return verdict
-        split = candidate.layout.prefill is not None
-        role = "prefill" if split and late.name.startswith("TTFT") else _last_role(candidate)
-        return replace(verdict, holds=False, bottleneck_role=role, check=late)
+        key = slow, requests, seed
+        if key not in self._runs:
+            share = requests + REPLICA_SETUP_REQUESTS * sum(slow.replicas.values())
+            if share > self._left:
+                return None
+            self._left -= share
+            self._runs[key] = self._run(slow, self.outcome(slow, requests=requests, seed=seed))
+        return self._runs[key]
 
     def predicted(self, candidate: Candidate) -> Outcome:
         """
@@ -185,61 +143,140 @@ class SloSimulator:
 
         The seed is that of no run by which the search chose the candidate.
         """
-        key = _key(candidate)
-        if key not in self._predicted:
-            count = max(self.length(candidate), VERIFY_REQUESTS)
-            self._predicted[key] = self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
-        return self._predicted[key]
+        count = predicted_requests(candidate, self.inputs.scenario.slo)
+        return self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
 
     def outcome(self, slow: Candidate, *, requests: int, seed: int) -> Outcome:
-        """Simulate a candidate with the step times that it has."""
-        if (requests, seed) not in self._arrivals:
-            load = self._inputs.scenario.workload
-            self._arrivals[requests, seed] = drawn(load, RequestSource(), count=requests, seed=seed)
-        arrivals = self._arrivals[requests, seed]
-        system = deployed_system(deployment(self._inputs, slow), slow.tandem.step_model)
-        _, batch = bounds.steady_decode(slow.tandem, split=slow.layout.prefill is not None)
-        limit, replicas = slow.tandem.decode.max_batch_size, slow.tandem.decode.replicas
+        """Simulate a candidate with the step times that it has; a prediction is kept."""
+        if seed == PREDICTION_SEED and slow in self._predicted:
+            return self._predicted[slow]
+        tandem = slow.tandem
+        key = tandem.workload, requests, seed
+        if key not in self._arrivals:
+            self._arrivals[key] = drawn(tandem.workload, RequestSource(), count=requests, seed=seed)
+        arrivals = self._arrivals[key]
+        _, batch = bounds.steady_decode(tandem, split=slow.layout.prefill is not None)
+        limit, replicas = tandem.decode.max_batch_size, tandem.decode.replicas
         decoding = steady_decoding(arrivals, int(min(batch, limit) * replicas), seed=seed)
-        return simulate(system, arrivals, seed=seed, decoding=decoding, samples=1)
+        system = self._system(slow)
+        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1)
+        if seed == PREDICTION_SEED:
+            self._predicted[slow] = found
+        return found
 
-    def length(self, slow: Candidate) -> int:
-        """
-        Return the requests of a run, within bounds: a multiple of what the system holds.
+    def _system(self, slow: Candidate) -> System:
+        """Return what a candidate deploys: as many replicas as it has, of those of the smallest."""
+        one = slow.sized(*(min(1, count) for count in slow.sizes))
+        if one not in self._systems:
+            deployed = deployed_system(deployment(self.inputs, one), one.tandem.step_model)
+            self._systems[one] = deployed
+        found, tandem = self._systems[one], slow.tandem
+        prefill = found.prefill and replace(found.prefill, replicas=tandem.prefill.replicas)
+        decode = replace(found.decode, replicas=tandem.decode.replicas)
+        return replace(found, prefill=prefill, decode=decode)
 
-        A precise run also lasts for several relaxation times of the prefill queue, in each of
-        which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
+    def _run(self, slow: Candidate, outcome: Outcome) -> Run:
+        limits = tuple(limits_of(outcome, self.inputs.scenario.slo))
+        tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
+        return Run(limits=limits, role=_bottleneck_role(slow, outcome, tightest))
+
+
+class SloSimulator:
+    """Verdicts on candidates, with steps that take *errors* times as long as predicted."""
+
+    def __init__(
+        self, simulations: Simulations, errors: StepErrors, *, precise: bool = True
+    ) -> None:
         """
-        load, tandem = self._inputs.scenario.workload, slow.tandem
-        full_step_s = bounds.decode_step_s(tandem, tandem.decode.max_batch_size)
-        stay_s = self._inputs.scenario.slo.ttft_s
-        stay_s += full_step_s * float(tandem.output_tokens.mean())
-        inside = (RUN_STAYS if self.precise else QUICK_STAYS) * load.requests_per_s * stay_s
+        Keep what verdicts are made of.
+
+        Args:
+            simulations: the search's.
+            errors: factors on step times and latencies.
+            precise: whether a limit must hold beyond chance; else the percentile of one shorter
+                run decides.
+        """
+        self.errors, self.precise = errors, precise
+        self.exhausted = False
+        self._simulations, self._slo = simulations, simulations.inputs.scenario.slo
+
+    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
+        """
+        Simulate whether every limit surely holds, or one does not.
+
+        What a short run leaves open, though every percentile in it holds, is decided by the
+        verifying run, which is longer and has another seed; what else is open counts as missed
+        (docs/model.md, eq. L4).
+        """
+        slow = candidate.with_errors(self.errors)
+        missed = PlanVerdict(holds=False, bottleneck_role=_last_role(candidate), requests=0)
+        used = utilisations(slow)
+        if max(used.values()) >= 1:
+            return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
+        count = run_requests(slow, self._slo, precise=self.precise)
+        if seed and self.precise:
+            count = max(count, VERIFY_REQUESTS)
+        try:
+            run = self._simulations.run(slow, requests=count, seed=seed)
+        except NegativeAnswer:  # requests that preempt one another without end
+            return replace(missed, requests=count)
+        if run is None:
+            return self._exhausted(missed)
+        check = run.tightest
+        holds = check.ratio <= 1
+        if self.precise and not run.surely_holds:
+            is_open = holds and run.surely_holds is None
+            if is_open and not seed and count < VERIFY_REQUESTS:
+                return self.verdict(candidate, seed=VERIFY_SEED)
+            holds = False
+        role = "" if holds else run.role
+        verdict = PlanVerdict(holds=holds, bottleneck_role=role, requests=count, check=check)
+        return self._with_latency_errors(verdict, run, candidate, seed) if holds else verdict
+
+    def _with_latency_errors(
+        self, verdict: PlanVerdict, slowed: Run, candidate: Candidate, seed: int
+    ) -> PlanVerdict:
+        """Deny what holds with slow steps, but not with latencies as far off as measured."""
+        if slowed.late(self.errors).ratio <= 1:  # steps as predicted are faster still
+            return verdict
+        count = verdict.requests
+        if seed and self.precise:
+            count, seed = predicted_requests(candidate, self._slo), PREDICTION_SEED
+        run = self._simulations.run(candidate, requests=count, seed=seed)
+        if run is None:
+            return self._exhausted(verdict)
+        late = run.late(self.errors)
+        if late.ratio <= 1:
+            return verdict
+        split = candidate.layout.prefill is not None
+        role = "prefill" if split and late.name.startswith("TTFT") else _last_role(candidate)
+        return replace(verdict, holds=False, bottleneck_role=role, check=late)
+
+    def _exhausted(self, verdict: PlanVerdict) -> PlanVerdict:
+        self.exhausted = True
+        return replace(verdict, holds=False, exhausted=True)
+
+
+def run_requests(slow: Candidate, slo: SloSpec, *, precise: bool) -> int:
+    """
+    Return the requests of a run, within bounds: a multiple of what the system holds.
+
+    A precise run also lasts for several relaxation times of the prefill queue, in each of
+    which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
+    """
+    tandem = slow.tandem
+    full_step_s = bounds.decode_step_s(tandem, tandem.decode.max_batch_size)
+    stay_s = slo.ttft_s + full_step_s * float(tandem.output_tokens.mean())
+    inside = (RUN_STAYS if precise else QUICK_STAYS) * tandem.workload.requests_per_s * stay_s
+    if precise:
         rho = min(utilisations(slow).get("prefill", 0.0), 0.99)
-        if self.precise:
-            inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
-        return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
+        inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
+    return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
 
 
-def _key(candidate: Candidate) -> tuple[str, int, int]:
-    tandem = candidate.tandem
-    return str(candidate), tandem.decode.max_batch_size, tandem.local_threshold_tokens
-
-
-def judge(outcome: Outcome, inputs: Inputs) -> tuple[bool | None, Check]:
-    """
-    Compare a run with the SLO, sampling error included.
-
-    Returns:
-        `True` where every limit surely holds, `False` where one is surely missed, else `None`;
-        and the limit that is used up most.
-    """
-    found = limits_of(outcome, inputs.scenario.slo)
-    worst = max((check for check, _ in found), key=lambda check: check.ratio)
-    sure = [holds for _, holds in found]
-    if False in sure:
-        return False, worst
-    return (None if None in sure else True), worst
+def predicted_requests(candidate: Candidate, slo: SloSpec) -> int:
+    """Return the requests of the run that a prediction is read from."""
+    return max(run_requests(candidate, slo, precise=True), VERIFY_REQUESTS)
 
 
 def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]:
@@ -256,12 +293,6 @@ def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]
             )
             found.append((check, _sure(values, weights, limit_s, share)))
     return found
-
-
-def _latest(outcome: Outcome, slo: SloSpec, errors: StepErrors) -> Check:
-    """Return the tightest limit if latencies are as far off as those measured under load."""
-    found = (check.with_errors(errors) for check, _ in limits_of(outcome, slo))
-    return max(found, key=lambda check: check.ratio)
 
 
 def _sure(
@@ -282,13 +313,12 @@ def _percentile(
 
 
 def _bottleneck_role(candidate: Candidate, outcome: Outcome, check: Check) -> str:
-    """Return the pool that has to grow: prefill where requests wait longer for it."""
-    if candidate.layout.prefill is None:
-        return "mixed"
-    counted = {name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()}
-    if check.name.startswith("TTFT") and counted[PREFILL_QUEUE] >= counted[DECODE_QUEUE]:
-        return "prefill"
-    return "decode"
+    """Return the pool that a limit asks for: prefill where late requests wait longer for it."""
+    if candidate.layout.prefill is None or not check.name.startswith("TTFT"):
+        return _last_role(candidate)
+    late = outcome.counts & (outcome.ttft_s >= check.seconds)
+    waits = {name: float(part[late].mean()) for name, part in outcome.parts_s.items()}
+    return "prefill" if waits[PREFILL_QUEUE] >= waits[DECODE_QUEUE] else "decode"
 
 
 def _last_role(candidate: Candidate) -> str:

@@ -69,7 +69,7 @@ class EventLoop:
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count
         self.samples: list[tuple[float, list[tuple[int, int, int]]]] = []
         self._rng = random.Random(seed)  # noqa: S311  (a simulation, not a secret)
-        self._heap: list[tuple[float, int, int, Any, int]] = []
+        self._heap: list[tuple[float, int, int, Any]] = []
         self._serial = 0
         self._link_conversations(arrivals)
         self._build()
@@ -148,9 +148,8 @@ class EventLoop:
                 self.decode_of[request] = at
                 self._to_decode.add(at, self.requests.num_prompt_tokens[request])
         for replica in self.decode:
-            epoch = replica.epoch
             replica.start_stretch(0.0)
-            self._queue_end(replica, epoch)
+            self._queue_end(replica)
 
     def run(self, progress: Callable[[int], None] | None = None, *, samples: int = SAMPLES) -> None:
         """
@@ -172,10 +171,10 @@ class EventLoop:
         every = max(1, self.num_arrivals // max(1, min(samples, SAMPLED_REPLICAS // replicas)))
         for _ in range(self._events_left):
             if heap and heap[0][0] < coming_s:
-                time_s, kind, _, what, epoch = heappop(heap)
+                time_s, kind, _, what = heappop(heap)
                 if kind != STRETCH:
                     take[kind](what, time_s)
-                elif what.epoch == epoch:
+                elif what.end_s == time_s and what.active:  # else it is another end by now
                     self._end_stretch(what, time_s)
             elif coming >= 0:
                 if coming % every == 0:
@@ -210,9 +209,8 @@ class EventLoop:
             self.prefill_of[request] = at = self._to_prefill.choose(tokens)
             replica = self.prefill[at]
         if not (self._more_coming or self._held) or replica.active:
-            epoch = replica.epoch
             replica.add(request, now_s)
-            self._queue_end(replica, epoch)
+            self._queue_end(replica)
         else:
             replica.waiting.append(request)
             self._held[replica] = None
@@ -222,16 +220,16 @@ class EventLoop:
     def _start_held(self, now_s: float) -> None:
         """Start idle replicas once all requests of this moment are there: they share a step."""
         for replica in self._held:
-            epoch = replica.epoch
             replica.start_stretch(now_s)
-            self._queue_end(replica, epoch)
+            self._queue_end(replica)
         self._held.clear()
 
-    def _queue_end(self, replica: Replica, epoch: int) -> None:
-        """Queue the end of a replica's stretch if it is not the one of *epoch*."""
-        if replica.epoch != epoch and replica.active:
+    def _queue_end(self, replica: Replica) -> None:
+        """Queue the end of a replica's stretch, if it is a new one, and the pulls that it began."""
+        if replica.active and replica.end_s != replica.queued_s:
             self._serial += 1
-            heappush(self._heap, (replica.end_s, STRETCH, self._serial, replica, replica.epoch))
+            replica.queued_s = replica.end_s
+            heappush(self._heap, (replica.end_s, STRETCH, self._serial, replica))
         if replica.started_pulls:
             self._begin_pulls(replica)
         if self._interferes and replica.prefill_only:
@@ -243,23 +241,21 @@ class EventLoop:
         if computing != self._num_computing:
             self._num_computing = computing
             for replica in self.decode:
-                epoch = replica.epoch
                 replica.reschedule(now_s)
-                self._queue_end(replica, epoch)
+                self._queue_end(replica)
 
     def _begin_pulls(self, replica: Replica) -> None:
         handover_s = replica.handover_s
         for request, time_s in replica.started_pulls:
             self._serial += 1
-            heappush(self._heap, (time_s + handover_s, PULL, self._serial, request, 0))
+            heappush(self._heap, (time_s + handover_s, PULL, self._serial, request))
         replica.started_pulls.clear()
 
     def _end_stretch(self, replica: Replica, now_s: float) -> None:
         """End a replica's stretch, start the next, and pass on the requests that are done."""
-        epoch = replica.epoch
         done = replica.end_stretch()
         replica.start_stretch(now_s)
-        self._queue_end(replica, epoch)
+        self._queue_end(replica)
         if done:
             at = self._index[replica]
             if replica.prefill_only:
@@ -276,11 +272,10 @@ class EventLoop:
         self._to_prefill.remove(at, tokens)
         self.decode_of[request] = chosen = self._to_decode.choose(tokens)
         replica = self.decode[chosen]
-        epoch = replica.epoch
         replica.add_remote_prefill(request, now_s)
         if self._interferes:
             replica.delay(now_s)
-        self._queue_end(replica, epoch)
+        self._queue_end(replica)
 
     def _pull(self, request: int, now_s: float) -> None:
         self.pull_s[request] = now_s
@@ -291,19 +286,17 @@ class EventLoop:
             now_s,
         )
         self._serial += 1
-        heappush(self._heap, (end_s, PULLED, self._serial, request, 0))
+        heappush(self._heap, (end_s, PULLED, self._serial, request))
 
     def _pulled(self, request: int, now_s: float) -> None:
         """End a pull: the request may decode, and the prefill replica gets its blocks back."""
         self.pulled_s[request] = now_s
         replica = self.decode[self.decode_of[request]]
-        epoch = replica.epoch
         replica.kv_received(request, now_s)
-        self._queue_end(replica, epoch)
+        self._queue_end(replica)
         source = self.prefill[self.prefill_of[request]]
-        epoch = source.epoch
         source.release(request, now_s)
-        self._queue_end(source, epoch)
+        self._queue_end(source)
 
     def _finished(self, request: int, at: int, now_s: float) -> None:
         """Take the request off its replica's load; queue the next one of its conversation."""
@@ -313,7 +306,7 @@ class EventLoop:
             self.due_s[follower] = now_s + think_s
             self._serial += 1
             due_s = now_s + think_s + self._system.path.request_s
-            heappush(self._heap, (due_s, ARRIVAL, self._serial, follower, 0))
+            heappush(self._heap, (due_s, ARRIVAL, self._serial, follower))
 
     def _sample(self, now_s: float) -> None:
         self.samples.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -192,7 +193,8 @@ def _outcome(system: System, run: EventLoop) -> Outcome:
     requests, own = run.requests, slice(run.num_arrivals)
     due, first = np.array(run.due_s[own]), np.array(requests.first_token_s[own])
     finish, outputs = np.array(requests.finished_s[own]), np.array(requests.max_tokens[own])
-    gaps = np.array([gap for replica in run.decode for gap in replica.gaps]).reshape(-1, 3)
+    gaps = np.fromiter(chain.from_iterable(replica.gaps for replica in run.decode), float)
+    gaps = gaps.reshape(-1, 3)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(outputs > 1, (finish - first) / (outputs - 1), np.nan)
     counts, settled = _counted(due, first - due, finish - due, tpot)

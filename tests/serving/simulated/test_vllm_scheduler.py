@@ -125,26 +125,26 @@ def simulated(case: dict[str, Any]) -> Recorded:
         else None
     )
     replica = Recorded(requests, step, limits, cache)
-    heap: list[tuple[float, int, int, int]] = [
-        (due, 0, number, 0) for number, due in enumerate(case["due_s"])
+    heap: list[tuple[float, int, int]] = [
+        (due, 0, number) for number, due in enumerate(case["due_s"])
     ]
     while heap:
-        now, kind, what, epoch = heapq.heappop(heap)
-        before = replica.epoch
+        now, kind, what = heapq.heappop(heap)
         if kind == 0 and case["pull_s"] is None:
             replica.add(what, now)
         elif kind == 0:
             replica.add_remote_prefill(what, now)
         elif kind == 1:
             replica.kv_received(what, now)
-        elif replica.epoch == epoch:
+        elif replica.active and replica.end_s == now:
             replica.end_stretch()
             replica.start_stretch(now)
         for number, time_s in replica.started_pulls:
-            heapq.heappush(heap, (time_s + case["pull_s"][number], 1, number, 0))
+            heapq.heappush(heap, (time_s + case["pull_s"][number], 1, number))
         replica.started_pulls.clear()
-        if replica.epoch != before and replica.active:
-            heapq.heappush(heap, (replica.end_s, 2, 0, replica.epoch))
+        if replica.active and replica.end_s != replica.queued_s:
+            replica.queued_s = replica.end_s
+            heapq.heappush(heap, (replica.end_s, 2, 0))
     return replica
 
 

@@ -22,7 +22,7 @@ from sizing.simulation.planned import simulate_plan
 from tests.sizing.conftest import QUICK, Sizing
 
 CACHES = (
-    cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, gpu._read_gpu, model.models,
+    cluster.clusters, cluster.switches, gpu.gpus, gpu.collectives, model.models,
     model._model_names, engine.engines,
 )  # fmt: skip
 

@@ -33,7 +33,7 @@ from sizing.planner.pool_sizing import (
 )
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
 from sizing.planner.tandem import QUANTILES
 from sizing.simulation.outcome import simulate
@@ -65,7 +65,7 @@ def started(case: Inputs, layout: Layout = SPLIT, **interference: float) -> Cand
 
 def simulated(case: Inputs, chosen: Candidate, requests: int = 3000) -> Outcome:
     """Simulate a configuration with step times as predicted."""
-    return SloSimulator(case, StepErrors()).outcome(chosen, requests=requests, seed=0)
+    return Simulations(case).outcome(chosen, requests=requests, seed=0)
 
 
 @pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])
@@ -187,7 +187,7 @@ class Known(SloSimulator):
     """A simulator of pools that hold from certain sizes on."""
 
     def __init__(self, case: Inputs, least: tuple[int, int]) -> None:
-        super().__init__(case, StepErrors())
+        super().__init__(Simulations(case), StepErrors())
         self.least = least
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:  # noqa: ARG002
@@ -231,7 +231,7 @@ def test_the_fewest_replicas_are_found_from_any_guess(
 def test_the_estimate_is_near_what_holds() -> None:
     lowest = fewest_by_utilisation(START, CASE)
     estimate = estimated_sizes(START, CASE, StepErrors(), lowest)
-    simulator = SloSimulator(CASE, StepErrors())
+    simulator = SloSimulator(Simulations(CASE), StepErrors())
     assert simulator.verdict(START.sized(*(round(1.3 * count) + 1 for count in estimate))).holds
     assert not simulator.verdict(START.sized(*(int(0.7 * count) for count in estimate))).holds
 

@@ -29,7 +29,7 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.search import Found, Infeasible, search
-from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, judge
+from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
 
@@ -89,7 +89,7 @@ def test_the_figure_of_the_first_issue(rate: float, low: int, high: int, decode:
 def test_no_smaller_configuration_holds(case: Inputs) -> None:
     """Every layout, size and limit with fewer GPUs fails its simulation: pruning loses nothing."""
     answer = found(case)
-    best, simulator = answer.candidate.gpus, SloSimulator(case, answer.errors)
+    best, simulator = answer.candidate.gpus, SloSimulator(Simulations(case), answer.errors)
     models, tried = StepModels(case), 0
     shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
     for prefill, decode in product(shapes, shapes):
@@ -128,7 +128,7 @@ def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
     start = one_replica_each(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
     start = start.limited(max(1, int(share * start.max_batch)))
     low_prefill, low_decode = fewest_by_utilisation(start, given)
-    simulator = SloSimulator(given, StepErrors())
+    simulator = SloSimulator(Simulations(given), StepErrors())
     if low_prefill > 1:
         fewer = start.sized(low_prefill - 1, 4 * low_decode)
         assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
@@ -160,7 +160,8 @@ def test_headroom_is_where_the_slo_breaks() -> None:
         loaded = at(5.0 * load_factor, LARGE)
         chosen = candidate_of(plan)
         chosen = replace(chosen, tandem=replace(chosen.tandem, workload=loaded.scenario.workload))
-        assert SloSimulator(loaded, StepErrors(), precise=False).verdict(chosen).holds is holds
+        quick = SloSimulator(Simulations(loaded), StepErrors(), precise=False)
+        assert quick.verdict(chosen).holds is holds
 
 
 def test_a_price_is_counted_only_where_given() -> None:
@@ -296,14 +297,13 @@ def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
     given = at(6.0, LARGE)
     answer = found(given)
-    simulator = SloSimulator(given, answer.errors)
+    simulations = Simulations(given)
     slow = answer.candidate.with_errors(answer.errors)
     for seed in (11, 12, 13):  # as long as it takes for a p99 not to be chance
-        assert judge(simulator.outcome(slow, requests=40_000, seed=seed), given)[1].ratio <= 1
+        run = simulations.run(slow, requests=40_000, seed=seed)
+        assert run is not None
+        assert run.tightest.ratio <= 1
     prefill, decode = answer.candidate.replicas.values()
     fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
-    ratios = [
-        judge(simulator.outcome(slow.sized(*each), requests=12_000, seed=11), given)[1].ratio
-        for each in fewer
-    ]
-    assert max(ratios) > 1
+    runs = [simulations.run(slow.sized(*each), requests=12_000, seed=11) for each in fewer]
+    assert max(run.tightest.ratio for run in runs if run) > 1

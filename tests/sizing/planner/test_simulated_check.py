@@ -11,7 +11,7 @@ from sizing.planner.candidates import one_replica_each
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout
 from sizing.planner.result import PlanVerdict
-from sizing.planner.simulated_check import VERIFY_SEED, SloSimulator, verify_sizes
+from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import SMALL, at, proposed
 
@@ -31,7 +31,9 @@ def chosen() -> Candidate:
 
 def judged(ttft_s: float, *, precise: bool = True, errors: StepErrors | None = None) -> PlanVerdict:
     """Return the verdict on `chosen` under a limit on TTFT."""
-    simulator = SloSimulator(at(RATE, ttft_s=ttft_s), errors or StepErrors(), precise=precise)
+    simulator = SloSimulator(
+        Simulations(at(RATE, ttft_s=ttft_s)), errors or StepErrors(), precise=precise
+    )
     return simulator.verdict(chosen(), seed=VERIFY_SEED)
 
 
@@ -77,7 +79,7 @@ class Doubtful(SloSimulator):
 def test_luck_of_the_first_seed_is_not_believed() -> None:
     """The pool that a fresh seed blames grows until both agree, as long as that is worth it."""
     given = at(RATE)
-    simulator = Doubtful(given, StepErrors())
+    simulator = Doubtful(Simulations(given), StepErrors())
     proof = verify_sizes(given, simulator, chosen(), below=float("inf"))
     assert proof is not None
     grown, verdicts = proof
