@@ -118,7 +118,7 @@ def _at_the_edge(
     row: MeasuredRow, config: RowConfig, arrivals: Arrivals, found: Outcome
 ) -> tuple[Outcome, str]:
     """
-    Return an open loop's run, and a note where its load is at the edge of capacity (eq. V8).
+    Return an open loop's run, and a note where its load is at the edge of capacity (eq. V6).
 
     There a queue that hardly forms and one that grows without end are a few per cent of a step
     apart, less than steps are known to. Who measures an open loop chooses a rate that is served:

@@ -46,7 +46,7 @@ def test_a_faster_rate_waits_longer() -> None:
 
 
 def test_a_rate_at_the_edge_of_capacity_is_served() -> None:
-    """Between a rate that is served and one far too high some are served by faster steps (V8)."""
+    """Between a rate that is served and one far too high some are served by faster steps (V6)."""
     found = [predict_row(row(load="open", requests_per_s=f"{rate}")) for rate in (10, 26, 100)]
     edge = ["edge of capacity" in each.reason for each in found]
     assert (edge[0], edge[-1], any(edge)) == (False, False, True)
