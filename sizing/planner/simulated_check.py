@@ -81,7 +81,7 @@ VerifiedSizes = tuple["Candidate", tuple[PlanVerdict, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SloRun:
     """
     What a simulation says of the SLO.
 
@@ -119,10 +119,10 @@ class Simulations:
         self._left = requests
         self._systems: dict[Candidate, System] = {}
         self._arrivals: dict[tuple[WorkloadSpec, int, int], Arrivals] = {}
-        self._runs: dict[tuple[Candidate, int, int], Run] = {}
+        self._runs: dict[tuple[Candidate, int, int], SloRun] = {}
         self._predicted: dict[Candidate, Outcome] = {}
 
-    def run(self, slow: Candidate, *, requests: int, seed: int) -> Run | None:
+    def run(self, slow: Candidate, *, requests: int, seed: int) -> SloRun | None:
         """
         Simulate a candidate with the step times that it has, unless that was done before.
 
@@ -175,10 +175,10 @@ class Simulations:
         decode = replace(found.decode, replicas=tandem.decode.replicas)
         return replace(found, prefill=prefill, decode=decode)
 
-    def _run(self, slow: Candidate, outcome: Outcome) -> Run:
+    def _run(self, slow: Candidate, outcome: Outcome) -> SloRun:
         limits = tuple(limits_of(outcome, self.inputs.scenario.slo))
         tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
-        return Run(limits=limits, role=_bottleneck_role(slow, outcome, tightest))
+        return SloRun(limits=limits, role=_bottleneck_role(slow, outcome, tightest))
 
 
 class SloSimulator:
@@ -234,7 +234,7 @@ class SloSimulator:
         return self._with_latency_errors(verdict, run, candidate, seed) if holds else verdict
 
     def _with_latency_errors(
-        self, verdict: PlanVerdict, slowed: Run, candidate: Candidate, seed: int
+        self, verdict: PlanVerdict, slowed: SloRun, candidate: Candidate, seed: int
     ) -> PlanVerdict:
         """Deny what holds with slow steps, but not with latencies as far off as measured."""
         if slowed.late(self.errors).ratio <= 1:  # steps as predicted are faster still
