@@ -71,6 +71,7 @@ class MeasuredRow:
         max_num_seqs: sequences a step may hold on one attention rank, where known.
         measured: day, year first; empty: unknown.
         num_requests: of an open loop, where known.
+        means_only: its lengths are distributions of which only the means are known.
         excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
@@ -99,6 +100,7 @@ class MeasuredRow:
     max_num_seqs: int | None
     measured: str = ""
     num_requests: int | None = None
+    means_only: bool = False
     excluded: str = ""
 
     @property
@@ -118,6 +120,8 @@ def kind_of(row: MeasuredRow) -> str:
         return "split"
     if row.load == "closed" and not row.length_jitter:
         return "closed, fixed lengths"
+    if row.load == "open" and row.means_only:
+        return "open, mean lengths"
     return row.load
 
 
@@ -169,6 +173,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
         measured=cells.get("measured", ""),
         num_requests=_num_requests(line, amount) if load == "open" else None,
+        means_only=cells.get("lengths") == "distribution",
     )
     if row.length_jitter >= 1:
         raise line.error("length_jitter", "0 or more and below 1")
@@ -327,7 +332,9 @@ def path_of(
         configuration: of a row; empty: none that was measured.
     """
     experts = " MoE" if model.moe else " dense"
-    kind = f"closed{experts}" if load.startswith("closed") else load
+    # An open loop of known lengths errs as closed ones do, of which there are many more.
+    known = load.startswith("closed") or load == "open"
+    kind = f"loaded{experts}" if known else load
     shape = f"{model.num_layers} layers of {model.hidden_size}"
     generation = gpu_generation(find_gpu(gpu).name)
     return (kind, engine.lower(), model_family(name), generation, shape, configuration)

@@ -89,7 +89,7 @@ def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
     """Its measured rows are predicted by the scheduling rules that its own file gives."""
     cells = {
         "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "mine",
-        "engine_version": "2.0", "weight_dtype": "fp8", "serving": "aggregated", "gpus": "8",
+        "engine_version": "2.0", "weight_dtype": "bf16", "serving": "aggregated", "gpus": "8",
         "tp": "8", "load": "closed", "concurrency": "16", "isl": "9000", "osl": "16",
         "length_jitter": "0.5",
     }  # fmt: skip

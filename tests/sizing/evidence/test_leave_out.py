@@ -27,7 +27,7 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
             predicted_s=1.0,
             log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
             source=f"source-{group}",
-            path=("closed dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
+            path=("loaded dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
             row_class="dense, serving",
         )
         for group in range(4)

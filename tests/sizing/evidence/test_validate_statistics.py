@@ -16,11 +16,11 @@ from sizing.evidence.interval import DISTANCES, LEVELS, RowResidual, fit_interva
 from sizing.evidence.leave_out import leave_out
 from sizing.evidence.validate import summarise
 
-KNOWN = ("closed dense", "vllm", "f1", "Hopper", "m1", "c1")
+KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")
 
 
 def residuals(
-    spread: float, count: int = 400, bias: float = 0.0, kind: str = "closed dense"
+    spread: float, count: int = 400, bias: float = 0.0, kind: str = "loaded dense"
 ) -> list[RowResidual]:
     """Rows of forty configurations, errors normal in the logarithm."""
     draw = np.random.default_rng(7)
@@ -47,7 +47,7 @@ def nested(seed: int, families: int = 12) -> list[RowResidual]:
             for configuration in range(3):
                 own = of_model + draw.normal(0.0, 0.1)
                 names = (f"m{family}-{model}", f"c{family}-{model}-{configuration}")
-                path = ("closed dense", "vllm", f"f{family}", "Hopper", *names)
+                path = ("loaded dense", "vllm", f"f{family}", "Hopper", *names)
                 rows += [
                     RowResidual(
                         quantity="ttft",
@@ -82,11 +82,11 @@ def test_intervals_get_wider_with_the_distance() -> None:
     made = fit_intervals(nested(1))
     labels = ("f1", "Hopper", "m1-0", "c1-0-0")
     paths = [
-        ("closed dense", "vllm", *labels),
-        ("closed dense", "vllm", *labels[:3], ""),
-        ("closed dense", "vllm", *labels[:2], "new", ""),
-        ("closed dense", "vllm", "f1", "Ampere", "new", ""),
-        ("closed dense", "other", *labels),
+        ("loaded dense", "vllm", *labels),
+        ("loaded dense", "vllm", *labels[:3], ""),
+        ("loaded dense", "vllm", *labels[:2], "new", ""),
+        ("loaded dense", "vllm", "f1", "Ampere", "new", ""),
+        ("loaded dense", "other", *labels),
         ("static", "vllm", *labels),
     ]
     found = [made.around(1.0, "ttft", path) for path in paths]
@@ -152,8 +152,8 @@ def test_intervals_back_off_to_what_is_known() -> None:
     """A model that was never measured gets the interval of its family; another quantity none."""
     made = fit_intervals(residuals(0.1))
     own, other = (made.around(2.0, "tpot", (*KNOWN[:4], model, "")) for model in ("m1", "new"))
-    assert own.group == "tpot/closed dense/vllm/f1/Hopper/m1"
-    assert other.group == "tpot/closed dense/vllm/f1/Hopper"
+    assert own.group == "tpot/loaded dense/vllm/f1/Hopper/m1"
+    assert other.group == "tpot/loaded dense/vllm/f1/Hopper"
     assert own.low_s < 2.0 < own.high_s
     assert made.around(2.0, "ttft", KNOWN) is None
     # Rows predicted with their own constants say too little of one that is not.
