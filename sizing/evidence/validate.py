@@ -82,7 +82,7 @@ class ErrorSummary(Spec):
 
 def class_of(row: MeasuredRow) -> str:
     """Name a row's class, in which errors are reported together."""
-    kind = kind_of(row)
+    kind = "split" if len(row.groups) > 1 else row.load
     if kind in CLASSES:
         return CLASSES[kind]
     try:
