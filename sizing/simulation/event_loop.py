@@ -237,8 +237,9 @@ class EventLoop:
         """Queue the end of a replica's stretch, if it is a new one, and the pulls that it began."""
         ending = replica
         if isinstance(replica, Rank):
-            keep_in_step(replica)
             ending = replica.ranks[0]  # it stands for its group
+            if replica.end_s != ending.queued_s:
+                keep_in_step(replica)
         if ending.active and ending.end_s != ending.queued_s:
             self._serial += 1
             ending.queued_s = ending.end_s
