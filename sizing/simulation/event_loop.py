@@ -231,6 +231,8 @@ class EventLoop:
         for replica in idle:
             replica.start_stretch(now_s)
         for replica in idle:
+            if isinstance(replica, Rank):
+                step_together(replica.ranks)
             self._queue_end(replica)
 
     def _queue_end(self, replica: Replica) -> None:

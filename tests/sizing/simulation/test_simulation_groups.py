@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STEP = PlannedStep(
     StepCoefficients(
@@ -70,11 +74,12 @@ def test_a_step_of_prompts_takes_as_long_as_that_of_the_slowest_rank() -> None:
 
 
 @pytest.mark.parametrize("build", [mixed, split])
-def test_a_request_at_an_idle_rank_waits_for_the_step_of_its_peers(build: object) -> None:
+def test_a_request_at_an_idle_rank_waits_for_the_step_of_its_peers(
+    build: Callable[[int, int], System],
+) -> None:
     """By hand: it arrives 10 ms into a step of 1,000 tokens, and its own step follows that."""
-    assert callable(build)
     arrivals = requests([0.0, 0.01], [1000, 100], [1, 1])
-    found: Outcome = simulate(build(2, 2), arrivals, seed=0)
+    found = simulate(build(2, 2), arrivals, seed=0)
     first_s, second_s = (STEP.step_s([(tokens, 0)], 0, 0) for tokens in (1000, 100))
     ends = found.due_s + found.parts_s["prefill_queue"] + found.parts_s["prefill"]
     assert ends == pytest.approx([first_s, first_s + second_s])
@@ -95,27 +100,26 @@ def test_a_prompt_of_one_rank_delays_the_tokens_of_another() -> None:
     assert found.stall_s[0] == pytest.approx(STEP.step_s([(1500, 0)], 0, 0))
 
 
-@pytest.mark.parametrize("build", [mixed, split])
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_ranks_with_equal_arrivals_are_as_one_rank(build: object, seed: int) -> None:
-    assert callable(build)
+def test_equal_ranks_with_equal_arrivals_are_as_one_rank(seed: int) -> None:
     one = chats(6.0, seed=seed)
     many = Arrivals(
         due_s=np.repeat(one.due_s, 4),
         input_tokens=np.repeat(one.input_tokens, 4),
         output_tokens=np.repeat(one.output_tokens, 4),
     )
-    alone = simulate(build(1, 1), one, seed=seed)
-    group = simulate(build(4, 4), many, seed=seed)
+    alone = simulate(mixed(1, 1), one, seed=seed)
+    group = simulate(mixed(4, 4), many, seed=seed)
     assert group.ttft_s == pytest.approx(np.repeat(alone.ttft_s, 4), abs=1e-9)
     assert group.e2e_s == pytest.approx(np.repeat(alone.e2e_s, 4), abs=1e-9)
 
 
 @pytest.mark.parametrize("build", [mixed, split])
 @pytest.mark.parametrize("seed", range(3))
-def test_groups_are_no_faster_than_ranks_that_step_alone(build: object, seed: int) -> None:
+def test_groups_are_no_faster_than_ranks_that_step_alone(
+    build: Callable[[int, int], System], seed: int
+) -> None:
     """Mean and p99 of TTFT and end-to-end time, and every request is answered."""
-    assert callable(build)
     arrivals = chats(16.0, seed=seed)
     alone, group = (simulate(build(4, size), arrivals, seed=seed) for size in (1, 4))
     for name in ("ttft_s", "e2e_s"):
