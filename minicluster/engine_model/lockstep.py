@@ -79,9 +79,9 @@ def keep_in_step(changed: Rank) -> None:
     if not changed.active:
         return
     if all(rank.active for rank in changed.ranks):
-        # Prompts that are scheduled are computed, though their step may begin late (eq. Q9).
-        prompts = any(rank.scheduled_prefills for rank in changed.ranks)
-        steps = max(changed.steps, int(prompts))
+        steps = changed.steps
+        if not steps and any(rank.scheduled_prefills for rank in changed.ranks):
+            steps = 1  # prompts that are scheduled are computed, though late (eq. Q9)
         for rank in changed.ranks:
             rank.shorten(steps)
     else:

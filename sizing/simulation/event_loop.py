@@ -284,10 +284,12 @@ class EventLoop:
         for rank in ranks:
             rank.start_stretch(now_s)
         step_together(ranks)
-        for rank in ranks:
-            self._queue_end(rank)
+        self._queue_end(ranks[0])
         for rank, requests in zip(ranks, done, strict=True):
-            self._pass_on(rank, requests, now_s)
+            if rank.started_pulls:
+                self._begin_pulls(rank)
+            if requests:
+                self._pass_on(rank, requests, now_s)
 
     def _pass_on(self, replica: Replica, done: list[int], now_s: float) -> None:
         """Send computed prompts to decode replicas; take finished requests off the load."""
