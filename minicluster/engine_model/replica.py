@@ -142,7 +142,8 @@ class Replica(Scheduler):
             return []
         seconds = self._seconds if taken == self._steps else self.steps_s(taken)
         end_s = self.start_s + seconds
-        self.busy_s += seconds
+        if self.running:
+            self.busy_s += seconds
         if self._scheduled_ahead:
             self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
         self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + taken
@@ -234,9 +235,13 @@ class Replica(Scheduler):
         """Begin the next step later, by what coming requests take from the cores (eq. Q9)."""
         delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
         if delay_s and self.batch > len(self.newly_joined):
-            self.start_s += delay_s
-            self.delay_batch(delay_s, self.batch - len(self.newly_joined))
+            self._wait(delay_s)
         self.pending_delays = 0
+
+    def _wait(self, seconds: float) -> None:
+        """Begin the next step later; sequences that have had a token wait for theirs."""
+        self.start_s += seconds
+        self.delay_batch(seconds, self.batch - len(self.newly_joined))
 
     def _until_full(self, steps: int) -> int:
         """Return the steps, at least one, after which blocks run out; bisection over eq. Q3."""
@@ -268,9 +273,13 @@ class Replica(Scheduler):
         steps = 0 if now_s < self.start_s else self.steps_until(now_s)
         steps += -(self._unseen_steps + steps) % every
         if steps < self._steps:
-            self._steps = steps
-            self._seconds = self.steps_s(steps)
-            self.end_s = self.start_s + self._seconds
+            self._take(steps)
+
+    def _take(self, steps: int) -> None:
+        """Let the stretch be so many decode steps."""
+        self._steps = steps
+        self._seconds = self.steps_s(steps)
+        self.end_s = self.start_s + self._seconds
 
     def _joins_next_step(self, request: int) -> bool:
         """Say whether a pulled request joins at the next step, whatever happens until then."""

@@ -1,4 +1,4 @@
-"""Cost of leaving the HB domain: KV transfer between pools by tier, TP over several domains."""
+"""Cost of leaving the HB domain: KV transfer by tier, TP and groups over several domains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Inputs, Plan, Pool
     from minicluster.specs.workload import WorkloadSpec
     from sizing.latency.load import StepLoad
 
@@ -42,11 +42,11 @@ class Transfer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wide:
     """
-    A pool's step with TP over several HB domains: the plan's own, or twice the domain.
+    A pool's step over several HB domains: the plan's own, or that of TP of twice the domain.
 
     Attributes:
         step_s: of the mean prompt, or of a full decode batch.
-        beyond_s: the part of it that one domain as wide as tp would not take.
+        beyond_s: the part of it that one domain as wide as its group (tp x dp) would not take.
         now_s: the same step at the plan's own degree.
     """
 
@@ -78,17 +78,37 @@ def crossing(plan: Plan) -> Crossing:
         Kinds of GPUs other than the cluster's own.
     """
     inputs = plan.inputs
-    if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= inputs.cluster.gpus_per_hb_domain:
+    domain = inputs.cluster.gpus_per_hb_domain
+    if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= domain:
         return Crossing(transfers=(), wide=())
-    engine = inputs.engine.on(inputs.gpu)
-    machine = Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=engine)
+    machine = _machine(inputs)
     tokens = mean_prompt_tokens(plan.workload)
     roles = {pool.role: pool for pool in plan.pools}
     split = {"prefill", "decode"} <= set(roles)
     return Crossing(
         transfers=tuple(_transfers(machine, roles, tokens)) if split else (),
-        wide=tuple(_wide(machine, pool, tokens) for pool in plan.pools),
+        wide=tuple(
+            _wide(machine, pool, tokens)
+            for pool in plan.pools
+            if pool.dp == 1 or pool.tp * pool.dp > domain
+        ),
     )
+
+
+def beyond_by_role(plan: Plan) -> dict[str, float]:
+    """Return the seconds a step that each pool pays whose group spans several HB domains."""
+    inputs = plan.inputs
+    domain = inputs.cluster.gpus_per_hb_domain
+    spanning = [pool for pool in plan.pools if pool.tp * pool.dp > domain]
+    if inputs.gpu.kind == "cpu" or not spanning:
+        return {}
+    machine, tokens = _machine(inputs), mean_prompt_tokens(plan.workload)
+    return {pool.role: _wide(machine, pool, tokens).beyond_s for pool in spanning}
+
+
+def _machine(inputs: Inputs) -> Machine:
+    engine = inputs.engine.on(inputs.gpu)
+    return Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=engine)
 
 
 def mean_prompt_tokens(load: WorkloadSpec) -> float:
@@ -128,7 +148,7 @@ def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
     load: StepLoad = prefill_load(tokens)
     if pool.role != "prefill":
         load = decode_load(pool.max_num_seqs, tokens)
-    tp = pool.tp if pool.tp > domain else 2 * domain
+    tp = pool.tp if pool.tp * pool.dp > domain else 2 * domain
     slicing = replace(pool.slicing, tp=tp)
     return Wide(
         role=pool.role,

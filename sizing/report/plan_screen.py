@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from minicluster.units import seconds
+from sizing.network.network_cost import beyond_by_role
 from sizing.planner.studies.cost import running
 from sizing.report.tables import (
     free_gpus,
@@ -90,10 +91,7 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
     facts = [
         _capacity(predicted),
-        *(
-            ("Network", f"TP beyond the HB domain costs {seconds(extra_s)} a step in {role}")
-            for role, extra_s in found.beyond_hb_domain_s.items()
-        ),
+        *_network(found.pools, found.beyond_hb_domain_s, inputs.cluster.gpus_per_hb_domain),
     ]
     blank = Text("")
     return Group(
@@ -198,6 +196,7 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     cost = "; ".join(_cost_parts(running(plan)))
     if cost:
         yield "Cost", cost
+    yield from _network(plan.pools, beyond_by_role(plan), plan.inputs.cluster.gpus_per_hb_domain)
     if plan.confidence is not None and plan.confidence.other_pools:
         yield "Compared", plan.confidence.other_pools
     local = plan.routing.local_threshold_tokens
@@ -206,6 +205,18 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if not plan.deployable.ok:
         rule = plan.deployable.rule_broken
         yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
+
+
+def _network(
+    pools: tuple[Pool, ...], beyond_s: dict[str, float], domain: int
+) -> Iterator[tuple[str, str]]:
+    """Yield what a step pays for leaving the HB domain, for each pool that does (eq. N2)."""
+    for pool in pools:
+        if pool.role in beyond_s:
+            wide = pool.tp * pool.dp
+            what = f"EP {pool.ep}" if pool.ep > 1 else f"TP {wide}"
+            cost = f"{seconds(beyond_s[pool.role])} a step in {pool.role}"
+            yield "Network", f"{what} over {-(-wide // domain)} domains costs {cost}"
 
 
 def _cost_parts(cost: Running) -> Iterator[str]:

@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
+from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
 from minicluster.engine_model.prefix_cache import ContentCache, ConversationCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
@@ -16,7 +17,7 @@ from minicluster.routing import Balancer
 from sizing.simulation.nics import NicQueues
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from minicluster.engine_model.prefix_cache import PrefixCache
     from minicluster.workload.arrivals import Arrivals
@@ -120,8 +121,9 @@ class EventLoop:
             self._interferes = True
 
     def _replicas(self, pool: SimulatedPool, *, prefill_only: bool) -> list[Replica]:
-        return [
-            Replica(
+        kind = Replica if pool.group == 1 else Rank
+        found = [
+            kind(
                 self.requests,
                 pool.step,
                 pool.limits,
@@ -130,6 +132,11 @@ class EventLoop:
             )
             for _ in range(pool.replicas)
         ]
+        ranks = [replica for replica in found if isinstance(replica, Rank)]
+        for at, rank in enumerate(ranks):
+            first = at - at % pool.group
+            rank.ranks = tuple(ranks[first : first + pool.group])
+        return found
 
     def _prefix_cache(self, pool: SimulatedPool) -> PrefixCache | None:
         """Return an empty cache of what requests may find; `None` where there is nothing to."""
@@ -147,9 +154,7 @@ class EventLoop:
             if self.decode[at].resume(request):
                 self.decode_of[request] = at
                 self._to_decode.add(at, self.requests.num_prompt_tokens[request])
-        for replica in self.decode:
-            replica.start_stretch(0.0)
-            self._queue_end(replica)
+        self._start(self.decode, 0.0)
 
     def run(self, progress: Callable[[int], None] | None = None, *, samples: int = SAMPLES) -> None:
         """
@@ -219,17 +224,28 @@ class EventLoop:
 
     def _start_held(self, now_s: float) -> None:
         """Start idle replicas once all requests of this moment are there: they share a step."""
-        for replica in self._held:
-            replica.start_stretch(now_s)
-            self._queue_end(replica)
+        self._start(self._held, now_s)
         self._held.clear()
+
+    def _start(self, idle: Collection[Replica], now_s: float) -> None:
+        for replica in idle:
+            replica.start_stretch(now_s)
+        for replica in idle:
+            if isinstance(replica, Rank):
+                step_together(replica.ranks)
+            self._queue_end(replica)
 
     def _queue_end(self, replica: Replica) -> None:
         """Queue the end of a replica's stretch, if it is a new one, and the pulls that it began."""
-        if replica.active and replica.end_s != replica.queued_s:
+        ending = replica
+        if isinstance(replica, Rank):
+            ending = replica.ranks[0]  # it stands for its group
+            if replica.end_s != ending.queued_s:
+                keep_in_step(replica)
+        if ending.active and ending.end_s != ending.queued_s:
             self._serial += 1
-            replica.queued_s = replica.end_s
-            heappush(self._heap, (replica.end_s, STRETCH, self._serial, replica))
+            ending.queued_s = ending.end_s
+            heappush(self._heap, (ending.end_s, STRETCH, self._serial, ending))
         if replica.started_pulls:
             self._begin_pulls(replica)
         if self._interferes and replica.prefill_only:
@@ -253,17 +269,36 @@ class EventLoop:
 
     def _end_stretch(self, replica: Replica, now_s: float) -> None:
         """End a replica's stretch, start the next, and pass on the requests that are done."""
+        if isinstance(replica, Rank):
+            self._end_group(replica.ranks, now_s)
+            return
         done = replica.end_stretch()
         replica.start_stretch(now_s)
         self._queue_end(replica)
         if done:
-            at = self._index[replica]
+            self._pass_on(replica, done, now_s)
+
+    def _end_group(self, ranks: tuple[Rank, ...], now_s: float) -> None:
+        """End the stretch that all ranks of a group have done, and start the next."""
+        done = [rank.end_stretch() for rank in ranks]
+        for rank in ranks:
+            rank.start_stretch(now_s)
+        step_together(ranks)
+        self._queue_end(ranks[0])
+        for rank, requests in zip(ranks, done, strict=True):
+            if rank.started_pulls:
+                self._begin_pulls(rank)
+            if requests:
+                self._pass_on(rank, requests, now_s)
+
+    def _pass_on(self, replica: Replica, done: list[int], now_s: float) -> None:
+        """Send computed prompts to decode replicas; take finished requests off the load."""
+        at = self._index[replica]
+        for request in done:
             if replica.prefill_only:
-                for request in done:
-                    self._prefilled(request, at, now_s)
+                self._prefilled(request, at, now_s)
             else:
-                for request in done:
-                    self._finished(request, at, now_s)
+                self._finished(request, at, now_s)
 
     def _prefilled(self, request: int, at: int, now_s: float) -> None:
         """Choose a decode replica for a computed prompt."""

@@ -95,5 +95,9 @@ def _check_context(plan: Plan, arrivals: Arrivals) -> None:
 def _pool(deployment: Deployment, pool: Pool, step: PlannedStep) -> SimulatedPool:
     """Return one pool, a queue for each of its batches; vLLM caches prefixes by default."""
     return SimulatedPool(
-        replicas=pool.lanes, limits=planned_limits(deployment, pool), step=step, prefix_cache=True
+        replicas=pool.lanes,
+        limits=planned_limits(deployment, pool),
+        step=step,
+        group=pool.dp,
+        prefix_cache=True,
     )

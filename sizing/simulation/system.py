@@ -23,17 +23,21 @@ class SimulatedPool:
     Equal replicas of one role.
 
     Attributes:
+        group: replicas that step together, as the data-parallel ranks of a group do (eq. Q11).
         prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
     """
 
     replicas: int
     limits: EngineLimits
     step: StepTime
+    group: int = 1
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         """Check counts, and that a step takes time: else nothing ever passes."""
-        positive(replicas=self.replicas)
+        positive(replicas=self.replicas, group=self.group)
+        if self.replicas % self.group:
+            raise InputError("replicas", self.replicas, f"whole groups of {self.group}")
         if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
             raise InputError("step_model", 0.0, "steps that take more than 0 seconds")
 

@@ -136,7 +136,7 @@ def test_predict_beyond_the_hb_domain(sizing: Sizing) -> None:
     rate = ("--set", "workload.requests_per_s=2")
     done = sizing("predict", H100, "--prefill", "1xTP8", "--decode", "1xTP16", *rate)
     assert done.code == 0
-    assert re.search(r"TP beyond the HB domain costs [1-9][\d.]* m?s a step in decode", done.out)
+    assert re.search(r"TP 16 over 2 domains costs [1-9][\d.]* m?s a step in decode", done.out)
 
 
 def test_explain_and_an_edited_plan(
