@@ -266,7 +266,8 @@ def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: 
 
 
 @pytest.mark.parametrize(
-    ("content", "expectation"), [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "binary data")]
+    ("content", "expectation"),
+    [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "binary data")],
 )
 def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str) -> None:
     file = tmp_path / "config.json"
