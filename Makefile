@@ -72,7 +72,7 @@ test-all: $(READY) ## make test, and what takes an hour and more
 	exit $$code
 
 test-faults: $(READY) ## of test-all: every failure, 20 rounds of kills on real engines and 20 of faults on simulated ones, 200 prompts compared
-	@$(PYTEST) --thorough tests/serving/faults tests/serving/simulated/test_simulated_cluster.py
+	@$(PYTEST) --thorough tests/serving/faults tests/serving/test_groups.py tests/serving/simulated/test_simulated_cluster.py
 
 test-fuzz: $(READY) ## of test-all: ten thousand broken bodies and schemathesis against real engines
 	@$(PIP) --no-deps -r requirements/fuzz.txt

@@ -66,6 +66,7 @@ def test_a_group_answers_as_one_engine(
     assert "decode   2 of 2 replicas" in status.stdout
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_restarts_its_group(
     deployed: tuple[str, Path], single_engine: Reference
 ) -> None:
