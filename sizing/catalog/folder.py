@@ -35,7 +35,7 @@ class Catalog(Mapping[str, Entry]):
         self._entries: dict[str, Entry] = {}
 
     def __getitem__(self, name: str) -> Entry:
-        """Return an entry; read it first if nobody has."""
+        """Return an entry; its file is read the first time."""
         if name not in self._entries:
             self._entries[name] = self._read(self._files[name])
         return self._entries[name]
