@@ -49,7 +49,7 @@ demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS
 demo-70b: $(READY) ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
-test: $(READY) ## everything but campaigns, real Ray and vLLM included: 10 minutes on 2 cores
+test: $(READY) ## everything but campaigns, real Ray and vLLM included: 20 minutes on 2 cores
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
 	@code=0; \
@@ -57,7 +57,7 @@ test: $(READY) ## everything but campaigns, real Ray and vLLM included: 10 minut
 	echo "== on real engines"; $(PYTEST) -m engine || code=$$?; \
 	exit $$code
 
-test-fast: $(READY) ## what needs neither a Ray cluster nor a browser: 4 minutes on 2 cores
+test-fast: $(READY) ## what needs neither a Ray cluster nor a browser: 9 minutes on 2 cores
 	@$(PYTEST) $(PARALLEL) -m "not engine and not simulated and not browser"
 
 test-all: $(READY) ## make test, and what takes an hour and more
