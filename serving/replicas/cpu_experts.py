@@ -13,7 +13,7 @@ def share_experts_on_cpu() -> None:
 
     Around its experts vLLM gathers the tokens of all ranks and scatters their sums, as many of each
     rank as it has; its CPU communicator has neither collective (`all_gatherv` and `reduce_scatterv`
-    raise NotImplementedError). And its CPU kernel takes the numbers of all experts for those of the
+    are not implemented). And its CPU kernel takes the numbers of all experts for those of the
     rank's own, and reads beyond them.
     """
     from vllm.distributed.device_communicators.cpu_communicator import (  # noqa: PLC0415
