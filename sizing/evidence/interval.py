@@ -166,6 +166,9 @@ class Intervals:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
 
+        Its upper end is the bound of 90 %: a group whose predictions were too high moves the lower
+        end only, since a plan that counts on such an error fails where a row was mislabelled.
+
         Args:
             value_s: predicted; always inside.
             quantity: `ttft` or `tpot`.
@@ -180,7 +183,7 @@ class Intervals:
         off = _away(spread, HIGH, stand_in=stand_in)
         return PredictionInterval(
             low_s=value_s * math.exp(min(centre.log - off, 0.0)),
-            high_s=value_s * math.exp(max(centre.log + off, 0.0)),
+            high_s=value_s * math.exp(max(centre.log, 0.0) + off),
             rows=centre.rows,
             group=centre.path,
             distance=spread.distance,
@@ -190,16 +193,15 @@ class Intervals:
         self, quantity: str, path: Sequence[str], level: float, *, stand_in: bool = False
     ) -> float | None:
         """
-        Factor on a prediction that the measurement stays below with a chance of *level*.
+        Factor of at least 1 on a prediction that the measurement exceeds by chance 1 - *level*.
 
-        Arguments as of `around`; below 1 where predictions like this were too high.
+        Arguments as of `around`; *level* is at least one half.
         """
         found = self._nearest(quantity, path)
         if found is None:
             return None
         centre, spread = found
-        off = _away(spread, max(level, 1 - level), stand_in=stand_in)
-        return math.exp(centre.log + math.copysign(off, level - 0.5))
+        return math.exp(max(centre.log, 0.0) + _away(spread, level, stand_in=stand_in))
 
     def _nearest(self, quantity: str, path: Sequence[str]) -> tuple[Centre, Spread] | None:
         """Return the centre of the finest group with rows, and the spread at its distance."""

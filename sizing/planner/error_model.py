@@ -53,7 +53,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     Return the factors on steps and latencies that are exceeded with a chance of 1 - *confidence*.
 
         steps: ln f(c) = q_90 z(c) / z(0.9), q_90: 90 % quantile of ln(measured / predicted) of
-        rows without queues; latencies: quantile c of rows under load, at least 1
+        rows without queues; latencies: quantile c of rows under load
         (docs/model.md, eq. L3)
 
     Args:
@@ -82,7 +82,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
         around = known.around(1.0, quantity, unloaded)
         step = 1.0 if around is None else math.exp(share * math.log(around.high_s))
         steps.append(step)
-        latencies.append(max(1.0, known.bound(quantity, loaded, confidence) or 1.0))
+        latencies.append(known.bound(quantity, loaded, confidence) or 1.0)
     return StepErrors(prefill=steps[0], decode=steps[1], ttft=latencies[0], tpot=latencies[1])
 
 

@@ -228,7 +228,7 @@ def with_search(rate: float, **keys: object) -> Inputs:
 def test_more_confidence_takes_more_gpus() -> None:
     """Factors grow with the confidence from 1 at one half on, and GPUs with them."""
     shares = (0.5, 0.8, 0.9, 0.95)
-    factors = [step_errors(at(5.0, LARGE), share) for share in shares]
+    factors = [step_errors(at(5.0), share) for share in shares]
     assert (factors[0].prefill, factors[0].decode) == (1.0, 1.0)
     assert all(a.prefill < b.prefill and a.ttft < b.ttft for a, b in pairwise(factors))
     gpus = found(at(5.0)).gpus_by_confidence
