@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 CONFIDENCES = (0.5, 0.8, 0.95)
 """Confidences whose GPUs are printed beside the plan's."""
 
-MAX_BUDGETS = 4
-"""Multiple of `cluster.max_gpus` up to which sizes are searched; above it, the plan's are kept."""
+MAX_PLANS = 2
+"""Multiple of the plan's GPUs up to which other sizes are searched."""
 
 
 def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int]:
     """
     Return the GPUs that the plan's layout needs by confidence, with one quick run per size.
 
-    Empty on a calibrated machine, of whose errors nothing is known; without the confidences for
-    which the search has no simulation budget left.
+    Empty on a calibrated machine, of whose errors nothing is known; without the confidences that
+    take more than `MAX_PLANS` times the plan's GPUs, or more simulation than the search has left.
     """
     inputs = simulations.inputs
     if inputs.calibration is not None:
@@ -48,7 +48,7 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
             errors = step_errors(inputs, confidence)
             simulator = SloSimulator(simulations, errors, precise=False)
             before = _sized_again(inputs, best, simulator, before)
-            if simulator.exhausted:
+            if before is None or simulator.exhausted:
                 break
             # Chance in a quick run must not make a lower confidence need more GPUs.
             found[confidence] = (min if confidence < planned else max)(before.gpus, gpus)
@@ -57,7 +57,7 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
 
 def _sized_again(
     inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None
-) -> Candidate:
+) -> Candidate | None:
     """Size the plan's layout with the simulator's step times, from the sizes of *floor* on."""
     chosen = best.candidate
     split = chosen.layout.prefill is not None
@@ -72,13 +72,11 @@ def _sized_again(
         candidate=smallest,
         lowest=lowest,
         below=float("inf"),
-        max_gpus=MAX_BUDGETS * max(chosen.gpus, inputs.cluster.max_gpus),
+        max_gpus=MAX_PLANS * chosen.gpus,
     )
     if split:
-        found = size_split_pools(sizing, _guess(inputs, best, simulator.errors, lowest))
-    else:
-        found = size_mixed_pool(sizing)
-    return chosen if found is None else found
+        return size_split_pools(sizing, _guess(inputs, best, simulator.errors, lowest))
+    return size_mixed_pool(sizing)
 
 
 def _guess(

@@ -33,9 +33,6 @@ QUICK_STEP = 0.03
 PRECISE_STEP = 1 / 64
 """Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
 
-TEST_MAXIMUM_BELOW = 1.25
-"""Multiple of the guess below which the affordable maximum is tested first: one failure ends it."""
-
 ROLES = ("prefill", "decode")
 
 Sizes = tuple[int, int]
@@ -207,8 +204,8 @@ def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:
     if most < floor:
         return None
     guess = min(most, fluid_replicas(sizing.inputs, candidate, floor))
-    if most < TEST_MAXIMUM_BELOW * guess and not sizing.holds((0, most)):
-        return None
+    if sizing.below < np.inf and not sizing.holds((0, most)):
+        return None  # a single failure ends the search
     if sizing.holds((0, guess)) and sizing.tight((0, guess)):
         return candidate.sized(0, guess)
     found = least_near(
