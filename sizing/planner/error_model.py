@@ -125,7 +125,7 @@ def _measured(inputs: Inputs, *, split: bool) -> Validation:
     if around is None:
         return found
     nearest = DISTANCES[around.distance]
-    note = f"{found.note}; intervals from {around.rows} rows, the nearest of {nearest}"
+    note = f"{found.note}; intervals from {around.rows} rows; nearest measurement: {nearest}"
     return Validation(num_rows=found.num_rows, note=note)
 
 
