@@ -51,6 +51,9 @@ MARK = "MINICLUSTER_DEMO"
 UTILISATION = 0.45
 """Predicted utilisation of the busier pool: requests queue, and the tail is not all noise."""
 
+FIRST_RATE, LEAST_RATE, RATE_STEPS = 2.0, 0.05, 3
+"""Requests/s at which the search for the demo's rate begins, the fewest, and its predictions."""
+
 PERCENTILE = "p90"
 """Percentile of the SLO: a minute of load proves a p90, not a p99."""
 
@@ -320,18 +323,26 @@ def num_requests(rate: float, seconds: float, bounds: tuple[int, int]) -> int:
 
 
 def demo_rate(calibration: Path) -> float:
-    """Return the rate that loads the busier pool to UTILISATION."""
-    rate = 4.0
-    for _ in range(2):
-        at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
-        predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
-        done = subprocess.run([BIN / "sizing", *predict], check=False, capture_output=True)
-        if done.returncode:
-            raise StepFailed("sizing predict", done.returncode, [done.stderr.decode().strip()])
-        found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]
+    """Return the rate that loads the busier pool to UTILISATION, on a CPU however slow."""
+    rate = FIRST_RATE
+    for _ in range(RATE_STEPS):
+        used = utilisation(calibration, rate)
         # Almost linear in the rate: a busy pool slows the other one down a little more.
-        rate = round(rate * UTILISATION / max(found.values()), 2)
+        rate = max(LEAST_RATE, round(rate * (UTILISATION / used if used else 1 / 4), 2))
     return rate
+
+
+def utilisation(calibration: Path, rate: float) -> float | None:
+    """Return the predicted utilisation of the busier pool; `None` where the rate saturates it."""
+    at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
+    predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
+    done = subprocess.run([BIN / "sizing", *predict], check=False, capture_output=True)
+    if done.returncode == Exit.NEGATIVE:
+        return None
+    if done.returncode:
+        raise StepFailed("sizing predict", done.returncode, [done.stderr.decode().strip()])
+    found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]
+    return float(max(found.values()))
 
 
 def free_port(preferred: int = 8000) -> int:

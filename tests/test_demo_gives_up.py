@@ -96,6 +96,24 @@ def test_a_cpu_too_slow_for_the_slo_gets_a_plan_for_looser_limits(
     assert demo.make_plan(run, tmp_path / "c.json", 3.0, tmp_path / "plan.json") == 1
 
 
+@pytest.mark.parametrize("capacity", [0.4, 1.9, 3.97, 9.0, 60.0])
+def test_the_rate_follows_the_cpu(
+    demo: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capacity: float,
+) -> None:
+    """A CPU that the first rates saturate is loaded as far as a quick one."""
+
+    def utilisation(_calibration: Path, rate: float) -> float | None:
+        used = rate / capacity * (1 + 0.2 * min(1.0, rate / capacity))
+        return used if used < 1 else None
+
+    monkeypatch.setattr(demo, "utilisation", utilisation)
+    rate = demo.demo_rate(tmp_path / "calibration.json")
+    assert utilisation(tmp_path, rate) == pytest.approx(demo.UTILISATION, rel=0.15)
+
+
 @pytest.mark.parametrize(("rate", "requests"), [(3.0, 450), (8.5, 510), (20.0, 540)])
 def test_the_load_is_long_enough_to_judge_and_no_longer(
     demo: Any,  # noqa: ANN401
