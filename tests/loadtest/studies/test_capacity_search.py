@@ -18,7 +18,6 @@ from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.folder import as_json
 from loadtest.studies.capacity_search import (
-    Probe,
     capacity,
     next_rate,
     resume_search,
@@ -83,16 +82,6 @@ def test_a_rate_that_nothing_tells_about_is_no_limit(
     assert (found.middle is None) == (low is None or high is None)
     assert not found.within(0.1)
     assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(then)
-
-
-def test_nothing_is_out_of_reach_for_ever() -> None:
-    """An SLO that no load holds, or any, or that no run tells of, ends the search."""
-    for holds in (True, False, None):
-        probes: list[Probe] = []
-        while (rate := next_rate(probes, first=10, resolution_fraction=0.1)) is not None:
-            probes.append(make_probe(rate, holds=holds))
-        assert len(probes) < 20
-        assert (capacity(probes).low is None) == (not holds)
 
 
 SEARCH = replace(
@@ -181,9 +170,7 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     [
         ({}, 94),
         ({"needed": 60}, 72),
-        ({"needed": 48}, 58),
         ({"needed": 48_000}, 188),
-        ({"needed": 10}, 56),
         ({"needed": 60, "counted": 25}, 135),
         ({"needed": 48, "settled": False}, 94),
     ],
@@ -229,10 +216,8 @@ def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     ("tries", "says", "code"),
     [
         ({8: True, 8.5: False}, "holds at 8.00 requests/s and misses at 8.50", Exit.DONE),
-        ({8: True, 8.2: None, 8.5: False}, "misses at 8.50", Exit.DONE),
         ({8: True, 10: None, 12.5: False}, "100 requests (--most", Exit.INCONCLUSIVE),
         ({8: True, 10: None}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
-        ({8: True}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
         ({8: False}, "no probed rate holds the SLO", Exit.NEGATIVE),
         ({8: None}, "no probed rate is known to hold the SLO", Exit.INCONCLUSIVE),
         ({6: None, 8: False}, "unclear at 6.00 requests/s: no run of at most", Exit.INCONCLUSIVE),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.config import parse, parse_scenario
+from minicluster.config import parse_scenario
 from minicluster.errors import InputError
 from minicluster.shell import run
-from minicluster.specs.scenario import LIMITS, ScenarioSpec
-from minicluster.specs.workload import Lengths
+from minicluster.specs.scenario import LIMITS
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 
@@ -49,23 +46,6 @@ def test_shipped_scenarios_resolve(
         assert catalog.resolve(scenario, name).gpu.kind == "gpu"
 
 
-def lengths() -> st.SearchStrategy[Lengths]:
-    """Draw any distribution of lengths."""
-    tokens = st.integers(1, 10_000)
-    fixed = st.builds(Lengths.fixed, tokens)
-    uniform = st.builds(
-        lambda low, more: Lengths(distribution="uniform", low=low, high=low + more), tokens, tokens
-    )
-    lognormal = st.builds(
-        lambda median, sigma: Lengths(
-            distribution="lognormal", median=median, sigma=sigma, high=20_000
-        ),
-        st.floats(1, 10_000),
-        st.floats(0, 3),
-    )
-    return fixed | uniform | lognormal
-
-
 def scenario_of(
     requests_per_s: float = 1.0, input_tokens: object = 100, output_tokens: object = 100
 ) -> dict[str, Any]:
@@ -76,25 +56,6 @@ def scenario_of(
         "cluster": {"preset": "h100-8"},
         "workload": {**load, "output_tokens": output_tokens},
     }
-
-
-@given(
-    prompts=lengths(),
-    answers=lengths(),
-    rate=st.floats(1e-6, 1e6),
-    percentile=st.sampled_from(["p50", "p90", "p95", "p99"]),
-)
-def test_scenarios_survive_json_and_overrides(
-    prompts: Lengths, answers: Lengths, rate: float, percentile: str
-) -> None:
-    """What a plan holds of a scenario is the scenario; an override does what the file would."""
-    raw = scenario_of(rate, asdict(prompts), asdict(answers)) | {"slo": {"percentile": percentile}}
-    scenario = parse(ScenarioSpec, raw, place="raw")
-    assert scenario.workload.input_tokens == prompts
-    assert parse(ScenarioSpec, json.loads(json.dumps(asdict(scenario))), place="json") == scenario
-    other = scenario_of(1.0, asdict(prompts), asdict(answers))
-    overrides = [f"workload.requests_per_s={rate!r}", f"slo.percentile={percentile}"]
-    assert parse_scenario(other, overrides, place="set") == scenario
 
 
 def test_overrides_of_a_file(tmp_path: Path) -> None:
@@ -118,17 +79,13 @@ BAD = [
     # (line of the file replaced, by what, what the line must say)
     ('id = "llama-3.1-8b"', 'id = "llama-3.1-8x"', ["model.id", "did you mean llama-3.1-8b?"]),
     ('id = "llama-3.1-8b"', "", ["model.id", "is missing"]),
-    ('id = "llama-3.1-8b"', "id = 8", ["model.id", "8", "string"]),
     ('preset = "h100-8"', 'preset = "h100-9"', ["cluster.preset", "did you mean h100-8?"]),
     ('preset = "h100-8"', 'gpu = "H10O"', ["cluster.gpu", "did you mean"]),
     ('preset = "h100-8"', "", ["cluster", "preset"]),
     ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 9_000_000', ["max_gpus", "131,072"]),
-    ('preset = "h100-8"', 'preset = "h100-8"\nmax_gpus = 1.5', ["cluster.max_gpus", "integer"]),
     ("requests_per_s = 4", "requests_per_s = -4", ["workload.requests_per_s", "-4", "positive"]),
     ("requests_per_s = 4", "requests_per_s = 1e12", ["workload.requests_per_s", "1,000,000"]),
     ("requests_per_s = 4", "requests_per_s = nan", ["finite"]),
-    ("requests_per_s = 4", "requests_per_s = true", ["workload.requests_per_s", "number"]),
-    ("requests_per_s = 4", "requests_per_s = 2026-11-20", ["workload.requests_per_s", "number"]),
     ("requests_per_s = 4", "requests_per_s = 4\nrps = 4", ["workload.rps", "sizing schema"]),
     ("requests_per_s = 4", 'requests_per_s = 4\ntrace = "a.jsonl"', ["workload.trace", "Poisson"]),
     ("requests_per_s = 4", "requests_per_s = 4\nprefix_tokens = 1000", ["workload.prefix_tokens"]),
@@ -140,7 +97,6 @@ BAD = [
     ('"uniform"', '"zipf"', ["workload.output_tokens", "zipf", "fixed, uniform, lognormal"]),
     ("[workload]", "[workloads]", ["workload", "missing"]),
     ("[model]", "[model", ["TOML"]),
-    ("[model]", "[slo]\nttft_s = 1e6\n[model]", ["slo.ttft_s", "3,600"]),
     ("[model]", '[slo]\npercentile = "p42"\n[model]', ["slo.percentile", "p99"]),
     ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
     ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),

@@ -63,32 +63,6 @@ def write_python(home: Path, body: str) -> None:
     (home / "bin" / "python").chmod(0o755)
 
 
-def test_a_tool_answers_in_its_own_environment(scoreboard: ModuleType, envs: Path) -> None:
-    """Times are in seconds, by row; its second mode is asked after a refusal, which is counted."""
-    rows = [
-        row(id="eight"),
-        row(id="two", gpus="2", tp="2", concurrency="7"),
-        row(id="four", gpus="4", tp="4"),
-        row(id="open", load="open", requests_per_s="2"),
-    ]
-    answers = scoreboard.ask(scoreboard.TOOLS[0], rows, envs)
-    assert (answers["eight"].ttft_s, answers["eight"].tpot_s) == (0.2, 0.016)
-    assert answers["eight"].mode == "SILICON"
-    assert (answers["two"].tpot_s, answers["two"].mode) == (0.007, "HYBRID")
-    assert answers["four"].reason == "RuntimeError: no table | of 4"
-    assert answers["open"].reason == "no mode for arrivals at a rate"
-    assert [answers[each.id].answered for each in rows] == [True, True, False, False]
-
-
-def test_a_tool_that_cannot_be_installed_is_said_to_be(
-    scoreboard: ModuleType, tmp_path: Path
-) -> None:
-    write_python(tmp_path / "aisimulate", "echo 'x'; echo 'ERROR: no such package' >&2; exit 1")
-    with pytest.raises(scoreboard.ToolUnavailable, match="ERROR: no such package"):
-        scoreboard.ask(scoreboard.TOOLS[1], [row()], tmp_path)
-    assert not (tmp_path / "aisimulate" / "installed.txt").exists()
-
-
 def test_questions_are_those_of_the_row(scoreboard: ModuleType, tmp_path: Path) -> None:
     """Users are shared out; a split row names both pools; measured times are nowhere."""
     copies = row(id="copies", gpus="16", tp="2", dp="4", replicas="2", concurrency="20")
@@ -115,25 +89,6 @@ def test_questions_are_those_of_the_row(scoreboard: ModuleType, tmp_path: Path) 
     config = json.loads(written.read_text(encoding="utf-8"))
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["num_hidden_layers"] == 80
-
-
-def test_the_checkpoint_of_the_rows_dtype_is_asked_for(
-    scoreboard: ModuleType, tmp_path: Path
-) -> None:
-    """Its own quantisation then counts; a dtype that none of them has is asked for by name."""
-    folder = tmp_path / "lib/python3.11/site-packages/aiconfigurator_core/model_configs"
-    folder.mkdir(parents=True)
-    for name in ("meta-llama--Llama-3.1-70B", "nvidia--Llama-3.1-70B-Instruct-FP8", "x--y"):
-        (folder / f"{name}_config.json").touch()
-    known = scoreboard.shipped(tmp_path)
-    rows = [row(id=dtype, weight_dtype=dtype) for dtype in ("bf16", "fp8", "fp4")]
-    asked, _ = scoreboard.questions(rows, known, tmp_path)
-    assert [asked[each.id]["ask"]["model_path"] for each in rows[:2]] == [
-        "meta-llama/Llama-3.1-70B",
-        "nvidia/Llama-3.1-70B-Instruct-FP8",
-    ]
-    assert "gemm_quant_mode" not in asked["fp8"]["ask"]
-    assert asked["fp4"]["ask"]["gemm_quant_mode"] == "nvfp4"
 
 
 def test_scores_are_errors_over_the_rows_that_both_answer(scoreboard: ModuleType) -> None:

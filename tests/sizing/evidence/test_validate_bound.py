@@ -49,7 +49,7 @@ def test_no_step_of_ours_is_faster_than_the_bound(
 ) -> None:
     """At peak, with experts equally popular: decode steps of any batch, prompts of any length."""
     monkeypatch.setattr(feedforward, "_popularity", lambda: np.ones(1))
-    for gpu in ("h100-sxm", "b200-sxm", "a100-sxm"):
+    for gpu in ("b200-sxm", "a100-sxm"):
         config = row_config(row(model=name, gpu=gpu, weight_dtype="bf16", tp="1", gpus="1"))
         for slicing in WIDTHS[: None if config.machine.model.moe else 3]:
             for count in (1, 7, 64, 1024):
@@ -158,14 +158,3 @@ def test_labels_that_say_nothing_are_refused(line: str, said: str, tmp_path: Pat
         read_labels(path)
     with pytest.raises(InputError, match="CSV of labels"):
         read_labels(tmp_path / "none.csv")
-
-
-def test_tails_of_both_latencies_are_predicted_and_scored(sizing: Sizing, tmp_path: Path) -> None:
-    """The p99 of TPOT is above its mean, and has an error where it was measured."""
-    loaded = {"load": "open", "requests_per_s": "4", "requests": "200", "tpot_p99_s": "0.05"}
-    found = validated(sizing, tmp_path, [CELLS | loaded])
-    [line] = found["rows"]
-    assert line["tpot_p99_s"] > line["tpot_s"]
-    summary = found["errors"][0]["tpot_p99"]
-    assert summary["median"] == pytest.approx(abs(line["tpot_p99_s"] / 0.05 - 1))
-    assert found["errors"][0]["ttft_p99"] is None

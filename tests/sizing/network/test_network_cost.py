@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
@@ -103,15 +101,3 @@ def test_crossing_costs_what_its_tier_costs(zoned: tuple[Path, str]) -> None:
     one_domain = replace(plan.inputs.cluster, max_gpus=8)
     alone = crossing(replace(plan, inputs=replace(plan.inputs, cluster=one_domain)))
     assert (alone.transfers, alone.wide) == ((), ())
-
-
-def test_commands_print_what_crossing_costs(sizing: Sizing, zoned: tuple[Path, str]) -> None:
-    """`sizing place` and `sizing plan -v` end with KV by tier and TP beyond the domain."""
-    file, text = zoned
-    assert "meet in zone" in text
-    assert "TP16 in decode" in text
-    placed = sizing("place", str(file)).out
-    assert "at 7:1" in placed
-    assert "for leaving the HB domain" in placed
-    found = json.loads(sizing("place", str(file), "--json").out)
-    assert [each["tier"] for each in found["crossing"]["transfers"]] == ["rack", "pod", "zone"]

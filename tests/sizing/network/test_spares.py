@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.errors import InputError
 from sizing.network.spares import (
     availability_of,
     checkpoint_interval_s,
@@ -46,19 +45,6 @@ def test_spares_are_the_fewest(needed: int, target: float) -> None:
     assert found.failures_in_repair == pytest.approx(down)
     if found.spares:
         assert availability_of(needed, found.spares - 1, ratio=0.01) < target
-
-
-def test_fewer_crews_need_more_spares() -> None:
-    counts = [
-        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
-        for crews in (9, 12, None)
-    ]
-    assert [found.spares for found in counts] == sorted((f.spares for f in counts), reverse=True)
-    assert counts[0].spares > counts[-1].spares
-    with pytest.raises(InputError, match="failures per repair time"):
-        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)
 
 
 def test_daly_is_the_best_interval() -> None:

@@ -70,13 +70,6 @@ def ends(found: Outcome) -> list[float]:
     return list((found.due_s + found.e2e_s).tolist())
 
 
-def test_one_request_alone() -> None:
-    """One step of 50 + 10 ms gives the first token, three more the others."""
-    found = served([(50, 4)])
-    assert firsts(found) == pytest.approx([0.06])
-    assert ends(found) == pytest.approx([0.06 + 3 * STEP_S])
-
-
 def test_requests_of_one_moment_share_a_step() -> None:
     """A batch that is sent at once is computed at once, also when users send again together."""
     assert firsts(served([(20, 2)] * 4)) == pytest.approx([0.09] * 4)
@@ -186,14 +179,3 @@ def test_everybody_is_served_and_no_step_is_skipped(
     assert max(ends(found)) >= sum(prompt for prompt, _ in requests) * PROMPT_TOKEN_S
     if engine == "trtllm":
         assert found.preemptions.sum() == 0
-
-
-def test_more_kv_cache_never_serves_later() -> None:
-    """The mean wait for the first token falls with room."""
-    drawn = [(160 + 7 * n % 40, 40 + n % 10) for n in range(80)]
-    waits = [
-        served(drawn, engine="trtllm", users=8, max_num_batched_tokens=300, kv_blocks=room).ttft_s
-        for room in (300, 900, 5000)
-    ]
-    means = [wait.mean() for wait in waits]
-    assert means == sorted(means, reverse=True)
