@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import StepTime
 from minicluster.routing import chooser, counts_tokens
-
-if TYPE_CHECKING:
-    from minicluster.engine_model.limits import EngineLimits
-    from minicluster.engine_model.step_seconds import StepTime
-    from minicluster.workload.arrivals import Arrivals
-    from sizing.simulation.system import System
+from minicluster.workload.arrivals import Arrivals
+from sizing.simulation.system import System
 
 
 def blocks(tokens: int, size: int) -> int:

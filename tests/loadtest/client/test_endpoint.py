@@ -120,13 +120,12 @@ def test_the_first_variable_holds_the_key(environment: dict[str, str], shown: st
     assert authorization(environment, insecure=True) == {}
 
 
-@pytest.mark.parametrize("more", [["--api", "chat"], ["--processes", "2"]], ids=str)
 def test_every_request_shows_the_key_and_no_file_holds_it(
-    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OURS, KEY)
     host = start_server(ttft_s=0.01, itl_s=0.001, key=KEY)
-    done = run(host, tmp_path, "--requests", "30", *more)
+    done = run(host, tmp_path, "--requests", "30", "--api", "chat", "--processes", "2")
     samples = read_samples(tmp_path / "samples.jsonl")
 
     assert len(samples) >= 30, done.stderr

@@ -98,15 +98,6 @@ def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     assert failed["text"] == ["cut mid-stream: &lt;script&gt;"]
 
 
-@pytest.mark.parametrize("stop", ["complete", "died", "interrupted"])
-def test_page_without_any_answer(samples: list[Sample], stop: str) -> None:
-    """A run in which nothing was answered still has a page, without charts."""
-    run = make_run([replace(s, outcome="refused", chunk_s=()) for s in samples], stop=stop)
-
-    assert page_of(run).figures == ()
-    assert "</html>" in render(page_of(run))
-
-
 def test_goodput_is_drawn_against_load() -> None:
     """Runs by what became of their SLO, limits upright, the diagonal for all that is offered."""
     drawn = goodput_against_load(

@@ -71,7 +71,6 @@ def test_a_server_that_sheds_is_no_faster() -> None:
     [
         ({"cpu_fraction": 0.99}, "invalid: the load client was not fit: it was saturated"),
         ({"stop": "died"}, "failed: http://127.0.0.1:1 stopped answering"),
-        ({"stop": "interrupted"}, "interrupted: the run was interrupted"),
     ],
 )
 def test_a_run_that_proves_nothing_is_noted(client: dict[str, object], says: str) -> None:

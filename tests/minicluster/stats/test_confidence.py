@@ -57,28 +57,6 @@ def test_design_effect_closed_form(count: int, stays: float) -> None:
     assert np.mean(found) == pytest.approx((1 + stays) / (1 - stays), rel=0.2)
 
 
-def mean_in_service(rng: np.random.Generator, count: int, load: float) -> np.ndarray:
-    """Return how many requests are in service while each one is, where none waits; shape (n,)."""
-    due = np.cumsum(rng.exponential(size=count)) / load
-    service = rng.lognormal(-(0.3**2) / 2, 0.3, count)
-    times = np.concatenate([due, due + service])
-    order = np.argsort(times, kind="stable")
-    serving = np.cumsum(np.repeat([1.0, -1.0], count)[order])
-    at = np.empty(2 * count)
-    at[order] = np.concatenate([[0.0], np.cumsum(serving[:-1] * np.diff(times[order]))])
-    return np.asarray((at[count:] - at[:count]) / service)
-
-
-def test_what_lasts_as_long_as_a_request() -> None:
-    """30 in service, each as slow as the number beside it: 40, where order one would see 87."""
-    found = [
-        design_effect(mean_in_service(np.random.default_rng(seed), 2600, 30)[600:]).estimate
-        for seed in range(40)
-    ]
-
-    assert 40 <= np.mean(found) <= 70
-
-
 def test_an_unsure_effect_counts_more_as_student_says() -> None:
     effect = DesignEffect(estimate=4.0, freedom=5)
     assert effect.adjusted == pytest.approx(4.0 * (2.571 / 1.95996) ** 2, rel=1e-3)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +21,8 @@ from sizing.evidence.refit.observed import Observed, check_runs, read_observed
 from sizing.latency.calibration import read_calibration
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
+from tests.sizing.conftest import Sizing
 
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
 REQUEST = ScheduledRequest(index=0, due_s=0.0, input_tokens=64, output_tokens=8, in_window=True)
 MICROSECOND = 1.1e-6
 """Times in samples are whole microseconds; a latency is the difference of two."""

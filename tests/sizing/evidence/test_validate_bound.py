@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,10 @@ from sizing.evidence.row_config import row_config
 from sizing.latency import feedforward
 from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.roofline import multiply_dtype
+from sizing.latency.step import Machine
 from sizing.latency.work import step_ops
+from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import CELLS, SPLIT, row
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sizing.latency.step import Machine
-    from tests.sizing.conftest import Sizing
 
 WIDTHS = (Slicing(), Slicing(tp=8), Slicing(tp=2, pp=2), Slicing(tp=1, dp=8, ep=8))
 

@@ -8,15 +8,13 @@ import tomllib
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sizing.evidence.validate import COLUMNS
-
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 PUBLISHED = Path(__file__).parents[2] / "published"
 SAMPLE = PUBLISHED / "measured_sample.csv"

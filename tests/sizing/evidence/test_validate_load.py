@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
@@ -18,9 +16,6 @@ from sizing.evidence.row_system import (
     sent_before,
 )
 from tests.sizing.evidence.rows import row
-
-if TYPE_CHECKING:
-    pass
 
 STAGE = {
     "source": "blis", "model": "mistralai/Mistral-Nemo-Instruct-2407", "weight_dtype": "bf16",

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from minicluster.errors import InputError
 from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows, row_from
 from tests.sizing.evidence.rows import CELLS, SPLIT, row
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLOSED = CELLS | {
     "tp": "2", "pp": "2", "ttft_s": "0.1", "tpot_s": "0.01", "requests_per_s": "", "ep": "1",

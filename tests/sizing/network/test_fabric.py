@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from html import unescape
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -20,11 +20,7 @@ from sizing.network.bom import NetworkOrder, bill
 from sizing.network.ecmp import Collisions, Hashing, collisions
 from sizing.network.rail_only_study import study
 from sizing.report.rail_only import short, study_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 PAPER = catalog.find_study("rail-only")
 SUPERPOD = {

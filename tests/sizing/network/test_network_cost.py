@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from minicluster.errors import InputError
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.cli.common import read_inputs
@@ -18,11 +18,6 @@ from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from minicluster.plan import Plan
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,11 +20,7 @@ from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 PRICES = (1.0, 4.0, 8.0, 20.0)
 """Seconds per byte of four tiers; only their order matters here."""

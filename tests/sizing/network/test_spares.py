@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,9 +17,7 @@ from sizing.network.spares import (
     effective_fraction,
     spares,
 )
-
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 HOUR = 3600.0
 GPU_MTBF_S = 54 * 24 * HOUR * 16_384 / 419

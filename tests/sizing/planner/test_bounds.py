@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minicluster.plan import Inputs
 from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource, drawn
@@ -32,13 +33,9 @@ from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
 from sizing.planner.tandem import QUANTILES
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at
-
-if TYPE_CHECKING:
-    from minicluster.plan import Inputs
-    from sizing.simulation.outcome import Outcome
 
 SPLIT = Layout.split(1, 1, "h100-sxm")
 MIXED = Layout(prefill=None, decode=LayoutShape(slicing=SPLIT.decode.slicing, gpu="h100-sxm"))

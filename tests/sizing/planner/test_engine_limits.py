@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 
 from minicluster.config import parse_scenario
 from minicluster.errors import InputError
-from minicluster.plan import Inputs
+from minicluster.plan import Deployment, Inputs
 from minicluster.specs.scenario import EngineChoice
 from sizing import catalog
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.deployment import deployment
 from sizing.planner.layout import Layout
 from sizing.planner.step_models import StepModels
-
-if TYPE_CHECKING:
-    from minicluster.plan import Deployment
 
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s")
 

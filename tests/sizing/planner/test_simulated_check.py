@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.planner.candidates import one_replica_each
+from sizing.planner.candidates import Candidate, one_replica_each
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import SMALL, at, proposed
-
-if TYPE_CHECKING:
-    from sizing.planner.candidates import Candidate
 
 RATE = 5.0
 LOOSE_S = 0.3

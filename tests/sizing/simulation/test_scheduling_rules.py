@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,14 @@ from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
 PROMPT_TOKEN_S, STEP_S = 1e-3, 1e-2
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=STEP_S, stream_s=0.0, per_prefill_token_s=PROMPT_TOKEN_S, per_sequence_s=0.0,
-        per_pair_s=0.0, per_context_token_s=0.0, max_tokens=9999, max_batch=999,
-        max_context_tokens=9999, error_fraction=0.0,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, base_s=STEP_S, per_prefill_token_s=PROMPT_TOKEN_S))
 """Steps of 10 ms, plus 1 ms per prompt token."""
 RULES = {
     profile.name: {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,15 +11,13 @@ from minicluster.engine_model.interference import DecodeWithInterference, Prefil
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.specs.step import Interference, StepCoefficients
+from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System, steady_decoding
-
-if TYPE_CHECKING:
-    pass
+from tests import plans
 
 PER_TOKEN_S = 1e-3
 TINY_S = 1e-9
@@ -34,14 +31,8 @@ LOAD = WorkloadSpec(
 
 def linear(**given: float) -> PlannedStep:
     """Return a step that is work alone: no fixed cost to share."""
-    zero = dict.fromkeys(
-        ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s",
-         "per_context_token_s", "error_fraction"), 0.0,
-    )  # fmt: skip
-    numbers = {**zero, "base_s": TINY_S, **given}
-    return PlannedStep(
-        StepCoefficients(**numbers, max_tokens=9999, max_batch=999, max_context_tokens=9999)
-    )
+    numbers = {"base_s": TINY_S, "per_prefill_token_s": 0.0, **given}
+    return PlannedStep(replace(plans.STEP, **numbers))
 
 
 def servers(count: int, *, policy: str = "random") -> System:

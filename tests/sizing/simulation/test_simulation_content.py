@@ -9,18 +9,12 @@ import pytest
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=3e-3, stream_s=7e-3, per_prefill_token_s=1e-4, per_sequence_s=1e-4, per_pair_s=1e-9,
-        per_context_token_s=2e-8, max_tokens=9999, max_batch=999, max_context_tokens=9999,
-        error_fraction=0.0,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, stream_s=7e-3, per_sequence_s=1e-4))
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=4_000, block_size=16)
 
 

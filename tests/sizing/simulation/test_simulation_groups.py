@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,23 +11,14 @@ import pytest
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=4e-3, stream_s=0.0, per_prefill_token_s=1e-4, per_sequence_s=1e-3, per_pair_s=0.0,
-        per_context_token_s=1e-7, error_fraction=0.0, max_tokens=9999, max_batch=999,
-        max_context_tokens=9999,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, base_s=4e-3, per_sequence_s=1e-3, per_context_token_s=1e-7))
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=20_000, block_size=16)
 
 

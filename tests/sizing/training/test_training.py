@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from sizing import catalog
 from sizing.training.estimate import Interruptions, estimate
+from sizing.training.job import TrainingJob, TrainingLayout
 from sizing.training.memory import (
     layer_activation_bytes,
     stage_parameters,
@@ -26,10 +26,7 @@ from sizing.training.passes import passes, step_flops
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 from sizing.training.step import BUSY_FRACTION, TrainingStep, training_step
-
-if TYPE_CHECKING:
-    from sizing.training.job import TrainingJob, TrainingLayout
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
