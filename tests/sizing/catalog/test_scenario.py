@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.config import parse_scenario
 from minicluster.errors import InputError
-from minicluster.shell import run
 from minicluster.specs.scenario import LIMITS
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
@@ -113,14 +111,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("old", "new", "says"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_scenarios(
-    old: str, new: str, says: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Bad input leaves with code 2 and one line: file, key, value, what is expected."""
+def test_bad_scenarios(old: str, new: str, says: list[str], tmp_path: Path) -> None:
+    """Bad input is refused in one line: file, key, value, what is expected."""
     assert old in MINIMAL
     path = written(tmp_path, MINIMAL.replace(old, new))
-    says = [f"sizing: {path}", *says]
-    refused(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), capsys, says)
+    refused(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), [str(path), *says])
 
 
 @pytest.mark.parametrize(
@@ -139,14 +134,13 @@ def test_bad_scenarios(
     ],
 )
 def test_bad_overrides_and_names(
-    name: str, override: str, says: list[str], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name: str, override: str, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bad `--set` is refused like a bad file, and named; so is a scenario that there is not."""
     written(tmp_path, MINIMAL)
     monkeypatch.chdir(tmp_path)
     overrides = [override] if override else []
-    refused(lambda: catalog.read_scenario(Path(name), overrides), capsys, says)
+    refused(lambda: catalog.read_scenario(Path(name), overrides), says)
 
 
 @given(st.sampled_from(sorted(LIMITS)), st.floats(1.0001, 1e30))
@@ -211,17 +205,10 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def refused(
-    command: Callable[[], object], capsys: pytest.CaptureFixture[str], says: list[str]
-) -> None:
-    """Run *command* as the shell would: it leaves with code 2 and one line that says all this."""
-    app = typer.Typer()
-    app.command()(command)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["sizing"])
-        with pytest.raises(SystemExit) as left:
-            run(app, "sizing")
-    streams = capsys.readouterr()
-    assert (left.value.code, streams.out, streams.err.count("\n")) == (2, "", 1)
-    assert streams.err.startswith("sizing: ")
-    assert [text for text in says if text not in streams.err] == []
+def refused(read: Callable[[], object], says: list[str]) -> None:
+    """*read* is refused in one line that says all this."""
+    with pytest.raises(InputError) as error:
+        read()
+    line = str(error.value)
+    assert "\n" not in line
+    assert [text for text in says if text not in line] == []

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.sizing.evidence.rows import CELLS, SPLIT, row
+from tests.sizing.evidence.rows import CELLS, row
 
 ROOT = Path(__file__).parents[3]
 API = """
@@ -61,34 +61,6 @@ def write_python(home: Path, body: str) -> None:
     (home / "bin").mkdir(parents=True, exist_ok=True)
     (home / "bin" / "python").write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     (home / "bin" / "python").chmod(0o755)
-
-
-def test_questions_are_those_of_the_row(scoreboard: ModuleType, tmp_path: Path) -> None:
-    """Users are shared out; a split row names both pools; measured times are nowhere."""
-    copies = row(id="copies", gpus="16", tp="2", dp="4", replicas="2", concurrency="20")
-    split = row(id="split", **SPLIT, prefill_ep="8", ttft_s="0.123456", tpot_s="0.123456")
-    static = row(id="static", load="static", batch_size="4", osl="1")
-    unknown = row(id="unknown", gpu="tpu")
-    asked, refused = scoreboard.questions([copies, split, static, unknown], {}, tmp_path)
-    assert "'tpu'" in refused.pop("unknown")
-    assert not refused
-    assert asked["copies"]["version"] == "0.18.0"
-    ask = asked["copies"]["ask"]
-    assert (ask["batch_size"], ask["tp_size"], ask["attention_dp_size"]) == (3, 2, 4)
-    assert (ask["mode"], ask["system_name"], ask["gemm_quant_mode"]) == ("agg", "h100_sxm", "fp8")
-    ask = asked["split"]["ask"]
-    assert (ask["mode"], ask["prefill_batch_size"], ask["decode_batch_size"]) == ("disagg", 1, 32)
-    assert (ask["prefill_moe_ep_size"], ask["prefill_moe_tp_size"]) == (8, 1)
-    assert (ask["decode_moe_ep_size"], ask["decode_num_workers"]) == (1, 2)
-    assert (asked["static"]["ask"]["mode"], asked["static"]["ask"]["batch_size"]) == (
-        "static_ctx",
-        4,
-    )
-    assert "0.123456" not in json.dumps(asked)
-    written = Path(asked["copies"]["ask"]["model_path"]) / "config.json"
-    config = json.loads(written.read_text(encoding="utf-8"))
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["num_hidden_layers"] == 80
 
 
 def test_scores_are_errors_over_the_rows_that_both_answer(scoreboard: ModuleType) -> None:

@@ -103,9 +103,6 @@ def test_sweep_is_a_cross_product(sizing: Sizing, tmp_path: Path) -> None:
         assert line["y"] == pytest.approx([scale * each[key] for each in planned], rel=1e-5)
     assert "2 of 4 points" in html
     assert html.count("missed by") == 2
-    shown = sizing("sweep", SCENARIO, "--key", "slo.ttft_s=0.001")
-    assert shown.code == 3
-    assert "already" in shown.out
 
 
 def test_keys_of_a_sweep() -> None:
@@ -150,10 +147,6 @@ def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
     front = figures[0]["data"][1]
     assert front["x"] == [gpus for gpus, _ in pairs]
     assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
-    fastest = max(rows, key=lambda each: each["tokens_per_s_per_user"])
-    assert names[2] in fastest["on_fronts"]
-    shown = sizing("pareto", SCENARIO, "--by", "usd", "--set", PRICE)
-    assert "US dollars a million output tokens" in shown.out
 
 
 def test_changes_of_sensitivity() -> None:
@@ -228,14 +221,7 @@ def test_page_says_everything(plan: Plan, page: Page) -> None:
         "Pareto: cost against TPOT",
         "Pareto: throughput against pace",
     ]
-    for words in (
-        "Layout",
-        "Assumptions and errors",
-        "80 % interval",
-        "your price",
-        "NVIDIA H100 Tensor Core GPU datasheet",
-        "serving up plan.json",
-    ):
+    for words in ("Assumptions and errors", "your price", "serving up plan.json"):
         assert words in html, words
     for pool in plan.pools:
         assert html.count(f"{pool.role} replica ") == pool.gpus
