@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,21 +32,6 @@ def test_wheel_holds_the_packages_and_the_catalogs(tmp_path: Path) -> None:
     }
     configs = {f"sizing/_configs/{p.relative_to(ROOT / 'configs')}" for p in catalog_files()}
     assert configs <= set(names)
-
-
-def test_folders_and_names_stay_readable() -> None:
-    """No folder of a package has more than 25 Python files, no class name stands twice."""
-    files = [file for name in PACKAGES for file in (ROOT / name).rglob("*.py")]
-    crowded = [folder for folder, n in Counter(file.parent for file in files).items() if n > 25]
-    assert not crowded
-
-    classes = Counter(
-        node.name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in classes.items() if count > 1] == []
 
 
 def catalog_files() -> list[Path]:

@@ -107,27 +107,6 @@ def test_a_turn_begins_with_what_was_said(told: list[int]) -> None:
     assert body(PROMPTS, first)["return_token_ids"] is True
 
 
-FORM = replace(FORMS[0], overhead_tokens=7)
-CHATS = Prompts(replace(JOB, chat=FORM))
-
-
-def message(index: int, num_input: int) -> list[str]:
-    asked = replace(REQUEST, index=index, input_tokens=num_input, output_tokens=5)
-    read: dict[str, Any] = json.loads(CHATS.body(asked, CHATS.ids(asked)))
-    [said] = read["messages"]
-    assert (read["max_tokens"], read["ignore_eos"], read["stream"]) == (5, True, True)
-    assert said["role"] == "user"
-    return str(said["content"]).split()
-
-
-def test_chats_share_the_prefix_and_the_first_word() -> None:
-    """Nothing else is common: a cache knows of a prompt what the workload shares."""
-    one, two = message(1, 200), message(2, 200)
-    shared = JOB.workload.prefix_tokens - FORM.overhead_tokens
-    assert one[:shared] == two[:shared]
-    assert one[shared : shared + 16] != two[shared : shared + 16]
-
-
 @pytest.mark.parametrize(
     ("per_word", "known"),
     [((1, 9), FORMS[0]), ((3, 1), FORMS[1]), ((2, 2), None)],

@@ -67,8 +67,6 @@ def test_queues_share_users_and_batches() -> None:
     ("cells", "count"),
     [
         ({}, OPEN_REQUESTS),
-        ({"requests": "300"}, 150),
-        ({"duration_s": "600"}, 1200),
         ({"requests": "300", "duration_s": "600"}, 150),
         ({"duration_s": "60000"}, MOST_REQUESTS),
     ],

