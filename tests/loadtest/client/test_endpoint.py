@@ -174,8 +174,10 @@ def test_an_endpoint_whose_certificate_is_not_valid_gets_no_request(
         found = send(order(host, FEW), tmp_path / "run")
 
     assert keys == []
-    assert {s.outcome for s in found.samples} == {"refused"}
-    assert all("CERTIFICATE_VERIFY_FAILED" in (s.detail or "") for s in found.samples)
+    refused = [s for s in found.samples if s.outcome == "refused"]
+    assert refused
+    assert all("CERTIFICATE_VERIFY_FAILED" in (s.detail or "") for s in refused)
+    assert {s.outcome for s in found.samples} <= {"refused", "unfinished"}
 
 
 def test_an_endpoint_that_is_not_checked_gets_no_key(

@@ -88,6 +88,8 @@ def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
         corner = page.figure(f"{metric.upper()}: distribution").trace("SLO")
         assert corner["y"][0] == pytest.approx(1000 * promise.limit_s)
     over_time = page.figure("TTFT over time")
+    [before, _] = over_time.layout["shapes"]
+    assert (before["x0"], before["x1"]) == (0, verdict.window.start_s)
     drawn = over_time.trace("a request")
     latencies = {round(s.due_s, 3): s.ttft_s for s in samples if s.ok}
     assert len(drawn["x"]) == -(-len(latencies) // -(-len(latencies) // 1500))

@@ -39,6 +39,7 @@ def test_two_runs() -> None:
     assert found.paired
     assert change.significant
     assert change.low_s > 0
+    assert found.notes == ()
     assert not any(c.significant for c in found.changes if c.metric == "tpot")
     assert not compared(first, make_run(samples_of(WAITS[:400].tolist(), per_s=50))).paired
     with pytest.raises(InputError, match="no request answered"):

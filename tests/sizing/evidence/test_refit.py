@@ -239,3 +239,17 @@ def test_what_is_no_run_is_refused(
     break_it(samples)
     with pytest.raises(InputError, match=says):
         read_observed(samples, None)
+
+
+def test_runs_are_compared_with_a_fit_to_the_others(
+    plan: Plan, sizing: Sizing, tmp_path: Path
+) -> None:
+    """Where none is held out, each of several runs is in its turn."""
+    paths = [
+        str(written(plan, run_of(plan, TRUTH, seed=seed, num=120), tmp_path / f"{seed}"))
+        for seed in (9, 10)
+    ]
+    out = tmp_path / "again.json"
+    done = sizing("calibrate", "--from", paths[0], "--from", paths[1], "-o", str(out), "--json")
+    found = json.loads(done.out)["held_out"]
+    assert list(dict.fromkeys(row["run"] for row in found)) == paths

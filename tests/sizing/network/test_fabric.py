@@ -7,6 +7,7 @@ The study's own numbers are claims of the seed documents: tests/sizing/cli/test_
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -132,3 +133,17 @@ def test_charts_draw_the_study(sizing: Sizing, tmp_path: Path) -> None:
         times = page.figure(f"Iteration time, {short(sweep.gpus)} GPUs").trace(sweep.model)
         assert times["x"] == [point.step.hb_size for point in sweep.points]
         assert times["y"] == pytest.approx([point.total_s for point in sweep.points], rel=1e-5)
+
+
+def test_options_of_the_bill() -> None:
+    order = NetworkOrder(gpus=1024, hb_size=8, radix=64, kind="clos")
+    plain = bill(order)
+    copper = bill(replace(order, dac_tiers=1))
+    assert copper.transceivers == plain.transceivers - 2 * 1024
+    assert copper.copper_links == 1024
+    spare = bill(replace(order, kind="rail-only", spares=1))
+    assert spare.spare_switches == spare.trees == 8
+    noted = ["spare switches lie ready" in " ".join(found.notes) for found in (plain, spare)]
+    assert noted == [False, True]
+    power = bill(replace(order, switch_port_power_w=10.0, transceiver_power_w=9.0))
+    assert power.power_w == 10 * power.ports + 9 * power.transceivers

@@ -281,3 +281,14 @@ def test_rank_file_has_every_rank() -> None:
     assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
     assert lines[13].split()[3:] == ["1", "0", "0", "1"]
     assert lines[11].split()[3:] == ["1", "1", "2", "0"]
+
+
+def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
+    root = unit_tree(site([8, 8, 8]))
+    for tp in (12, 16):
+        wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
+        assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
+        assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
+    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
+    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
+    assert [len(group.gpus) for group in found.groups] == [16, 8]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError
 from sizing.network.spares import (
     availability_of,
     checkpoint_interval_s,
@@ -83,3 +84,16 @@ def test_command_takes_times_from_a_preset(sizing: Sizing) -> None:
     missing = sizing("spares", "2048")
     assert json.loads(done.out)["spares"] == 18, done.err
     assert (missing.code, "--mtbf-hours" in missing.err) == (2, True)
+
+
+def test_fewer_crews_need_more_spares() -> None:
+    counts = [
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
+        for crews in (9, 12, None)
+    ]
+    assert [found.spares for found in counts] == sorted((f.spares for f in counts), reverse=True)
+    assert counts[0].spares > counts[-1].spares
+    with pytest.raises(InputError, match="failures per repair time"):
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
@@ -144,33 +141,3 @@ def test_preempted_requests_start_over_and_finish() -> None:
     assert tight.preemptions.tolist() == [0, 1]
     whole = served(two, engine="trtllm", max_num_batched_tokens=200, kv_blocks=100)
     assert whole.preemptions.sum() == 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    engine=st.sampled_from(sorted(RULES)),
-    requests=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=30),
-    users=st.integers(1, 12),
-    room=st.sampled_from([1.0, 1.5, 100.0]),
-    limits=st.fixed_dictionaries(
-        {
-            "scheduled_ahead": st.booleans(),
-            "wait_steps": st.sampled_from([0, 5]),
-            "receive_steps": st.sampled_from([1, 7]),
-        }
-    ),
-)
-def test_everybody_is_served_and_no_step_is_skipped(
-    engine: str, requests: list[tuple[int, int]], users: int, room: float, limits: dict[str, Any]
-) -> None:
-    """Whatever the load: all requests end, none before its tokens could have been computed."""
-    blocks = int(room * max(map(sum, requests)))
-    found = served(
-        requests, engine=engine, users=users, kv_blocks=blocks, wait_fraction=0.5, **limits
-    )
-    outputs = np.array([output for _, output in requests])
-    assert (found.ttft_s >= STEP_S - 1e-9).all()
-    assert (found.e2e_s - found.ttft_s >= (outputs - 1) * STEP_S - 1e-9).all()
-    assert max(ends(found)) >= sum(prompt for prompt, _ in requests) * PROMPT_TOKEN_S
-    if engine == "trtllm":
-        assert found.preemptions.sum() == 0

@@ -117,23 +117,6 @@ def test_routers_differ_by_several_times(policy: str, p95_s: float, p99_s: float
     assert np.quantile(ttft, 0.99) == pytest.approx(p99_s, rel=0.10)
 
 
-@pytest.mark.parametrize("split", [True, False])
-def test_nothing_is_lost(split: bool) -> None:  # noqa: FBT001
-    """Every request ends once with all its tokens, in the order of its phases."""
-    system, arrivals = chat(), chats()
-    if not split:
-        system = replace(system, prefill=None, decode=replace(system.decode, replicas=5))
-    found = simulate(system, arrivals, seed=0)
-    assert np.isfinite(found.e2e_s).all()
-    assert (found.ttft_s <= found.e2e_s + 1e-12).all()
-    assert found.gaps[:, 1].sum() == (arrivals.output_tokens - 1).sum()
-    parts = np.array(list(found.parts_s.values()))
-    assert parts.min() >= -1e-12
-    np.testing.assert_allclose(parts.sum(axis=0), found.ttft_s, rtol=1e-9)
-    assert found.occupancy.kv_blocks["decode" if split else "mixed"].min() >= 0
-    assert ((found.prefill_of >= 0) == split).all()
-
-
 def test_equal_seeds_give_equal_outcomes() -> None:
     """The same arguments give the same bytes, another seed of the routing other ones."""
     one, same, other = (simulate(chat(), chats(), seed=seed) for seed in (3, 3, 4))
