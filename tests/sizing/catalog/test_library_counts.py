@@ -1,8 +1,8 @@
 """
-Counts of parameters and of KV cache against transformers, which builds models without weights.
+Counts of parameters and of KV cache against transformers, which builds the models.
 
-The library writes the config that we read. Its models are small ones of every family, the models
-of our catalog, and the ones that its own defaults describe.
+The library writes the config that we read. Its models are small ones of every family, and those
+of our catalog.
 """
 
 from __future__ import annotations

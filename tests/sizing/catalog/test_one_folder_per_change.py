@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from minicluster.specs.scenario import EngineChoice
 from minicluster.workload.sources import RequestSource, drawn
 from sizing import catalog
 from sizing.catalog import cluster, engine, folder, gpu, model
+from sizing.evidence.prediction import predict_row
+from sizing.evidence.row import row_from
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.conftest import QUICK, Sizing
 
@@ -102,3 +105,22 @@ def test_a_routing_policy_is_one_function(
     used = simulate_plan(plan, arrivals, seed=0).prefill_of
     assert used[0] == replicas - 1
     assert set(np.unique(used)) <= set(range(replicas))
+
+
+@pytest.mark.parametrize("chunked", ["true", "false"])
+def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
+    """Its measured rows are predicted by the scheduling rules that its own file gives."""
+    cells = {
+        "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "mine",
+        "engine_version": "2.0", "weight_dtype": "bf16", "serving": "aggregated", "gpus": "8",
+        "tp": "8", "load": "closed", "concurrency": "16", "isl": "9000", "osl": "16",
+        "length_jitter": "0.5",
+    }  # fmt: skip
+    row = row_from(cells, "rows.csv:2")
+    assert "expected one of vllm" in predict_row(row).reason
+    base = configs / "engines" / "vllm-0.15.toml"
+    added(base, "mine-2.0", name='"mine"', version='"2.0"', chunked_prefill=chunked)
+    catalog.engines.cache_clear()
+    mine, vllm = predict_row(row), predict_row(replace(row, engine="vllm", engine_version="0.15.1"))
+    assert (mine.status, vllm.status) == ("predicted", "predicted")
+    assert (mine.ttft_s == pytest.approx(vllm.ttft_s, rel=1e-9)) == (chunked == "true")

@@ -29,6 +29,7 @@ from sizing.planner.pool_sizing import (
     least_near,
     size_split_pools,
 )
+from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
@@ -205,3 +206,20 @@ def test_bisection_ends_within_a_step(threshold: int, step: int) -> None:
     """What it returns holds, and is no more than a step above the smallest that does."""
     found = between(lambda count: count >= threshold, 1, 300, step=step)
     assert threshold <= found < threshold + step
+
+
+def test_utilisation_knows_the_interference() -> None:
+    """Prefill's predicted utilisation is the simulated busy share; each share costs capacity."""
+    case = at(4.0)
+    slowed = {"prefill_fraction": 0.2, "prefill_per_sequence_fraction": 0.002}
+    shares = []
+    for between_pools in ({}, slowed, slowed | {"decode_fraction": 0.5}):
+        chosen = started(case, **between_pools).sized(1, 1)
+        outcome = simulated(case, chosen)
+        predicted = prediction_of(case, chosen, outcome)
+        used = predicted.utilisation_fraction
+        assert used["prefill"] == pytest.approx(outcome.busy_fraction["prefill"], rel=0.05)
+        assert predicted.capacity_requests_per_s == pytest.approx(4.0 / max(used.values()))
+        shares.append(used)
+    assert shares[0]["prefill"] < shares[1]["prefill"]
+    assert shares[1]["decode"] < shares[2]["decode"]

@@ -14,12 +14,14 @@ from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.build_plan import build_plan
+from sizing.planner.candidates import one_replica_each, utilisations
 from sizing.planner.explanation import candidate_of, explain_plan
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.result import Found
 from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.step_models import StepModels
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import LARGE
 from tests.sizing.scenarios import inputs as named
@@ -86,3 +88,12 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SloSimulator, "verdict", None)
     assert choose_local_threshold(Simulations(alike), found) is found
     assert choose_local_threshold(Simulations(inputs(0)), found) is found
+
+
+def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
+    """Its utilisation is nothing, and requests are served all the same."""
+    given = inputs(20_000, requests_per_s=1.0)
+    chosen = one_replica_each(given, LAYOUT, StepModels(given)).sized(1, 2)
+    assert utilisations(chosen)["prefill"] < 1e-6
+    outcome = Simulations(given).outcome(chosen, requests=500, seed=0)
+    assert (outcome.prefill_of < 0).all()
