@@ -56,10 +56,7 @@ def test_a_wrong_option_is_answered_with_where_help_is(
 ) -> None:
     """What the one line names does show it."""
     main = importlib.import_module(f"{command}.cli").main
-    for option, code, says in (
-        ("--wrong", 2, f"`{command} -h` shows how"),
-        ("-h", 0, "Usage: "),
-    ):
+    for option, code, says in (("--wrong", 2, f"`{command} -h` shows how"), ("-h", 0, "Usage: ")):
         monkeypatch.setattr(sys, "argv", [command, option])
         with pytest.raises(SystemExit) as left:
             main()

@@ -139,11 +139,7 @@ def test_the_servers_phases_are_kept(
     ],
 )
 def test_bad_answers_have_names(
-    start_server: ServerStarter,
-    tmp_path: Path,
-    behaviour: dict[str, Any],
-    outcome: str,
-    says: str,
+    start_server: ServerStarter, tmp_path: Path, behaviour: dict[str, Any], outcome: str, says: str
 ) -> None:
     """However a server misbehaves, each request ends under its name, and the run as failed."""
     # A line without an end is given up, however long a request may take.

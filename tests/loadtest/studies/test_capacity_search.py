@@ -17,12 +17,7 @@ from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.folder import as_json
-from loadtest.studies.capacity_search import (
-    capacity,
-    next_rate,
-    resume_search,
-    run_search,
-)
+from loadtest.studies.capacity_search import capacity, next_rate, resume_search, run_search
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.workload.schedule import read_schedule
@@ -58,11 +53,7 @@ def test_the_limit_is_bracketed_wherever_it_is(
 
 SEARCH = replace(
     FRESH,
-    probes=(
-        make_probe(8, holds=True),
-        make_probe(10, holds=False),
-        make_probe(9, holds=True),
-    ),
+    probes=(make_probe(8, holds=True), make_probe(10, holds=False), make_probe(9, holds=True)),
 )
 
 
@@ -239,9 +230,7 @@ def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
 
 
 def test_a_server_with_so_many_slots(
-    start_server: ServerStarter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
     monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, *_: queued(folder))

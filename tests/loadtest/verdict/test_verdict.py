@@ -105,12 +105,7 @@ def test_lateness_of_the_client_counts() -> None:
         (GOOD, {"stop": "short of a worker"}, "invalid", "short of a worker"),
         (GOOD, {"stop": "interrupted"}, "interrupted", "interrupted"),
         (GOOD, {"stop": "died"}, "failed", "stopped answering"),
-        (
-            changed(1, outcome="cut", detail="reset", chunk_s=()),
-            {},
-            "failed",
-            "no request: reset",
-        ),
+        (changed(1, outcome="cut", detail="reset", chunk_s=()), {}, "failed", "no request: reset"),
         (GOOD[:100], {}, "inconclusive", TOO_SHORT),
     ],
 )

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from minicluster.stats.batch_means import (
-    FEWEST,
-    batch_means,
-    quantile_interval,
-    surely_below,
-)
+from minicluster.stats.batch_means import FEWEST, batch_means, quantile_interval, surely_below
 from minicluster.stats.warmup import FEWEST_GROUPS, GROUP, mser5, mser5_of_measured
 
 

@@ -111,11 +111,7 @@ def refused(sizing: Sizing, *arguments: str) -> str:
     ids=lambda each: str(each)[:60],
 )
 def test_options_that_cannot_be(
-    sizing: Sizing,
-    plan_of: Callable[..., Path],
-    command: tuple[str, ...],
-    options: str,
-    says: str,
+    sizing: Sizing, plan_of: Callable[..., Path], command: tuple[str, ...], options: str, says: str
 ) -> None:
     """The line has what is expected, before anything is planned."""
     plan = str(plan_of(*QUICK)) if "PLAN" in command else ""

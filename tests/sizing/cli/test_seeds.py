@@ -50,10 +50,7 @@ def test_no_claim_went_missing() -> None:
     ],
 )
 def test_tolerances_can_fail(
-    value: float | tuple[float, ...],
-    expected: str,
-    tolerance: str,
-    verdict: bool,
+    value: float | tuple[float, ...], expected: str, tolerance: str, verdict: bool
 ) -> None:
     """Each form of the tolerance column accepts and refuses."""
     assert seeds.within(value, expected, tolerance) is verdict

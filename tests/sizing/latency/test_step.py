@@ -20,14 +20,7 @@ from sizing.latency.communication import PATTERNS, Exchange
 from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.op import Op, Work, gemm
 from sizing.latency.roofline import multiply_dtype, op_time, smooth_max
-from sizing.latency.step import (
-    Machine,
-    beyond_hb_domain_s,
-    interval_s,
-    stage_s,
-    step_s,
-    step_terms,
-)
+from sizing.latency.step import Machine, beyond_hb_domain_s, interval_s, stage_s, step_s, step_terms
 from sizing.latency.step_table import step_table
 
 PUBLISHED = Path(__file__).parents[2] / "published" / "static_prefill.toml"

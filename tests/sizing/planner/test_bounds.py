@@ -15,20 +15,11 @@ from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import (
-    Candidate,
-    one_replica_each,
-    utilisations,
-)
+from sizing.planner.candidates import Candidate, one_replica_each, utilisations
 from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout, LayoutShape
-from sizing.planner.pool_sizing import (
-    PoolSizing,
-    between,
-    least_near,
-    size_split_pools,
-)
+from sizing.planner.pool_sizing import PoolSizing, between, least_near, size_split_pools
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations, SloSimulator

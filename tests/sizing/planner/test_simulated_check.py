@@ -48,10 +48,7 @@ def test_what_chance_leaves_open_is_no_proof() -> None:
 
 @pytest.mark.parametrize(
     ("errors", "bottleneck_role"),
-    [
-        (StepErrors(ttft=1.5), "prefill"),
-        (StepErrors(tpot=4.0), "decode"),
-    ],
+    [(StepErrors(ttft=1.5), "prefill"), (StepErrors(tpot=4.0), "decode")],
 )
 def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
     errors: StepErrors, bottleneck_role: str

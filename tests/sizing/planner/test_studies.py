@@ -117,9 +117,7 @@ def test_keys_of_a_sweep() -> None:
         parse_key("a=[1,2")
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30),
-)
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=30))
 def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> None:
     xs, ys = np.array(pairs).T
     expected = [

@@ -208,9 +208,7 @@ def test_a_request_holds_up_the_others_and_not_itself() -> None:
     """Of two, the first waits once for the second, in halves; the second for nobody."""
     hold_s, step_s = 0.03, 2e-2
     arrivals = Arrivals(
-        due_s=np.array([0.0, 0.2]),
-        input_tokens=np.array([10, 10]),
-        output_tokens=np.array([40, 5]),
+        due_s=np.array([0.0, 0.2]), input_tokens=np.array([10, 10]), output_tokens=np.array([40, 5])
     )
 
     found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
