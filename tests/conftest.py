@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import psutil
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
+from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from _pytest.terminal import TerminalReporter
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
+from xdist.workermanage import WorkerController
 
 # No deadlines: machines are shared. `make test` draws the same examples every time, so that it
 # fails again where it failed; `make test-all` draws new ones (--hypothesis-profile=random).

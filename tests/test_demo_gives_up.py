@@ -30,10 +30,8 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     [
         (0.61, 5, "invalid", 4),  # an engine that did not start in time
         (0.61, 3, "invalid", 4),  # no plan holds the SLO
-        (0.61, 1, "invalid", 4),
         (0.05, 3, "infeasible", 3),
         (0.05, 5, "failed", 5),
-        (0.05, 1, "failed", 1),
         (0.61, 2, "failed", 2),  # bad input is bad input on any machine
     ],
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,21 +34,6 @@ def test_wheel_holds_the_packages_and_the_catalogs(tmp_path: Path) -> None:
     assert configs <= set(names)
 
 
-def test_folders_and_names_stay_readable() -> None:
-    """No folder of a package has more than 25 Python files, no class name stands twice."""
-    files = [file for name in PACKAGES for file in (ROOT / name).rglob("*.py")]
-    crowded = [folder for folder, n in Counter(file.parent for file in files).items() if n > 25]
-    assert not crowded
-
-    classes = Counter(
-        node.name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in classes.items() if count > 1] == []
-
-
 def catalog_files() -> list[Path]:
     return sorted((ROOT / "configs").rglob("*.toml"))
 
@@ -73,10 +56,7 @@ def test_a_wrong_option_is_answered_with_where_help_is(
 ) -> None:
     """What the one line names does show it."""
     main = importlib.import_module(f"{command}.cli").main
-    for option, code, says in (
-        ("--wrong", 2, f"`{command} -h` shows how"),
-        ("-h", 0, "Usage: "),
-    ):
+    for option, code, says in (("--wrong", 2, f"`{command} -h` shows how"), ("-h", 0, "Usage: ")):
         monkeypatch.setattr(sys, "argv", [command, option])
         with pytest.raises(SystemExit) as left:
             main()

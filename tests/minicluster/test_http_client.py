@@ -59,14 +59,3 @@ def test_what_does_not_end_is_given_up(piece: bytes) -> None:
         assert parser.feed(piece) == []
     with pytest.raises(EventTooLongError, match="16 MiB"):
         parser.feed(piece)
-
-
-def test_long_events_and_many_lines_are_none_too_long() -> None:
-    parser = EventParser()
-    half = b"data: " + b"x" * (MAX_EVENT_BYTES // 2) + b"\n\n"
-    comments = (b": " + b"x" * 65536 + b"\n") * 16
-
-    lengths = [len(event) for _ in range(3) for event in parser.feed(half)]
-    assert lengths == [MAX_EVENT_BYTES // 2] * 3
-    for _ in range(17):
-        assert parser.feed(comments) == []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.pages import figure, write
-from minicluster.pages.figure import Figure, axes, axis, bars, line, marks, thinned
+from minicluster.pages.figure import Figure, axes, axis, bars, line, marks
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import (
     ChartRow,
@@ -227,47 +227,3 @@ def test_distribution_draws_the_values(values: list[float], limit: float) -> Non
     for trace in drawn.traces:
         assert all(right - 1e-5 <= math.log10(x) <= left for x in trace["x"])
         assert all(foot <= y <= top * (1 + 1e-5) for y in trace["y"])
-
-
-@pytest.mark.parametrize(("high_s", "unit"), [(0.02, "ms"), (9.0, "ms"), (45.0, "s")])
-def test_axes_are_in_the_unit_that_people_read(high_s: float, unit: str) -> None:
-    """No axis of 45,000 ms; the caption speaks of the same unit, and of the very quantiles."""
-    curve = LatencyCurve(name="measured", values_s=[0.01, high_s], colour=figure.BLUE)
-    drawn = latency_distribution("TTFT", [curve], limit=(0.9, 0.5))
-    assert drawn.layout["yaxis"]["title"]["text"] == unit
-    factor = 1000 if unit == "ms" else 1
-    assert drawn.caption.replace("\N{NO-BREAK SPACE}", " ") == (
-        f"measured: of 2 requests 50 % within {0.01 * factor:,.4g} {unit}, 99 % within "
-        f"{high_s * factor:,.4g} {unit}; SLO: 90 % within {0.5 * factor:,.4g} {unit}"
-    )
-
-
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
-def test_numbers_are_json(values: list[float]) -> None:
-    """Six digits of each number; nothing for what is none."""
-    found = json.loads(json.dumps(figure.numbers(values), allow_nan=False))
-    expected = [value if math.isfinite(value) else None for value in values]
-    assert found == [
-        value if value is None else pytest.approx(value, rel=1e-5) for value in expected
-    ]
-
-
-@given(st.integers(0, 10_000))
-def test_marks_are_few_enough_to_draw(count: int) -> None:
-    left = range(count)[thinned(count)]
-    assert left[:1] == range(count)[:1]
-    assert len(left) <= figure.MAX_MARKS
-    assert len(left) == count or count > figure.MAX_MARKS
-
-
-def test_groups_of_rows_are_set_apart() -> None:
-    """A line is drawn where the first word of rows changes, unless it is a number."""
-    rows = tuple((name, "") for name in ("TTFT mean", "TTFT p50", "TPOT mean", "1", "2"))
-    assert DataTable(("", ""), rows).groups() == (False, False, True, False, False)
-
-
-def test_a_chart_without_such_a_trace_says_so() -> None:
-    assert page().figure("what").trace("what")["type"] == "scatter"
-    for found in (page().figure, chart().trace):
-        with pytest.raises(KeyError):
-            found("other")

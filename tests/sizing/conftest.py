@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pytest
 
 from sizing.catalog import find_model
 from sizing.cli import main
 from tests.sizing.scenarios import LLAMA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COLUMNS = "200"
 """Width of the terminal that tables are printed for."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import StepTime
 from minicluster.routing import chooser, counts_tokens
-
-if TYPE_CHECKING:
-    from minicluster.engine_model.limits import EngineLimits
-    from minicluster.engine_model.step_seconds import StepTime
-    from minicluster.workload.arrivals import Arrivals
-    from sizing.simulation.system import System
+from minicluster.workload.arrivals import Arrivals
+from sizing.simulation.system import System
 
 
 def blocks(tokens: int, size: int) -> int:
@@ -53,9 +50,6 @@ class StepReplica:
         self.free = limits.kv_blocks
         self.scheduled: list[tuple[Job, int]] = []
         self.end_s: float | None = None
-        self.history: list[list[tuple[int, int]]] = []
-        self.preempted: list[list[int]] = []
-        self.empty: list[int] = []
         self.late: list[tuple[Job, float]] = []
         self.began_s = 0.0
         self.waited = 0
@@ -154,12 +148,8 @@ class StepReplica:
         contexts = [j.computed for j, n in self.scheduled if self.decoding(j)]
         self.end_s = None
         if victims and not self.scheduled:
-            self.empty = [job.number for job in victims]
             return begun + self.mixed(now, held=False)  # a step of nothing takes no time
         if self.scheduled:
-            self.history.append([(job.number, new) for job, new in self.scheduled])
-            self.preempted.append(self.empty + [job.number for job in victims])
-            self.empty = []
             self.end_s = now + self.step.step_s(chunks, len(contexts), sum(contexts))
         return begun
 

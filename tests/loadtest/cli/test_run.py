@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec
 from tests.loadtest.command import (
     FAST,
-    PATIENT,
     ServerStarter,
     answered,
     loadtest,
@@ -60,28 +57,6 @@ def test_planned_run_compares_with_the_prediction(
     assert (out / "plotly.min.js").is_file()
 
 
-def test_a_shape_by_the_command(start_server: ServerStarter, tmp_path: Path) -> None:
-    """Conversations of two processes: all that count are answered, and are in the verdict."""
-    shape = ("--turns", "2", "--prefix-tokens", "8", "--processes", "2")
-    run(start_server(**FAST), tmp_path, "--requests", "60", *shape)
-
-    assert len(answered(tmp_path)) >= 60
-    assert sum(verdict_in(tmp_path)["outcomes"].values()) >= 60
-    assert verdict_in(tmp_path)["client"]["processes"] == 2
-
-
-def test_unanswered_requests_of_a_trace(start_server: ServerStarter, tmp_path: Path) -> None:
-    """A trace with requests without an answer is sent without them, and the command says so."""
-    trace, header = tmp_path / "burst.csv", "Timestamp,Model,Request tokens,Response tokens\n"
-    lines = [f"{k * 0.05},ChatGPT,20,{5 if k % 4 else 0}\n" for k in range(1, 21)]
-    trace.write_text(header + "".join(lines))
-    options = ["--host", start_server(**FAST), "--slo", PATIENT, "--warmup", "0"]
-    done = loadtest("run", *options, "--trace", trace, "--skip-unanswered", "-o", tmp_path)
-
-    assert "left out 5 requests without an answer" in done.stderr
-    assert len(answered(tmp_path)) == 15
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_keeps_what_there_is(
     start_server: ServerStarter, tmp_path: Path, number: signal.Signals
@@ -95,17 +70,6 @@ def test_interrupt_keeps_what_there_is(
     assert "INTERRUPTED" in out
     assert verdict_in(tmp_path)["verdict"] == "interrupted"
     assert (tmp_path / "report.html").exists()
-
-
-def test_importing_the_command_patches_nothing() -> None:
-    """Locust and gevent stay in the client process."""
-    code = (
-        "import loadtest.cli, loadtest.selftest.selftest, sys;"
-        " print({'locust', 'gevent'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "set()"
 
 
 def test_server_that_dies(start_server: ServerStarter, tmp_path: Path) -> None:

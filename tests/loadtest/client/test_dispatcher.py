@@ -117,12 +117,3 @@ def test_a_target_that_is_gone_ends_the_run(
 
     assert stop == "died"
     assert [s.index for s in samples] == [r.index for r in requests]
-
-
-def test_a_target_that_sends_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests may time out one after the other while another stream receives its tokens."""
-    monkeypatch.setattr(dispatching, "DEAD_AFTER_S", {"refused": 0.0, "timeout": 0.0})
-    requests = [replace(FIRST, index=k) for k in range(2 * dispatching.DEAD_AFTER_REQUESTS)]
-    stop, samples = run(*requests, error=TimeoutError(), receiving=True)
-
-    assert (stop, len(samples)) == ("complete", len(requests))

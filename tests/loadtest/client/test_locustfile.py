@@ -84,35 +84,3 @@ def test_web_interface_starts_runs_and_shows_them(
             assert len(run.measured) == 30
             assert all(s.ok for s in run.measured)
             wait_for(lambda: shown(url) >= 30)
-
-
-def test_stop_button_keeps_what_there_is(
-    start_server: ServerStarter, free_port: int, tmp_path: Path
-) -> None:
-    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path, requests=5000)
-    url = f"http://127.0.0.1:{free_port}"
-    with locust(tmp_path, "--web-host", "127.0.0.1", "--web-port", str(free_port)):
-        wait_for(lambda: ask(f"{url}/stats/requests"))
-        ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")
-        wait_for(lambda: shown(url) > 5)
-        ask(f"{url}/stop", b"")
-        wait_for(lambda: read_client(tmp_path / "client.json").stop != KILLED)
-    run = read_run(tmp_path)
-
-    assert run.client.stop == "interrupted"
-    assert sum(s.ok for s in run.samples) > 5
-
-
-def test_locusts_own_processes_share_the_schedule(
-    start_server: ServerStarter, free_port: int, tmp_path: Path
-) -> None:
-    """With `--processes 2` Locust's workers send the one schedule, and then the command ends."""
-    order(start_server(ttft_s=0.05, itl_s=0.01), tmp_path)
-    ports = ["--master-bind-port", str(free_port), "--master-port", str(free_port)]
-    with locust(tmp_path, "--headless", "--processes", "2", *ports) as process:
-        wait_for(lambda: process.poll() is not None)
-    run = read_run(tmp_path)
-
-    assert run.client.processes == 2
-    assert sorted(s.index for s in run.measured) == [r.index for r in run.schedule if r.in_window]
-    assert all(s.ok for s in run.measured)

@@ -8,45 +8,21 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from loadtest.report.charts import goodput_against_load, requests_over_time
+from loadtest.report.charts import goodput_against_load
 from loadtest.report.compare_page import comparison_table, search_table
 from loadtest.report.junit import to_junit
 from loadtest.report.run_page import run_page
-from loadtest.report.table import (
-    bare_milliseconds,
-    capacity_text,
-    print_client_errors,
-    print_verdict,
-)
 from loadtest.run.folder import Run
-from loadtest.selftest.selftest import ClientError
 from loadtest.studies.compare import compare_runs
 from loadtest.verdict.verdict import Verdict
 from minicluster.pages.figure import ORANGE
-from minicluster.pages.page import DataTable, Page, Section
+from minicluster.pages.page import Page
 from minicluster.pages.write import render
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
 
-CLIENT_ERROR = ClientError(
-    streams=200,
-    itl_s=0.02,
-    num_requests=400,
-    events_per_s=9876.0,
-    ttft_error_p50_s=0.00123,
-    ttft_error_p99_s=0.0123,
-    itl_error_p99_s=0.123,
-    tpot_error_p99_s=0.00012,
-    heartbeat_lag_p90_s=0.001,
-    heartbeat_lag_p99_s=0.01,
-    cpu_fraction=0.7,
-    fit=True,
-    saturated=False,
-)
 GOOD = [make_sample(k, k / 480) for k in range(4800)]
 
 
@@ -92,19 +68,6 @@ def test_page_says_the_verdict(samples: list[Sample]) -> None:
     assert html.count("<script") == 2 + 4  # Plotly's, ours, and the data of four charts
 
 
-@pytest.mark.parametrize("planned", [True, False])
-def test_a_run_without_a_plan_has_no_empty_columns(samples: list[Sample], *, planned: bool) -> None:
-    """What a plan predicts stands in the table only where there is one."""
-    run = make_run(samples)
-    section = page_of(run if planned else replace(run, plan=None)).parts[0]
-    assert isinstance(section, Section)
-    [table] = section.blocks
-
-    assert isinstance(table, DataTable)
-    assert table.heads == ("", *["predicted"] * planned, "measured", *["error"] * planned, "SLO")
-    assert {len(row) for row in table.rows} == {len(table.heads)}
-
-
 def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     """Four charts: the values of the window by share, and every request at its arrival."""
     run = make_run(samples)
@@ -125,6 +88,8 @@ def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
         corner = page.figure(f"{metric.upper()}: distribution").trace("SLO")
         assert corner["y"][0] == pytest.approx(1000 * promise.limit_s)
     over_time = page.figure("TTFT over time")
+    [before, _] = over_time.layout["shapes"]
+    assert (before["x0"], before["x1"]) == (0, verdict.window.start_s)
     drawn = over_time.trace("a request")
     latencies = {round(s.due_s, 3): s.ttft_s for s in samples if s.ok}
     assert len(drawn["x"]) == -(-len(latencies) // -(-len(latencies) // 1500))
@@ -133,45 +98,6 @@ def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     failed = over_time.trace("a request that failed")
     assert failed["x"] == pytest.approx([samples[7].due_s], rel=1e-5)
     assert failed["text"] == ["cut mid-stream: &lt;script&gt;"]
-
-
-@pytest.mark.parametrize("stop", ["complete", "died", "interrupted"])
-def test_page_without_any_answer(samples: list[Sample], stop: str) -> None:
-    """A run in which nothing was answered still has a page, without charts."""
-    run = make_run([replace(s, outcome="refused", chunk_s=()) for s in samples], stop=stop)
-
-    assert page_of(run).figures == ()
-    assert "</html>" in render(page_of(run))
-
-
-@given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=2000), st.floats(1e-3, 1e3))
-def test_requests_lie_within_their_axes(values: list[float], limit: float) -> None:
-    """Whatever was measured, all that is drawn lies inside the chart, in one unit."""
-    end_s = max(1.0, len(values) / 10)
-    points = [(k / 10, v) for k, v in enumerate(values)]
-    drawn, plain = (
-        requests_over_time(
-            "TTFT over time",
-            points,
-            failed=failed,
-            window_s=(0.0, 1.0),
-            limit_s=limit,
-            end_s=end_s,
-        )
-        for failed in ([(0.5, "cut")], [])
-    )
-    top = drawn.layout["yaxis"]["range"][1]
-    scale = 1 if drawn.layout["yaxis"]["title"]["text"] == "s" else 1000
-    assert drawn.layout["xaxis"]["range"] == pytest.approx([0, end_s])
-    assert drawn.trace("a request")["y"][0] == pytest.approx(scale * values[0], rel=1e-5)
-    assert drawn.trace("SLO")["y"] == pytest.approx([scale * limit] * 2, rel=1e-5)
-    for trace in drawn.traces:
-        assert all(0 <= x <= end_s for x in trace["x"])
-        assert all(0 <= y <= top for y in trace["y"])
-    [before, after] = drawn.layout["shapes"]
-    assert (before["x1"], after["x0"], after["x1"]) == (0.0, 1.0, end_s)
-    # A mark that is not there has no word in the legend.
-    assert [trace["name"] for trace in plain.traces] == ["a request", "SLO"]
 
 
 def test_goodput_is_drawn_against_load() -> None:
@@ -190,13 +116,6 @@ def test_goodput_is_drawn_against_load() -> None:
     assert drawn.trace("all that is offered")["x"] == drawn.layout["xaxis"]["range"]
     with pytest.raises(KeyError):
         drawn.trace("open")
-
-
-def test_the_verdict_on_a_narrow_terminal(samples: list[Sample]) -> None:
-    out = StringIO()
-    print_verdict(judged(make_run(samples)), Console(file=out, width=80))
-
-    assert "SLO MET" in whole(out)
 
 
 @pytest.mark.parametrize("slower", [1.0, 100.0])
@@ -227,41 +146,6 @@ def test_the_tries_of_a_search_on_a_narrow_terminal() -> None:
 
     for part in ("TTFT p99", "TPOT p99", "infinite", "123.4 s", "misses", "unclear"):
         assert part in text
-
-
-def test_the_clients_error_on_a_narrow_terminal() -> None:
-    """Heads, numbers and verdict are all there, the units once a column."""
-    out = StringIO()
-    worse = replace(CLIENT_ERROR, streams=4567, ttft_error_p99_s=12.345, fit=False, saturated=True)
-    slow = replace(CLIENT_ERROR, itl_s=0.0125, ttft_error_p50_s=-0.5, cpu_fraction=1.0, fit=False)
-    print_client_errors([CLIENT_ERROR, worse, slow], Console(file=out, width=80))
-    title, *lines = whole(out).splitlines()
-
-    assert title.strip() == "client error: measured minus the mock server's own times"
-    heads = [line.replace("┃", " ").split() for line in lines[:2]]
-    assert " ".join(heads[0]) == "gap events TTFT TTFT ITL TPOT CPU"
-    assert " ".join(heads[1]) == "streams ms /s p50 ms p99 ms p99 ms p99 ms % fit"
-    rows = [line.replace("│", " ").split() for line in lines[3:6]]
-    assert rows[0] == ["200", "20", "9876", "1.23", "12.3", "123", "0.12", "70", "yes"]
-    assert rows[1] == ["4567", "20", "9876", "1.23", "12345", "123", "0.12", "70", "SATURATED"]
-    assert rows[2] == ["200", "12.5", "9876", "-500", "12.3", "123", "0.12", "100", "NO"]
-    small = [bare_milliseconds(seconds) for seconds in (0.0, -1e-9, -0.00123, 0.0512, 1.234)]
-    assert small == ["0.00", "0.00", "-1.23", "51.2", "1234"]
-
-
-def test_capacity_is_the_highest_load_that_was_followed() -> None:
-    """In events, and the same for a whole core."""
-    tried = [
-        replace(CLIENT_ERROR, events_per_s=1000.0, cpu_fraction=0.1),
-        replace(CLIENT_ERROR, events_per_s=2000.0, cpu_fraction=0.25),
-        replace(CLIENT_ERROR, events_per_s=2500.0, cpu_fraction=0.9, fit=False, saturated=True),
-    ]
-
-    assert capacity_text(tried).endswith(
-        "2,000 events/s followed (8,000 a core), saturated at 2,500"
-    )
-    assert capacity_text(tried[:2]).endswith("(8,000 a core), not saturated by 200 streams")
-    assert capacity_text(tried[2:]) == "capacity: below the first load tried"
 
 
 def cases(verdict: Verdict, *, required: bool = False) -> dict[str, str]:

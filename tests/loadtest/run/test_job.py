@@ -14,22 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.chat import FORMS
-from loadtest.client.prompts import Prompts
 from loadtest.run.folder import as_json
 from loadtest.run.job import Job, default_warmup_s, read_job, timeout_s
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.run.schedule import (
-    ArrivalShape,
-    Window,
-    draw,
-    share,
-    window_of,
-)
+from loadtest.run.schedule import ArrivalShape, Window, draw, share, window_of
 from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.schedule import ScheduledRequest, write_schedule
+from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
 from tests.loadtest.made import JOB
 
@@ -117,26 +110,6 @@ def test_stages_expect_as_many_before_each_arrival(
     assert expected_requests(stages, duration_s(stages)) == pytest.approx(count_until(stages, 1e9))
 
 
-def test_steps_have_their_rates() -> None:
-    made = job(
-        ArrivalShape(stages=parse_stages("20x100,60x100,10-30x100")), RunLength(warmup_s=50.0)
-    )
-    due = np.array([r.due_s for r in made.requests()])
-    seen = np.histogram(due, [0, 50, 150, 250, 350])[0]
-    expected = np.array([1000, 2000, 6000, 2000])
-
-    assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected))
-    assert (made.window.start_s, made.window.end_s) == (50.0, 350.0)
-
-
-def test_a_ramp_from_nothing_needs_no_warm_up() -> None:
-    """A ramp from 0 begins at once: there is no load to warm up with."""
-    made = job(ArrivalShape(stages=parse_stages("0-20x50")))
-
-    assert made.window.start_s == 0
-    assert made.workload.requests_per_s == 10
-
-
 def mooncake(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -168,27 +141,6 @@ def test_a_trace_is_sent_as_it_is(tmp_path: Path, extent: RunLength, in_window: 
     assert [r.output_tokens for r in sent] == [5, 7, 5, 5]
     assert [r.content for r in sent] == [(), (), (4, 5), ()]
     assert [r.in_window for r in sent] == in_window
-
-
-def test_a_silence_does_not_end_a_trace(tmp_path: Path) -> None:
-    """The second request comes long after the time that two take at the mean rate."""
-    path = mooncake(tmp_path / "t.jsonl", row(0), *[row(1_000_000 + k) for k in range(99)])
-    made = job(ArrivalShape(), RunLength(warmup_s=0, num_requests=2), path)
-
-    assert sum(r.in_window for r in made.requests()) == 2
-
-
-def test_a_shared_prefix_is_in_the_schedule(tmp_path: Path) -> None:
-    """Sent again as a trace, prompts share it as before."""
-    workload = replace(FREE.workload, prefix_tokens=8)
-    extent = RunLength(num_requests=5, warmup_s=0)
-    made = make_job(replace(FREE, workload=workload), extent, host="http://x")
-    write_schedule(made.requests(), tmp_path / "schedule.jsonl")
-    again = job(ArrivalShape(), extent, tmp_path / "schedule.jsonl")
-
-    assert {r.prefix_tokens for r in again.requests()} == {8}
-    one, two = (Prompts(again).ids(request) for request in again.requests()[:2])
-    assert one[:8].tolist() == two[:8].tolist()
 
 
 @pytest.mark.parametrize(
@@ -273,14 +225,6 @@ def test_window_of_holds_exactly_so_many(seed: int, num: int) -> None:
     assert sum(r.in_window for r in schedule) == num
     assert all(a.due_s < b.due_s for a, b in itertools.pairwise(schedule))
     assert schedule[-1].due_s < window.end_s + window.drain_s
-
-
-def test_conversations_count_as_a_whole() -> None:
-    schedule = draw(LOAD, ArrivalShape(source=RequestSource(turns=4)), WINDOW, seed=2)
-    by_session = itertools.groupby(schedule, key=lambda r: r.session)
-    for turns in (list(group) for _, group in by_session):
-        assert {r.in_window for r in turns} == {2.0 <= turns[0].due_s < 12.0}
-        assert [r.due_s for r in turns[1:]] == [0.0] * (len(turns) - 1)
 
 
 def test_closed_loop_counts_behind_each_users_warm_up() -> None:

@@ -17,13 +17,7 @@ from loadtest.cli import studies
 from loadtest.cli.studies import _exit
 from loadtest.report.compare_page import search_lines
 from loadtest.run.folder import as_json
-from loadtest.studies.capacity_search import (
-    Probe,
-    capacity,
-    next_rate,
-    resume_search,
-    run_search,
-)
+from loadtest.studies.capacity_search import capacity, next_rate, resume_search, run_search
 from minicluster.errors import Exit, Inconclusive, InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.workload.schedule import read_schedule
@@ -57,51 +51,9 @@ def test_the_limit_is_bracketed_wherever_it_is(
     assert found.middle == pytest.approx(math.sqrt(found.low * found.high))
 
 
-@pytest.mark.parametrize(
-    ("tries", "low", "high", "unclear", "then"),
-    [
-        # An inconclusive rate bounds nothing; the search goes on above and below it.
-        ({8: True, 10: None}, 8, None, (10,), 12.5),
-        ({8: True, 10: None, 12.5: False}, 8, 12.5, (10,), 80**0.5),
-        ({8: True, 10: None, 12.5: False, 11: True}, 11, 12.5, (), (11 * 12.5) ** 0.5),
-        # Chance may let a rate hold above one that missed: the lower miss bounds the limit.
-        ({8: True, 10: False, 12.5: True}, 8, 10, (), 80**0.5),
-        ({10: False, 12.5: True, 14: None}, None, 10, (), 8),
-    ],
-)
-def test_a_rate_that_nothing_tells_about_is_no_limit(
-    tries: dict[float, bool | None],
-    low: float | None,
-    high: float | None,
-    unclear: tuple[float, ...],
-    then: float,
-) -> None:
-    probes = [make_probe(rate, holds=holds) for rate, holds in tries.items()]
-    found = capacity(probes)
-
-    assert (found.low, found.high, found.unclear) == (low, high, unclear)
-    assert (found.middle is None) == (low is None or high is None)
-    assert not found.within(0.1)
-    assert next_rate(probes, first=8, resolution_fraction=0.1) == pytest.approx(then)
-
-
-def test_nothing_is_out_of_reach_for_ever() -> None:
-    """An SLO that no load holds, or any, or that no run tells of, ends the search."""
-    for holds in (True, False, None):
-        probes: list[Probe] = []
-        while (rate := next_rate(probes, first=10, resolution_fraction=0.1)) is not None:
-            probes.append(make_probe(rate, holds=holds))
-        assert len(probes) < 20
-        assert (capacity(probes).low is None) == (not holds)
-
-
 SEARCH = replace(
     FRESH,
-    probes=(
-        make_probe(8, holds=True),
-        make_probe(10, holds=False),
-        make_probe(9, holds=True),
-    ),
+    probes=(make_probe(8, holds=True), make_probe(10, holds=False), make_probe(9, holds=True)),
 )
 
 
@@ -181,9 +133,7 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     [
         ({}, 94),
         ({"needed": 60}, 72),
-        ({"needed": 48}, 58),
         ({"needed": 48_000}, 188),
-        ({"needed": 10}, 56),
         ({"needed": 60, "counted": 25}, 135),
         ({"needed": 48, "settled": False}, 94),
     ],
@@ -229,10 +179,8 @@ def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     ("tries", "says", "code"),
     [
         ({8: True, 8.5: False}, "holds at 8.00 requests/s and misses at 8.50", Exit.DONE),
-        ({8: True, 8.2: None, 8.5: False}, "misses at 8.50", Exit.DONE),
         ({8: True, 10: None, 12.5: False}, "100 requests (--most", Exit.INCONCLUSIVE),
         ({8: True, 10: None}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
-        ({8: True}, "holds at 8.00 requests/s; no probed rate misses", Exit.INCONCLUSIVE),
         ({8: False}, "no probed rate holds the SLO", Exit.NEGATIVE),
         ({8: None}, "no probed rate is known to hold the SLO", Exit.INCONCLUSIVE),
         ({6: None, 8: False}, "unclear at 6.00 requests/s: no run of at most", Exit.INCONCLUSIVE),
@@ -282,9 +230,7 @@ def queued(folder: Path, slots: int = 8, service_s: float = 0.2) -> None:
 
 
 def test_a_server_with_so_many_slots(
-    start_server: ServerStarter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
     monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, *_: queued(folder))
@@ -310,8 +256,6 @@ def test_a_server_with_so_many_slots(
         (["--resolution", "0"], "--resolution"),
         (["--first", "-1"], "--first"),
         (["--most-requests", "3"], "--most-requests"),
-        (["--tolerance", "-1"], "--tolerance"),
-        ([], "nothing answers"),
     ],
 )
 def test_bad_options_are_refused(
@@ -321,6 +265,6 @@ def test_bad_options_are_refused(
     host = f"http://127.0.0.1:{deaf_port}"
     done = loadtest("search", plan, "--host", host, *options, "-o", tmp_path / "out")
 
-    assert done.returncode in {Exit.BAD_INPUT, Exit.TARGET_FAILED}
+    assert done.returncode == Exit.BAD_INPUT
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

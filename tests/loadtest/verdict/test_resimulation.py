@@ -87,16 +87,6 @@ def test_what_prompts_share_is_not_computed(
     assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + computed * 1e-4)
 
 
-def test_chance_in_the_arrivals_is_on_both_sides(plan_file: Path) -> None:
-    """Requests that come in a burst wait in the simulation as they waited in the run."""
-    burst = [make_sample(k, 0.001 * (k % 30) + 5 * (k // 30)) for k in range(60)]
-    found = simulated(plan_file, burst)
-    waits = [each.phases_s["prefill_queue"] for each in found.requests.values()]
-
-    assert max(waits) > 0.05
-    assert min(waits) == pytest.approx(0.0)
-
-
 PULLED = reported_phases(
     {"prefill_queue": 0.0, "prefill": 0.0132, "handoff": 0.12},
     {"queue_time": 0.108, "time_to_first_token": 0.01},
@@ -195,12 +185,10 @@ def test_a_run_is_judged_with_its_resimulation(plan_file: Path, tmp_path: Path) 
     ("outcome", "detail", "came_in"),
     [
         ("ok", None, True),
-        ("timeout", "no end after 30 s", True),
         ("bad_status", "500: broken", True),
         ("bad_status", "413: too long", False),
         ("shed", "429: full", False),
         ("refused", "ConnectionRefusedError", False),
-        ("client", "OSError", False),
     ],
 )
 def test_what_engines_saw(outcome: str, detail: str | None, *, came_in: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ def test_kv_bytes_of_llama_70b() -> None:
     assert kv_bytes_per_token(model, tp=1) == 327_680
     assert kv_bytes_per_token(model, tp=8) == 327_680 / 8
     assert kv_bytes_per_token(model, tp=16) == 327_680 / 8
+    assert kv_bytes_per_token(model, slicing=Slicing(tp=2, pp=2)) == 327_680 / 4
 
 
 def test_latent_attention_is_not_sliced() -> None:
@@ -36,17 +36,6 @@ def test_sequences_take_whole_blocks(tokens: int, block: int) -> None:
     per_token = kv_bytes_per_token(model, tp=1)
     assert tokens * per_token <= taken < (tokens + block) * per_token
     assert taken % (block * per_token) == 0
-
-
-def test_windowed_layers_stop_growing() -> None:
-    """Beyond its window a windowed layer keeps no more (eq. M3)."""
-    model = replace(catalog.find_model("llama-3.1-8b"), window_tokens=128, num_window_layers=16)
-    short, longer, longest = (
-        kv_bytes_per_sequence(model, tokens, tp=1, block_size=16) for tokens in (4096, 8192, 12288)
-    )
-    full = 16 * 4096 * 2 * 8 * 128 * 2
-    assert longer - short == pytest.approx(full)
-    assert longest - longer == pytest.approx(full)
 
 
 @given(window=st.integers(1, 300), block=st.sampled_from((4, 16)), tokens=st.integers(1, 2000))
@@ -83,8 +72,3 @@ def test_stages_hold_all_layers(layers: int, pp: int) -> None:
     held = stage_layers(layers, pp)
     assert sum(held) == layers
     assert max(held) - min(held) <= 1
-
-
-def test_a_pipeline_stage_caches_its_own_layers() -> None:
-    model = catalog.find_model("llama-3.1-70b")
-    assert kv_bytes_per_token(model, slicing=Slicing(tp=2, pp=2)) == 327_680 / 4

@@ -16,11 +16,7 @@ from minicluster.specs.step import Interference, StepSpec
 from tests import plans
 
 FITTED = replace(
-    plans.STEP,
-    stream_s=0.002,
-    per_sequence_s=1e-3,
-    per_pair_s=1e-8,
-    per_context_token_s=1e-7,
+    plans.STEP, stream_s=0.002, per_sequence_s=1e-3, per_pair_s=1e-8, per_context_token_s=1e-7
 )
 STEPS = pytest.mark.parametrize("step", [FITTED, plans.TABLE], ids=["fitted", "table"])
 FACTORS = st.floats(0.5, 3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.specs.cluster import topology_of
-from minicluster.specs.topology import Inventory, Node, TierSpec, inventory_of
+from minicluster.specs.topology import Inventory, Node, TierSpec
 from sizing import catalog
 
 ROCE = catalog.files("clusters")["roce-24k"].read_text(encoding="utf-8")
@@ -95,27 +95,6 @@ def test_inventories_are_checked(nodes: tuple[Node, ...], message: str) -> None:
     """Duplicate nodes, unknown tiers and units in two places are refused."""
     with pytest.raises(InputError, match=message):
         Inventory(nodes=nodes, tiers=("hb", "rack", "pod"))
-
-
-def test_listed_nodes_override_sizes(tmp_path: Path) -> None:
-    text = ROCE
-    for index in range(4):
-        state = "down" if index == 3 else "ok"
-        text += (
-            f'\n[[nodes]]\nname = "n{index}"\ngpus = 8\nstate = "{state}"\n'
-            f'units = {{ hb = "h{index}", rack = "r{index // 3}", pod = "p0", zone = "z0" }}\n'
-        )
-    file = tmp_path / "listed.toml"
-    file.write_text(text, encoding="utf-8")
-    _, found = catalog.find_network(str(file))
-    assert [tier.gpus for tier in found.tiers] == [8, 24, 24, 24]
-
-
-def test_nodes_are_made_from_sizes() -> None:
-    _, found = catalog.find_network("roce-24k")
-    listed = inventory_of(found)
-    assert list(listed.unit_gpus("pod").values()) == [3072] * 8
-    assert max(listed.unit_gpus("rack").values()) == 16
 
 
 def test_a_cluster_without_tiers_has_two() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.stats.quantiles import LEVELS, quantile, quantiles, summarise, weighted_quantile
+from minicluster.stats.quantiles import LEVELS, quantile, summarise, weighted_quantile
 from minicluster.stats.student_t import student
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
@@ -32,14 +32,6 @@ def test_closed_form() -> None:
     assert (found.p50_s, found.p90_s, found.p95_s, found.p99_s) == (50, 90, 95, 99)
     assert (found.count, found.mean_s, found.max_s) == (100, 50.5, 100)
     assert summarise([]) is None
-
-
-@given(SECONDS, st.lists(st.sampled_from(sorted(LEVELS)), min_size=1))
-def test_several_levels_at_once_are_each_alone(values: list[float], names: list[str]) -> None:
-    """Percentiles read off together are those read off one by one."""
-    array = np.array(values)
-    found = quantiles(array, [LEVELS[name] for name in names])
-    assert found.tolist() == [quantile(array, LEVELS[name]) for name in names]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 9)), min_size=1, max_size=60), LEVEL)

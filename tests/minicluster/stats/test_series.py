@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from minicluster.stats.batch_means import (
-    FEWEST,
-    batch_means,
-    mean_interval,
-    quantile_interval,
-    surely_below,
-)
+from minicluster.stats.batch_means import FEWEST, batch_means, quantile_interval, surely_below
 from minicluster.stats.warmup import FEWEST_GROUPS, GROUP, mser5, mser5_of_measured
 
 
@@ -33,18 +27,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say(width: int, share: float)
     rng = np.random.default_rng(0)
     truth = NormalDist().inv_cdf(share)
     held = 0
-    for _ in range(300):
+    for _ in range(150):
         found = quantile_interval(correlated(rng, 10_000, width), share)
         held += found.low_s <= truth <= (np.inf if found.high_s is None else found.high_s)
-    assert 0.85 <= held / 300 <= 0.97
-
-
-def test_the_mean_has_an_interval_too() -> None:
-    """It holds the true mean in about 90 % of runs."""
-    rng = np.random.default_rng(1)
-    found = [mean_interval(5 + correlated(rng, 5000, 20)) for _ in range(300)]
-    held = sum(each.low_s <= 5 <= each.high_s for each in found)  # type: ignore[operator]
-    assert 0.85 <= held / 300 <= 0.95
+    assert 0.85 <= held / 150 <= 0.97
 
 
 def test_few_values_have_no_interval() -> None:
@@ -53,14 +39,6 @@ def test_few_values_have_no_interval() -> None:
     assert (few.low_s, few.high_s) == (None, None)
     assert quantile_interval(np.arange(50.0), 0.99).high_s is None
     assert not surely_below(np.zeros(FEWEST - 1), 1.0, 0.5)
-
-
-def test_a_limit_far_above_holds_surely() -> None:
-    """A percentile without an upper end is still surely below what no value comes near."""
-    rng = np.random.default_rng(2)
-    values = correlated(rng, 20_000, 10)
-    assert surely_below(values, 10.0, 0.99)
-    assert not surely_below(values, quantile_interval(values, 0.99).value_s, 0.99)
 
 
 @pytest.mark.parametrize("count", [40, 57, 319, 320, 1001])
@@ -104,13 +82,6 @@ def test_the_cut_is_a_group_of_the_first_half(values: list[float]) -> None:
         cut < len(values) // GROUP // 2 * GROUP or len(values) < GROUP * FEWEST_GROUPS
     )
     assert mser5_of_measured(series) in {(cut, settled), (0, True)}
-
-
-@given(st.floats(0.1, 10), st.floats(-100, 100))
-def test_unit_and_origin_do_not_matter(factor: float, shift: float) -> None:
-    """The cut is the same in seconds and in milliseconds, and of latencies all longer alike."""
-    series = steady(2000) - 20 * np.exp(-np.arange(2000) / 100)
-    assert mser5(series * factor + shift) == mser5(series)
 
 
 def test_no_answer_counts_as_the_longest() -> None:

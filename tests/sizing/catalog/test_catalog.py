@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,14 @@ import pytest
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.cluster import ClusterSpec, topology_of
-from minicluster.specs.engine import EngineProfile
-from minicluster.specs.fabric import SwitchSpec
-from minicluster.specs.gpu import CollectiveEntry, GpuSpec, NumberSource
+from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import architecture_hash
 from minicluster.specs.scenario import ClusterChoice, EngineChoice
-from minicluster.specs.study import Conventions
 from sizing import catalog
 from sizing.catalog import find_cluster, find_engine, find_gpu, find_model, folder
-from sizing.evidence.row_config import row_config
-from tests.sizing.evidence.rows import SPLIT, row
 
-SPECS = {
-    "gpus": GpuSpec,
-    "clusters": ClusterSpec,
-    "engines": EngineProfile,
-    "switches": SwitchSpec,
-    "collectives": CollectiveEntry,
-    "studies": Conventions,
-}
-FILES = [path for kind in SPECS for path in catalog.files(kind).values()]
+KINDS = ("gpus", "clusters", "engines", "switches", "collectives", "studies")
+FILES = [path for kind in KINDS for path in catalog.files(kind).values()]
 NO_QUANTITIES = {
     *("name", "version", "connector", "vendor", "kind", "gpu", "fitted", "aliases", "deployable"),
     "generation",
@@ -70,26 +55,6 @@ def test_every_number_has_a_dated_source(path: Path) -> None:
         assert dt.date.fromisoformat(source.date).isoformat() == source.date
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_entries_survive_json(path: Path) -> None:
-    """What a plan writes of an entry reads back as the same entry."""
-    raw = read_toml(path)
-    raw.pop("aliases", None)
-    raw.pop("generation", None)
-    cls = SPECS[path.parent.name]
-    spec = parse(cls, raw, place=path.name)
-    assert parse(cls, json.loads(json.dumps(asdict(spec))), place="json") == spec
-
-
-@pytest.mark.parametrize("name", catalog.models())
-def test_models_load_and_survive_json(name: str) -> None:
-    entry, spec = catalog.models()[name], find_model(name)
-    assert entry.sources
-    assert spec.config_hash == architecture_hash(entry.config)
-    assert parse(type(spec), json.loads(json.dumps(asdict(spec))), place="json") == spec
-    assert spec.source == entry.hub_id
-
-
 def test_every_name_leads_to_its_own_entry() -> None:
     """In any case of letters, and to no other: GPUs, and models, which load what they are named."""
     gpus = [(name, alias) for name, of in catalog.gpus().items() for alias in (name, *of.aliases)]
@@ -108,11 +73,7 @@ def test_every_name_leads_to_its_own_entry() -> None:
         ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16", "llama-3.1-70b", "int4"),
         ("unsloth/Mistral-Nemo-Instruct-2407-bnb-4bit", "mistral-nemo", "int4"),
         ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-v3", "fp4"),
-        ("TheBloke/Llama-2-70B-Chat-AWQ", "llama-2-70b", "int4"),
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3-32b", "fp8"),
-        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8"),
-        ("hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4", "llama-3.1-405b", "int4"),
-        ("unsloth/Llama-3.1-8B-Instruct-BF16", "llama-3.1-8b", "bf16"),
         ("lmsys/gpt-oss-20b-bf16", "gpt-oss-20b", "bf16"),
     ],
 )
@@ -138,16 +99,6 @@ def test_peaks_are_dense_and_links_one_way(name: str) -> None:
         assert peaks[narrow] / peaks["bf16"] == pytest.approx(2, rel=0.02)
     assert spec.require("scale_out_bytes_per_s") < spec.require("scale_up_bytes_per_s") < 1e12
     assert spec.require("hbm_bytes_per_s") > spec.require("scale_up_bytes_per_s")
-
-
-@pytest.mark.parametrize("name", [name for name in catalog.gpus() if name != "cpu"])
-def test_split_pools_of_every_gpu_reach_one_another(name: str) -> None:
-    """No parameter of a network is missing, where 144 GPUs are more than one HB domain."""
-    pools = {"gpu": name, "gpus": "144", "prefill_replicas": "9", "decode_replicas": "9"}
-    machine = row_config(row(**SPLIT | pools)).machine
-    outer = topology_of(machine.cluster, machine.gpu).tiers[-1]
-    assert outer.gpus >= 144
-    assert outer.latency_s > 0
 
 
 @pytest.mark.parametrize("name", catalog.clusters())
@@ -185,8 +136,6 @@ def test_cluster_without_preset() -> None:
         (find_model, "meta-llama/Llama-3.1-70B-Instrct", "meta-llama/Llama-3.1-70B-Instruct?"),
         (find_model, "zzz", "known: bloom-176b"),
         (find_model, "./nowhere", "make demo"),
-        (find_model, "", "known: bloom-176b"),
-        (find_model, "x" * 5000, "known: bloom-176b"),
         (find_model, "a\0b", "known: bloom-176b"),
         (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
         (find_gpu, "TPU v7", "known: a100-pcie"),

@@ -102,37 +102,6 @@ def test_rope_scaling_lengthens_the_context(rope: dict[str, Any], expected: int)
     assert [read(each).max_context_tokens for each in (config, outer)] == [expected] * 2
 
 
-def test_side_by_side_and_plain() -> None:
-    """GPT-J and Falcon: attention beside a plain feed-forward of 4 h; BLOOM: one by one."""
-    gptj = read({"model_type": "gptj", "n_embd": 64, "n_head": 8, "n_layer": 4, "n_positions": 128,
-                 "n_inner": None, "vocab_size": 100})  # fmt: skip
-    assert (gptj.parallel_attention, gptj.gated_mlp, gptj.ffn_size) == (True, False, 256)
-    assert gptj.max_context_tokens == 128
-    falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 8,
-              "num_hidden_layers": 4, "vocab_size": 100}  # fmt: skip
-    assert read(falcon).num_kv_heads == 1
-    assert read({**falcon, "multi_query": False}).num_kv_heads == 8
-    grouped = read({**falcon, "new_decoder_architecture": True, "num_kv_heads": 2})
-    assert (grouped.num_kv_heads, grouped.parallel_attention, grouped.ffn_size) == (2, True, 256)
-    bloom = {"model_type": "bloom", "n_embed": 64, "n_head": 8, "n_layer": 4, "vocab_size": 100}
-    assert read(bloom).parallel_attention is False
-    assert (read(bloom).attention_bias, read(bloom).tied_embeddings) == (True, True)
-
-
-def test_linear_chunked_and_sparse_attention() -> None:
-    """Every fourth layer attends to everything; the others keep a state or see their chunk."""
-    hybrid = read(of_family("qwen3_next"))
-    assert (hybrid.num_linear_layers, hybrid.num_full_layers) == (3, 1)
-    assert (hybrid.gated_attention, hybrid.linear.state_dtype) == (True, "fp32")
-    lightning = read(of_family("minimax")).linear
-    assert (lightning.num_layers, lightning.delta_rule, lightning.key_head_dim) == (2, False, 8)
-    scout = read({**of_family("llama4_text"), "attention_chunk_size": 512})
-    assert (scout.window_tokens, scout.num_window_layers, scout.chunked_window) == (512, 3, True)
-    assert (scout.moe.shared_ffn_size, scout.moe.num_dense_layers) == (128, 0)
-    sparse = {**of_family("glm_moe_dsa"), "index_topk": 16, "index_n_heads": 2, "index_head_dim": 8}
-    assert read(sparse).index.top_k == 16
-
-
 def test_experts_alone_may_be_quantised() -> None:
     left_out = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
                 r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]  # fmt: skip
@@ -185,15 +154,6 @@ def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
     assert read(read_config(tmp_path)).weight_dtype == "fp8"
-
-
-def test_path_and_directory_give_the_same_model(tmp_path: Path) -> None:
-    """A config may be named itself or by its directory, from which a server then loads."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    by_directory = catalog.find_model(str(tmp_path))
-    by_file = catalog.find_model(str(tmp_path / "config.json"))
-    assert by_directory.source == by_file.source == str(tmp_path)
-    assert by_directory.config_hash == by_file.config_hash
 
 
 SPARSE = {"model_type": "glm_moe_dsa", **EXPERTS, **LATENT, "index_topk": 8}

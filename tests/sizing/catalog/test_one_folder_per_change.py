@@ -84,25 +84,6 @@ def test_a_gpu_an_engine_version_and_a_model_are_one_file_each(
     assert plan.model.source == "me/llama-9"
 
 
-@pytest.mark.parametrize("chunked", ["true", "false"])
-def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
-    """Its measured rows are predicted by the scheduling rules that its own file gives."""
-    cells = {
-        "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "mine",
-        "engine_version": "2.0", "weight_dtype": "bf16", "serving": "aggregated", "gpus": "8",
-        "tp": "8", "load": "closed", "concurrency": "16", "isl": "9000", "osl": "16",
-        "length_jitter": "0.5",
-    }  # fmt: skip
-    row = row_from(cells, "rows.csv:2")
-    assert "expected one of vllm" in predict_row(row).reason
-    base = configs / "engines" / "vllm-0.15.toml"
-    added(base, "mine-2.0", name='"mine"', version='"2.0"', chunked_prefill=chunked)
-    catalog.engines.cache_clear()
-    mine, vllm = predict_row(row), predict_row(replace(row, engine="vllm", engine_version="0.15.1"))
-    assert (mine.status, vllm.status) == ("predicted", "predicted")
-    assert (mine.ttft_s == pytest.approx(vllm.ttft_s, rel=1e-9)) == (chunked == "true")
-
-
 def test_a_routing_policy_is_one_function(
     sizing: Sizing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,3 +105,22 @@ def test_a_routing_policy_is_one_function(
     used = simulate_plan(plan, arrivals, seed=0).prefill_of
     assert used[0] == replicas - 1
     assert set(np.unique(used)) <= set(range(replicas))
+
+
+@pytest.mark.parametrize("chunked", ["true", "false"])
+def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
+    """Its measured rows are predicted by the scheduling rules that its own file gives."""
+    cells = {
+        "id": "one", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm", "engine": "mine",
+        "engine_version": "2.0", "weight_dtype": "bf16", "serving": "aggregated", "gpus": "8",
+        "tp": "8", "load": "closed", "concurrency": "16", "isl": "9000", "osl": "16",
+        "length_jitter": "0.5",
+    }  # fmt: skip
+    row = row_from(cells, "rows.csv:2")
+    assert "expected one of vllm" in predict_row(row).reason
+    base = configs / "engines" / "vllm-0.15.toml"
+    added(base, "mine-2.0", name='"mine"', version='"2.0"', chunked_prefill=chunked)
+    catalog.engines.cache_clear()
+    mine, vllm = predict_row(row), predict_row(replace(row, engine="vllm", engine_version="0.15.1"))
+    assert (mine.status, vllm.status) == ("predicted", "predicted")
+    assert (mine.ttft_s == pytest.approx(vllm.ttft_s, rel=1e-9)) == (chunked == "true")

@@ -16,7 +16,6 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     (): [
         ("modles", "No such command"),
         ("models --jsno", "No such option"),
-        ("gpus h100", "unexpected extra argument"),
         ("init nope", "one of deepseek-v3-h200"),
         ("losses nowhere.json", "nowhere.json"),
         ("train gpt-3-175", "did you mean gpt-3-175b?"),
@@ -46,17 +45,13 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--requests 0", "--requests is 0"),
         ("--requests 99999999", "at most 10,000,000"),
         ("--rate -1", "--rate is -1"),
-        ("--rate nan", "--rate is nan"),
         ("--seed -1", "--seed is -1"),
         ("--arrivals bursty", "one of poisson, gamma, constant"),
-        ("--users 5 --turns 2", "closed loop"),
         ("--turns 9999 --requests 9999", "engine.max_model_len"),
-        ("--trace /none", "No such file"),
         ("--trace /none --users 5", "no options about arrivals besides it"),
         ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
         ("-o /none/x.csv --requests 10", "an existing folder"),
         ("--set cluster.max_gpus=3", "plan again"),
-        ("--set workload.input_tokens=0", "positive"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),
     ],
     ("place",): [
@@ -92,12 +87,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ("long-context",): [
         ("--tokens 200000", "assumed_context_tokens=N"),
         ("--tokens 0", "expected 1 to"),
-        ("--tokens 32K", "whole numbers"),
         ("--slicing PP2", "TP8xPP2"),
-        ("--slicing TP7", "divisor of the model's 64 attention heads"),
         ("--slicing TP8xPP81", "at most 80 stages"),
         ("--preset tlak", "did you mean talk?"),
-        ("nowhere.toml", "nowhere.toml"),
         ("--set cluster.gpu=h100-sxn", "did you mean h100-sxm?"),
         ("--set model.assumed_context_tokens=4096", "more than 4096"),
     ],
@@ -119,11 +111,7 @@ def refused(sizing: Sizing, *arguments: str) -> str:
     ids=lambda each: str(each)[:60],
 )
 def test_options_that_cannot_be(
-    sizing: Sizing,
-    plan_of: Callable[..., Path],
-    command: tuple[str, ...],
-    options: str,
-    says: str,
+    sizing: Sizing, plan_of: Callable[..., Path], command: tuple[str, ...], options: str, says: str
 ) -> None:
     """The line has what is expected, before anything is planned."""
     plan = str(plan_of(*QUICK)) if "PLAN" in command else ""

@@ -77,10 +77,3 @@ def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
     assert half.code == 0
     assert half.out == sizing(*few, "--rate", "10", "--json").out
     assert "missed" in sizing(*few, "--set", "slo.ttft_s=0.1").out
-
-
-def test_overload_is_told(sizing: Sizing, plan: str) -> None:
-    """A rate beyond any capacity ends, and the answer says that there is no steady state."""
-    done = sizing("simulate", plan, "--rate", "1000", "--requests", "3000")
-    assert done.code == 0
-    assert "No steady state" in done.out

@@ -34,19 +34,6 @@ def test_prefill_or_decode_bounds_the_burst(step_s: float, rate: float) -> None:
     assert burst_rate(model, LOAD) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(("rate", "length_s"), [(10.0, 32.0), (2.0, 35.0)])
-def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length_s: float) -> None:
-    """270 requests behind 5 s of warm-up, at most 35 s, of the scenario's lengths."""
-    file = tmp_path / "burst.schedule.jsonl"
-    write_burst(file, LOAD, rate)
-    arrivals = read_trace(file).arrivals
-
-    assert len(arrivals) == round(length_s * rate)
-    assert arrivals.due_s[-1] == pytest.approx(length_s, rel=0.25)
-    assert set(arrivals.input_tokens) == {100}
-    assert set(arrivals.output_tokens) == {10}
-
-
 def test_constants_of_this_machine_are_not_measured_again(
     sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,3 +56,16 @@ def test_constants_of_this_machine_are_not_measured_again(
         assert done.code == 0
         assert ("measure again with --again" in done.err) is not measured
         assert read_calibration(out).key == (made.key if measured else here)
+
+
+@pytest.mark.parametrize(("rate", "length_s"), [(10.0, 32.0), (2.0, 35.0)])
+def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length_s: float) -> None:
+    """270 requests behind 5 s of warm-up, at most 35 s, of the scenario's lengths."""
+    file = tmp_path / "burst.schedule.jsonl"
+    write_burst(file, LOAD, rate)
+    arrivals = read_trace(file).arrivals
+
+    assert len(arrivals) == round(length_s * rate)
+    assert arrivals.due_s[-1] == pytest.approx(length_s, rel=0.25)
+    assert set(arrivals.input_tokens) == {100}
+    assert set(arrivals.output_tokens) == {10}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +21,8 @@ from sizing.evidence.refit.observed import Observed, check_runs, read_observed
 from sizing.latency.calibration import read_calibration
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
+from tests.sizing.conftest import Sizing
 
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
 REQUEST = ScheduledRequest(index=0, due_s=0.0, input_tokens=64, output_tokens=8, in_window=True)
 MICROSECOND = 1.1e-6
 """Times in samples are whole microseconds; a latency is the difference of two."""
@@ -83,22 +82,6 @@ def test_a_changed_machine_is_found(plan: Plan) -> None:
 
     assert after["tpot", "mean"] < 0.03 < before["tpot", "mean"]
     assert after["ttft", "mean"] < 0.08 < before["ttft", "mean"]
-
-
-def test_what_explains_itself_stays(plan: Plan) -> None:
-    """A run as predicted moves no factor further than chance does."""
-    model = plan.step_model
-    found = fit_scales(model, [run_of(plan, Scales(), seed=4)])
-
-    assert np.log(astuple(found)) == pytest.approx(np.zeros(5), abs=0.08)
-
-
-def test_what_a_run_cannot_tell_stays_at_the_prior(plan: Plan) -> None:
-    """At a load that never has two requests in flight, interference keeps its factor."""
-    model = plan.step_model
-    found = fit_scales(model, [run_of(plan, TRUTH, seed=5, rate_factor=0.02, num=200)])
-
-    assert found.decode_beside == pytest.approx(1.0, abs=0.1)
 
 
 def written(plan: Plan, run: Observed, folder: Path) -> Path:
@@ -236,20 +219,6 @@ def test_command_writes_a_calibration(plan: Plan, sizing: Sizing, tmp_path: Path
     assert json.loads(out.with_suffix(".residuals.json").read_text()) == told
 
 
-def test_runs_are_compared_with_a_fit_to_the_others(
-    plan: Plan, sizing: Sizing, tmp_path: Path
-) -> None:
-    """Where none is held out, each of several runs is in its turn."""
-    paths = [
-        str(written(plan, run_of(plan, TRUTH, seed=seed, num=120), tmp_path / f"{seed}"))
-        for seed in (9, 10)
-    ]
-    out = tmp_path / "again.json"
-    done = sizing("calibrate", "--from", paths[0], "--from", paths[1], "-o", str(out), "--json")
-    found = json.loads(done.out)["held_out"]
-    assert list(dict.fromkeys(row["run"] for row in found)) == paths
-
-
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
@@ -270,3 +239,17 @@ def test_what_is_no_run_is_refused(
     break_it(samples)
     with pytest.raises(InputError, match=says):
         read_observed(samples, None)
+
+
+def test_runs_are_compared_with_a_fit_to_the_others(
+    plan: Plan, sizing: Sizing, tmp_path: Path
+) -> None:
+    """Where none is held out, each of several runs is in its turn."""
+    paths = [
+        str(written(plan, run_of(plan, TRUTH, seed=seed, num=120), tmp_path / f"{seed}"))
+        for seed in (9, 10)
+    ]
+    out = tmp_path / "again.json"
+    done = sizing("calibrate", "--from", paths[0], "--from", paths[1], "-o", str(out), "--json")
+    found = json.loads(done.out)["held_out"]
+    assert list(dict.fromkeys(row["run"] for row in found)) == paths

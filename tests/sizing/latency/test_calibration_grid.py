@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from minicluster.plan import step_time
-from minicluster.specs.calibration import (
-    CalibrationSpec,
-    Measurement,
-    read_measurements,
-)
+from minicluster.specs.calibration import CalibrationSpec, Measurement, read_measurements
 from serving.measurement import step_benchmark
 from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS
 from sizing.latency.calibration import fit_calibration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,8 +15,7 @@ from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
 from sizing.latency.communication import Exchange
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.latency.tiered import network, protocol_s, tiered_s
-from sizing.network.collective import CollectiveResult, Question, answer
+from sizing.latency.tiered import protocol_s, tiered_s
 
 MOSTLY_LATENCY_BYTES = 2**20
 H100 = catalog.find_gpu("h100-sxm")
@@ -35,12 +33,6 @@ def reduced_by(table: dict[str, CollectiveTable], latency_s: float = 0.0) -> Gpu
     """Return an H100 with these all-reduce tables only."""
     efficiency = replace(H100.efficiency, all_reduce=table, collective_latency_s=latency_s)
     return replace(H100, efficiency=efficiency)
-
-
-def asked(cluster: str, pattern: str, group: int, **of: object) -> CollectiveResult:
-    """Ask what a collective takes on a cluster of the catalog."""
-    _, topology = catalog.find_network(cluster)
-    return answer(Question(pattern=pattern, group=group, **of), topology)
 
 
 def nccl_on_two_nodes() -> tuple[MeasuredCollective, list[tuple[float, float]]]:
@@ -127,19 +119,6 @@ def test_a_tree_of_a_library_by_hand(
     assert float(found) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("nodes", "hops"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
-def test_a_tree_over_nodes_has_whole_levels(nodes: int, hops: int) -> None:
-    """Small messages wait for log2 of the nodes, rounded up, up the tree and down it (eq. H2)."""
-    _, found = catalog.find_network("dgx-superpod-h100")
-    alone, together = (
-        float(tiered_s(1e-6, "all-reduce", found, found.spans(8 * each))) for each in (1, nodes)
-    )
-    inside = found.tiers[0].latency_s * math.log2(8)
-    assert alone == pytest.approx(inside, rel=1e-6)
-    between = network(found, found.spans(8 * nodes)).hop_s
-    assert together - alone == pytest.approx(2 * hops * between, rel=1e-6)
-
-
 NODES = [("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9), ("b200-8", 32, 2**32, 22.05e-3)]
 """Four nodes, public nccl-tests."""
 
@@ -152,71 +131,3 @@ def test_the_formula_sees_no_table() -> None:
         protocols = catalog.collectives()["nccl"].protocols
         ours = float(tiered_s(size, "all-reduce", found, found.spans(gpus), protocols))
         assert ours == pytest.approx(seconds, rel=0.15), (cluster, size)
-
-
-@pytest.mark.parametrize("size", [8192.0, 524_288.0, 48e6])
-def test_steps_take_what_the_command_prints(size: float) -> None:
-    """The step model and `fabric collective --library nccl` read one source across nodes."""
-    _, topology = catalog.find_network("dgx-h100")
-    protocols = H100.collectives.protocols
-    question = Question(pattern="all-reduce", group=16, size_bytes=size)
-    said = answer(question, topology, measured=MEASURED, protocols=protocols, library="nccl")
-    assert float(all_reduce_s(size, 16)) == said.seconds
-    wide = answer(replace(question, group=32), topology, protocols=protocols)
-    assert float(all_reduce_s(size, 32)) == wide.formula_s
-
-
-def test_kv_across_zones() -> None:
-    """10.74 GB over 8 NICs at 7:1 take 188 ms at full rate; our NICs reach 92 % of it."""
-    across, near = (
-        asked("roce-24k", "point-to-point", 2, stride=stride, size_bytes=327_680 * 4096.0)
-        for stride in (3072, 16)
-    )
-    assert across.seconds == pytest.approx(0.188 / 0.92, rel=0.01)
-    assert near.meets_in == "pod"
-    assert near.seconds == pytest.approx(across.seconds / 7, rel=0.01)
-    assert near.bus_bytes_per_s == pytest.approx(near.size_bytes / near.seconds)
-    domain = catalog.find_network("roce-24k")[1].tiers[0]
-    inside = domain.latency_s + near.size_bytes / domain.achieved_bytes_per_s()
-    assert near.beyond_hb_domain_s == pytest.approx(near.seconds - inside)
-
-
-def test_rings_hardly_notice_oversubscription() -> None:
-    """One ring a rail leaves a pod: 7:1 slows an all to all by 7, an all-reduce not at all."""
-    slowed = {}
-    for pattern in ("all-reduce", "all-to-all"):
-        flat, wide = (asked("roce-24k", pattern, group, size_bytes=1e9) for group in (3072, 6144))
-        slowed[pattern] = wide.seconds / flat.seconds
-        assert (flat.meets_in, wide.meets_in) == ("pod", "zone")
-        assert flat.beyond_hb_domain_s < wide.beyond_hb_domain_s < wide.seconds
-    assert slowed["all-reduce"] < 1.1
-    assert slowed["all-to-all"] == pytest.approx(7 / 2, rel=0.05)  # half of the bytes leave the pod
-
-
-def test_traffic_of_another_rail_is_forwarded() -> None:
-    """Rail-only: a send to another rail adds one through the HB domain, as all to all does (H5)."""
-    times = {
-        (stride, rails): asked(
-            "gh200-256", "point-to-point", 2, stride=stride, size_bytes=1e9, rail_only=rails
-        ).seconds
-        for stride in (256, 257)
-        for rails in (False, True)
-    }
-    assert times[256, True] == times[256, False] == times[257, False]
-    _, found = catalog.find_network("gh200-256")
-    per_s = found.tiers[0].achieved_bytes_per_s()
-    assert times[257, True] == pytest.approx(
-        times[257, False] + found.tiers[0].latency_s + 1e9 / per_s
-    )
-    any_rail, rails = (
-        asked("gh200-256", "all-to-all", 512, size_bytes=1e9, rail_only=only).seconds
-        for only in (False, True)
-    )
-    assert rails - any_rail == pytest.approx(1e9 / 2 * (1 - 1 / 256) / per_s)
-
-
-def test_a_ring_waits_for_hop_after_hop() -> None:
-    """1,024 members, one a rack: 20 ms of hops, which no tree or hierarchy pays."""
-    found = asked("talk-32k", "all-reduce", 1024, stride=16, size_bytes=1e6)
-    assert found.ring_s == pytest.approx(2 * 1023 * 11e-6, rel=0.15)
-    assert found.formula_s < 2 * 1023 * 11e-6

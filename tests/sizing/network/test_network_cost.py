@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from minicluster.errors import InputError
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
 from sizing.cli.common import read_inputs
@@ -19,12 +18,6 @@ from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from minicluster.plan import Plan
-    from tests.sizing.conftest import Sizing
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
@@ -103,15 +96,3 @@ def test_crossing_costs_what_its_tier_costs(zoned: tuple[Path, str]) -> None:
     one_domain = replace(plan.inputs.cluster, max_gpus=8)
     alone = crossing(replace(plan, inputs=replace(plan.inputs, cluster=one_domain)))
     assert (alone.transfers, alone.wide) == ((), ())
-
-
-def test_commands_print_what_crossing_costs(sizing: Sizing, zoned: tuple[Path, str]) -> None:
-    """`sizing place` and `sizing plan -v` end with KV by tier and TP beyond the domain."""
-    file, text = zoned
-    assert "meet in zone" in text
-    assert "TP16 in decode" in text
-    placed = sizing("place", str(file)).out
-    assert "at 7:1" in placed
-    assert "for leaving the HB domain" in placed
-    found = json.loads(sizing("place", str(file), "--json").out)
-    assert [each["tier"] for each in found["crossing"]["transfers"]] == ["rack", "pod", "zone"]

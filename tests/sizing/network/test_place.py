@@ -5,28 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL
-from minicluster.specs.cluster import topology_of
-from minicluster.specs.topology import Inventory, Node, inventory_of
-from sizing import catalog
+from minicluster.specs.topology import Inventory, Node
 from sizing.network import scheduler_manifests
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 PRICES = (1.0, 4.0, 8.0, 20.0)
 """Seconds per byte of four tiers; only their order matters here."""
@@ -143,45 +137,6 @@ def test_pools_are_placed_as_well_as_any_enumeration(
         assert {node for node, _ in here.gpus} == {node for node, _ in there.gpus}
 
 
-@settings(max_examples=25)
-@given(inventory=sites(), counts=st.tuples(st.integers(1, 4), st.integers(1, 3)))
-def test_pairs_are_counted_as_if_listed(inventory: Inventory, counts: tuple[int, int]) -> None:
-    """Where pairs meet, and on which rails, is what listing every pair gives."""
-    try:
-        found = pooled(inventory, counts, (2, 4))
-    except NegativeAnswer:
-        return
-    units = {node.name: (node.units["hb"], node.units["rack"]) for node in inventory.nodes}
-    roles = [[g.gpus for g in found.groups if g.role == role] for role in ("prefill", "decode")]
-    tiers, on_rail = [], []
-    for a, b in itertools.product(*roles):
-        here, there = units[a[0][0]], units[b[0][0]]
-        tiers.append("hb" if here[0] == there[0] else "rack" if here[1] == there[1] else "pod")
-        if here[0] != there[0]:
-            on_rail.append(np.mean([a[rank // 2][1] == b[rank][1] for rank in range(4)]))
-    shares = {tier: tiers.count(tier) / len(tiers) for tier in TIERS}
-    assert found.meeting_fraction == pytest.approx(shares)
-    assert found.rail_aligned_fraction == pytest.approx(np.mean(on_rail) if on_rail else 1.0)
-
-
-@pytest.mark.parametrize("name", ["dgx-h100", "roce-24k", "gb200-nvl72", "talk-32k"])
-def test_plan_of_64_gpus_is_proved_optimal_on_every_preset(name: str) -> None:
-    cluster = catalog.clusters()[name]
-    inventory = inventory_of(topology_of(cluster, catalog.find_gpu(cluster.gpu)))
-    found = pooled(inventory, (8, 4), (4, 8))
-    assert (found.optimal, found.method) == (True, "exact")
-
-
-def test_beyond_the_work_limit_units_are_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs are farther apart than at best here, and the bound says so."""
-    exact = pooled(site([4, 8, 2, 4, 8]), (6, 2), (2, 4))
-    monkeypatch.setattr("sizing.network.pools.WORK_LIMIT", 0)
-    found = pooled(site([4, 8, 2, 4, 8]), (6, 2), (2, 4))
-    assert (exact.method, exact.optimal) == ("exact", True)
-    assert (found.method, found.optimal) == ("greedy", False)
-    assert found.bound <= exact.cost < found.cost
-
-
 def test_rules_of_pools() -> None:
     """Spread is kept or said to be impossible; pairs within a rack are hard."""
     found = pooled(site([8, 8, 8, 8]), (2, 2), (4, 4), spread_tier=1, spread_least=2)
@@ -235,31 +190,6 @@ def test_refusals_say_how_many_and_why(
 
     with pytest.raises((InputError, NegativeAnswer), match=message):
         place()
-
-
-def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
-    root = unit_tree(site([8, 8, 8]))
-    for tp in (12, 16):
-        wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
-        assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
-        assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
-    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
-    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
-    assert [len(group.gpus) for group in found.groups] == [16, 8]
-
-
-def test_a_job_of_16384_on_the_24k_cluster(sizing: Sizing) -> None:
-    """6 pods, 6 of 128 ring edges, as few as there can be; a random order cuts 83 %."""
-    done = sizing(
-        "place", "--cluster", "roce-24k", "--tp", "8", "--pp", "16", "--dp", "128", "--json"
-    )
-    found = json.loads(done.out)
-    pod = next(cut for cut in found["cuts"] if cut["tier"] == "pod")
-    assert (pod["units"], pod["ring_edges"], pod["bound"], pod["stage_edges"]) == (6, 6, 6, 0)
-    assert pod["random_fraction"] == pytest.approx(0.827, abs=0.001)
-    assert pod["uplink_fraction"] == pytest.approx(128 * 7 / 3072)
-    assert found["optimal"]
-    assert len({tuple(gpu) for gpu in found["ranks"]}) == 16_384
 
 
 def test_command(sizing: Sizing, tmp_path: Path) -> None:
@@ -351,3 +281,14 @@ def test_rank_file_has_every_rank() -> None:
     assert [line.split()[0] for line in lines] == [str(rank) for rank in range(24)]
     assert lines[13].split()[3:] == ["1", "0", "0", "1"]
     assert lines[11].split()[3:] == ["1", "1", "2", "0"]
+
+
+def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
+    root = unit_tree(site([8, 8, 8]))
+    for tp in (12, 16):
+        wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
+        assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
+        assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
+    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
+    assert "prefill: TP16 straddles 2 units" in found.warnings[0]
+    assert [len(group.gpus) for group in found.groups] == [16, 8]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,9 +18,7 @@ from sizing.network.spares import (
     effective_fraction,
     spares,
 )
-
-if TYPE_CHECKING:
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 HOUR = 3600.0
 GPU_MTBF_S = 54 * 24 * HOUR * 16_384 / 419
@@ -46,19 +43,6 @@ def test_spares_are_the_fewest(needed: int, target: float) -> None:
     assert found.failures_in_repair == pytest.approx(down)
     if found.spares:
         assert availability_of(needed, found.spares - 1, ratio=0.01) < target
-
-
-def test_fewer_crews_need_more_spares() -> None:
-    counts = [
-        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
-        for crews in (9, 12, None)
-    ]
-    assert [found.spares for found in counts] == sorted((f.spares for f in counts), reverse=True)
-    assert counts[0].spares > counts[-1].spares
-    with pytest.raises(InputError, match="failures per repair time"):
-        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)
 
 
 def test_daly_is_the_best_interval() -> None:
@@ -100,3 +84,16 @@ def test_command_takes_times_from_a_preset(sizing: Sizing) -> None:
     missing = sizing("spares", "2048")
     assert json.loads(done.out)["spares"] == 18, done.err
     assert (missing.code, "--mtbf-hours" in missing.err) == (2, True)
+
+
+def test_fewer_crews_need_more_spares() -> None:
+    counts = [
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.999, crews=crews)
+        for crews in (9, 12, None)
+    ]
+    assert [found.spares for found in counts] == sorted((f.spares for f in counts), reverse=True)
+    assert counts[0].spares > counts[-1].spares
+    with pytest.raises(InputError, match="failures per repair time"):
+        spares(2048, mtbf_s=GPU_MTBF_S / 8, repair_s=24 * HOUR, availability=0.9, crews=1)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        spares(8, mtbf_s=1.0, repair_s=1.0, availability=1.0)

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.plan import Inputs
 from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import (
-    Candidate,
-    fewest_by_utilisation,
-    one_replica_each,
-    utilisations,
-)
+from sizing.planner.candidates import Candidate, one_replica_each, utilisations
 from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout, LayoutShape
-from sizing.planner.pool_sizing import (
-    PoolSizing,
-    between,
-    estimated_sizes,
-    least_near,
-    size_split_pools,
-)
+from sizing.planner.pool_sizing import PoolSizing, between, least_near, size_split_pools
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
 from sizing.planner.tandem import QUANTILES
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
-from tests.sizing.scenarios import SMALL, at, inputs
-
-if TYPE_CHECKING:
-    from minicluster.plan import Inputs
-    from sizing.simulation.outcome import Outcome
+from tests.sizing.scenarios import SMALL, at
 
 SPLIT = Layout.split(1, 1, "h100-sxm")
 MIXED = Layout(prefill=None, decode=LayoutShape(slicing=SPLIT.decode.slicing, gpu="h100-sxm"))
@@ -83,17 +68,6 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
     assert np.quantile(found["ttft"], 0.99) == pytest.approx(
         np.quantile(outcome.series("ttft")[0], 0.99), rel=0.01
     )
-
-
-@given(prompts=st.integers(1, 8), tokens=st.integers(1, 2000))
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_a_batch_of_equal_prompts_is_one_step(prompts: int, tokens: int) -> None:
-    """The bound's batch takes what the simulated step of the same prompts takes (eq. T2)."""
-    load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens))
-    tandem = started(inputs(replace(SMALL, workload=load))).tandem
-    step = PlannedStep(tandem.step_model.prefill)
-    expected = step.step_s([(tokens, 0)] * prompts, 0, 0)
-    assert bounds.prefill_batch_s(tandem, prompts) == pytest.approx(expected, rel=1e-9)
 
 
 LENGTHS = st.one_of(
@@ -166,23 +140,6 @@ def test_no_simulation_beats_the_capacity(layout: Layout) -> None:
     assert achieved >= capacity * (0.93 if layout is SPLIT else 0.75)
 
 
-def test_utilisation_knows_the_interference() -> None:
-    """Prefill's predicted utilisation is the simulated busy share; each share costs capacity."""
-    case = at(4.0)
-    slowed = {"prefill_fraction": 0.2, "prefill_per_sequence_fraction": 0.002}
-    shares = []
-    for between_pools in ({}, slowed, slowed | {"decode_fraction": 0.5}):
-        chosen = started(case, **between_pools).sized(1, 1)
-        outcome = simulated(case, chosen)
-        predicted = prediction_of(case, chosen, outcome)
-        used = predicted.utilisation_fraction
-        assert used["prefill"] == pytest.approx(outcome.busy_fraction["prefill"], rel=0.05)
-        assert predicted.capacity_requests_per_s == pytest.approx(4.0 / max(used.values()))
-        shares.append(used)
-    assert shares[0]["prefill"] < shares[1]["prefill"]
-    assert shares[1]["decode"] < shares[2]["decode"]
-
-
 class Known(SloSimulator):
     """A simulator of pools that hold from certain sizes on."""
 
@@ -228,14 +185,6 @@ def test_the_fewest_replicas_are_found_from_any_guess(
         assert (found is not None) is affordable
 
 
-def test_the_estimate_is_near_what_holds() -> None:
-    lowest = fewest_by_utilisation(START, CASE)
-    estimate = estimated_sizes(START, CASE, StepErrors(), lowest)
-    simulator = SloSimulator(Simulations(CASE), StepErrors())
-    assert simulator.verdict(START.sized(*(round(1.3 * count) + 1 for count in estimate))).holds
-    assert not simulator.verdict(START.sized(*(int(0.7 * count) for count in estimate))).holds
-
-
 @given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
 def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
     """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
@@ -248,3 +197,20 @@ def test_bisection_ends_within_a_step(threshold: int, step: int) -> None:
     """What it returns holds, and is no more than a step above the smallest that does."""
     found = between(lambda count: count >= threshold, 1, 300, step=step)
     assert threshold <= found < threshold + step
+
+
+def test_utilisation_knows_the_interference() -> None:
+    """Prefill's predicted utilisation is the simulated busy share; each share costs capacity."""
+    case = at(4.0)
+    slowed = {"prefill_fraction": 0.2, "prefill_per_sequence_fraction": 0.002}
+    shares = []
+    for between_pools in ({}, slowed, slowed | {"decode_fraction": 0.5}):
+        chosen = started(case, **between_pools).sized(1, 1)
+        outcome = simulated(case, chosen)
+        predicted = prediction_of(case, chosen, outcome)
+        used = predicted.utilisation_fraction
+        assert used["prefill"] == pytest.approx(outcome.busy_fraction["prefill"], rel=0.05)
+        assert predicted.capacity_requests_per_s == pytest.approx(4.0 / max(used.values()))
+        shares.append(used)
+    assert shares[0]["prefill"] < shares[1]["prefill"]
+    assert shares[1]["decode"] < shares[2]["decode"]

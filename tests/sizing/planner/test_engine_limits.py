@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.config import parse_scenario
-from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.plan import Inputs
+from minicluster.plan import Deployment, Inputs
 from minicluster.specs.scenario import EngineChoice
-from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.deployment import deployment
 from sizing.planner.layout import Layout
 from sizing.planner.step_models import StepModels
-from sizing.simulation.outcome import simulate
-from sizing.simulation.planned import deployed_system
-
-if TYPE_CHECKING:
-    from minicluster.plan import Deployment
 
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s")
 
@@ -126,14 +117,6 @@ def test_settings_that_cannot_be(key: str, value: object, says: str) -> None:
         inputs(**{key: value})
 
 
-def test_every_kind_of_gpu_has_to_take_them() -> None:
-    """With several kinds, one that cannot refuses the scenario."""
-    search = {"gpus": ["h100-sxm", "l40s"]}
-    scenario = parse_scenario(raw(max_num_seqs=4096) | {"search": search}, place="s")
-    with pytest.raises(InputError, match="on l40s"):
-        catalog.resolve(scenario, "s")
-
-
 def test_a_plan_carries_the_settings() -> None:
     """Pools and engine settings of the plan hold what the scenario asks for."""
     asked = {"max_num_seqs": 48, "max_num_batched_tokens": 4096, "chunked_prefill_tokens": 512}
@@ -154,33 +137,3 @@ def test_memory_limits_the_batch_below_the_engine() -> None:
     assert half.pool("decode").kv_bytes < whole.pool("decode").kv_bytes
     # fewer sequences need fewer logits, which leaves more cache
     assert deployed(max_num_seqs=8).pool("decode").kv_bytes >= whole.pool("decode").kv_bytes
-
-
-def test_smaller_chunks_take_more_steps() -> None:
-    """A prompt of 4,000 tokens in chunks of 500 has eight steps in an idle system, not one."""
-    given_inputs = inputs()
-    layout = Layout.split(1, 1, "h100-sxm")
-    model = StepModels(given_inputs).of(layout)
-    one = Arrivals(
-        due_s=np.array([0.0]), input_tokens=np.array([4000]), output_tokens=np.array([2])
-    )
-    whole_s, chunked_s = (
-        simulate(deployed_system(runs, model), one, seed=1).ttft_s[0]
-        for runs in (deployed(), deployed(chunked_prefill_tokens=500))
-    )
-    step = PlannedStep(model.prefill)
-    whole, *chunks = [(4000, 0)], *([(500, before)] for before in range(0, 4000, 500))
-    steps_s = sum(step.step_s(chunk, 0, 0) for chunk in chunks)
-    assert chunked_s - whole_s == pytest.approx(steps_s - step.step_s(whole, 0, 0))
-    assert chunked_s > whole_s
-
-
-def test_an_engine_that_computes_prompts_whole_has_no_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """TensorRT-LLM without chunks refuses the key."""
-    whole = next(each for each in catalog.engines() if not each.scheduling.chunked_prefill)
-    found = replace(whole, deployable=True)
-    monkeypatch.setattr("sizing.catalog.engine.engines", lambda: (found,))
-    with pytest.raises(InputError, match="no such key: trtllm"):
-        inputs(name=whole.name, version=whole.version, chunked_prefill_tokens=64)

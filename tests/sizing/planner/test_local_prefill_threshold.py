@@ -90,18 +90,6 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     assert choose_local_threshold(Simulations(inputs(0)), found) is found
 
 
-@pytest.mark.parametrize("threshold", [500, 3000])
-def test_a_threshold_moves_load_from_prefill_to_decode(threshold: int) -> None:
-    """Pools saturate where the bound says, with prompts computed in either."""
-    given = inputs(threshold, requests_per_s=10.0)
-    plain, local = (
-        utilisations(one_replica_each(each, LAYOUT, StepModels(each)).sized(5, 2))
-        for each in (inputs(0, requests_per_s=10.0), given)
-    )
-    assert local["prefill"] < plain["prefill"]
-    assert local["decode"] > plain["decode"]
-
-
 def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
     """Its utilisation is nothing, and requests are served all the same."""
     given = inputs(20_000, requests_per_s=1.0)

@@ -48,23 +48,6 @@ def test_widths_that_leave_gaps_take_more_nodes(tp: int) -> None:
     assert {len(p.gpus) for p in placed["prefill"]} == {shares[tp]}
 
 
-def test_a_domain_smaller_than_a_node() -> None:
-    """Two domains of four in a node: no replica is in both."""
-    cluster = replace(H100, gpus_per_hb_domain=4)
-    placed = place(cluster, both((3, 2), (2, 4)))
-    for pool in placed.values():
-        for each in pool:
-            assert len({gpu // 4 for gpu in each.gpus}) == 1
-
-
-def test_kinds_of_gpus_have_nodes_of_their_own() -> None:
-    """Prefill on one kind and decode on another share no node."""
-    (_, prefill), (_, decode) = both((3, 4), (2, 4))
-    placed = place(H100, [("h100-sxm", prefill), ("h200-sxm", decode)])
-    assert [p.node for p in placed["prefill"]] == ["node-0", "node-0", "node-1"]
-    assert [p.node for p in placed["decode"]] == ["node-2", "node-2"]
-
-
 def test_listed_nodes_are_taken() -> None:
     """A cluster that lists its nodes has no others, and none that are down."""
     nodes = tuple(
@@ -76,11 +59,3 @@ def test_listed_nodes_are_taken() -> None:
     assert {p.node for pool in placed.values() for p in pool} == {"b", "c"}
     with pytest.raises(NegativeAnswer, match="24 GPUs, 16 are free: 8 too few"):
         place(cluster, both((2, 4), (2, 8)))
-
-
-def test_the_demo_machine_is_placed_in_order() -> None:
-    """On two cores prefill takes core 0 and decode core 1 of the only node."""
-    one_each = [("cpu", PoolRequest(role=role, replicas=1, tp=1)) for role in ("prefill", "decode")]
-    placed = place(catalog.clusters()["laptop"], one_each)
-    assert [(p.node, p.gpus) for p in placed["prefill"]] == [("node-0", (0,))]
-    assert [(p.node, p.gpus) for p in placed["decode"]] == [("node-0", (1,))]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing.planner.candidates import one_replica_each
+from sizing.planner.candidates import Candidate, one_replica_each
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import Layout
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator, verify_sizes
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import SMALL, at, proposed
-
-if TYPE_CHECKING:
-    from sizing.planner.candidates import Candidate
 
 RATE = 5.0
 LOOSE_S = 0.3
@@ -52,19 +48,14 @@ def test_what_chance_leaves_open_is_no_proof() -> None:
 
 @pytest.mark.parametrize(
     ("errors", "bottleneck_role"),
-    [
-        (StepErrors(ttft=1.2), ""),
-        (StepErrors(ttft=1.5), "prefill"),
-        (StepErrors(tpot=3.0), ""),
-        (StepErrors(tpot=4.0), "decode"),
-    ],
+    [(StepErrors(ttft=1.5), "prefill"), (StepErrors(tpot=4.0), "decode")],
 )
 def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
     errors: StepErrors, bottleneck_role: str
 ) -> None:
     """What holds when simulated is denied where the prediction, off as others were, misses."""
     verdict = judged(LOOSE_S, errors=errors)
-    assert (verdict.holds, verdict.bottleneck_role) == (not bottleneck_role, bottleneck_role)
+    assert (verdict.holds, verdict.bottleneck_role) == (False, bottleneck_role)
 
 
 class Doubtful(SloSimulator):

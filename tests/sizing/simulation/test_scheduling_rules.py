@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
 PROMPT_TOKEN_S, STEP_S = 1e-3, 1e-2
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=STEP_S, stream_s=0.0, per_prefill_token_s=PROMPT_TOKEN_S, per_sequence_s=0.0,
-        per_pair_s=0.0, per_context_token_s=0.0, max_tokens=9999, max_batch=999,
-        max_context_tokens=9999, error_fraction=0.0,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, base_s=STEP_S, per_prefill_token_s=PROMPT_TOKEN_S))
 """Steps of 10 ms, plus 1 ms per prompt token."""
 RULES = {
     profile.name: {
@@ -68,13 +60,6 @@ def firsts(found: Outcome) -> list[float]:
 def ends(found: Outcome) -> list[float]:
     """Return the times of the last tokens."""
     return list((found.due_s + found.e2e_s).tolist())
-
-
-def test_one_request_alone() -> None:
-    """One step of 50 + 10 ms gives the first token, three more the others."""
-    found = served([(50, 4)])
-    assert firsts(found) == pytest.approx([0.06])
-    assert ends(found) == pytest.approx([0.06 + 3 * STEP_S])
 
 
 def test_requests_of_one_moment_share_a_step() -> None:
@@ -156,44 +141,3 @@ def test_preempted_requests_start_over_and_finish() -> None:
     assert tight.preemptions.tolist() == [0, 1]
     whole = served(two, engine="trtllm", max_num_batched_tokens=200, kv_blocks=100)
     assert whole.preemptions.sum() == 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    engine=st.sampled_from(sorted(RULES)),
-    requests=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=30),
-    users=st.integers(1, 12),
-    room=st.sampled_from([1.0, 1.5, 100.0]),
-    limits=st.fixed_dictionaries(
-        {
-            "scheduled_ahead": st.booleans(),
-            "wait_steps": st.sampled_from([0, 5]),
-            "receive_steps": st.sampled_from([1, 7]),
-        }
-    ),
-)
-def test_everybody_is_served_and_no_step_is_skipped(
-    engine: str, requests: list[tuple[int, int]], users: int, room: float, limits: dict[str, Any]
-) -> None:
-    """Whatever the load: all requests end, none before its tokens could have been computed."""
-    blocks = int(room * max(map(sum, requests)))
-    found = served(
-        requests, engine=engine, users=users, kv_blocks=blocks, wait_fraction=0.5, **limits
-    )
-    outputs = np.array([output for _, output in requests])
-    assert (found.ttft_s >= STEP_S - 1e-9).all()
-    assert (found.e2e_s - found.ttft_s >= (outputs - 1) * STEP_S - 1e-9).all()
-    assert max(ends(found)) >= sum(prompt for prompt, _ in requests) * PROMPT_TOKEN_S
-    if engine == "trtllm":
-        assert found.preemptions.sum() == 0
-
-
-def test_more_kv_cache_never_serves_later() -> None:
-    """The mean wait for the first token falls with room."""
-    drawn = [(160 + 7 * n % 40, 40 + n % 10) for n in range(80)]
-    waits = [
-        served(drawn, engine="trtllm", users=8, max_num_batched_tokens=300, kv_blocks=room).ttft_s
-        for room in (300, 900, 5000)
-    ]
-    means = [wait.mean() for wait in waits]
-    assert means == sorted(means, reverse=True)

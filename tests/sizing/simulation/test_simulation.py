@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,15 +11,13 @@ from minicluster.engine_model.interference import DecodeWithInterference, Prefil
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.specs.step import Interference, StepCoefficients
+from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System, steady_decoding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests import plans
 
 PER_TOKEN_S = 1e-3
 TINY_S = 1e-9
@@ -35,14 +31,8 @@ LOAD = WorkloadSpec(
 
 def linear(**given: float) -> PlannedStep:
     """Return a step that is work alone: no fixed cost to share."""
-    zero = dict.fromkeys(
-        ("base_s", "stream_s", "per_prefill_token_s", "per_sequence_s", "per_pair_s",
-         "per_context_token_s", "error_fraction"), 0.0,
-    )  # fmt: skip
-    numbers = {**zero, "base_s": TINY_S, **given}
-    return PlannedStep(
-        StepCoefficients(**numbers, max_tokens=9999, max_batch=999, max_context_tokens=9999)
-    )
+    numbers = {"base_s": TINY_S, "per_prefill_token_s": 0.0, **given}
+    return PlannedStep(replace(plans.STEP, **numbers))
 
 
 def servers(count: int, *, policy: str = "random") -> System:
@@ -127,78 +117,12 @@ def test_routers_differ_by_several_times(policy: str, p95_s: float, p99_s: float
     assert np.quantile(ttft, 0.99) == pytest.approx(p99_s, rel=0.10)
 
 
-def queued(arrivals: Arrivals, choose: Callable[[list[int]], int]) -> list[float]:
-    """Sojourns behind 28 servers of 498 ms, from departures alone."""
-    ends: list[list[float]] = [[] for _ in range(28)]
-    found = []
-    for due in arrivals.due_s.tolist():
-        present = [[end for end in each if end >= due] for each in ends]
-        at = choose([len(each) for each in present])
-        start = max(due, ends[at][-1] if ends[at] else 0.0)
-        ends = present
-        ends[at].append(start + 0.498 + TINY_S)
-        found.append(ends[at][-1] - due)
-    return found
-
-
-def test_routers_are_those_of_plain_recursions() -> None:
-    """Power of two choices give each request the sojourn of a plain recursion."""
-    arrivals = prompts(Lengths.fixed(498), 50.0, 5000)
-    rng = random.Random(7)  # noqa: S311
-    two = simulate(servers(28, policy="power-of-two"), arrivals, seed=7)
-
-    def less_loaded_of_two(loads: list[int]) -> int:
-        first = int(28 * rng.random())
-        others = [at for at in range(28) if at != first]
-        return min(first, others[int(27 * rng.random())], key=loads.__getitem__)
-
-    np.testing.assert_allclose(two.ttft_s, queued(arrivals, less_loaded_of_two), rtol=1e-6)
-
-
-@pytest.mark.parametrize("split", [True, False])
-def test_nothing_is_lost(split: bool) -> None:  # noqa: FBT001
-    """Every request ends once with all its tokens, in the order of its phases."""
-    system, arrivals = chat(), chats()
-    if not split:
-        system = replace(system, prefill=None, decode=replace(system.decode, replicas=5))
-    found = simulate(system, arrivals, seed=0)
-    assert np.isfinite(found.e2e_s).all()
-    assert (found.ttft_s <= found.e2e_s + 1e-12).all()
-    assert found.gaps[:, 1].sum() == (arrivals.output_tokens - 1).sum()
-    parts = np.array(list(found.parts_s.values()))
-    assert parts.min() >= -1e-12
-    np.testing.assert_allclose(parts.sum(axis=0), found.ttft_s, rtol=1e-9)
-    assert found.occupancy.kv_blocks["decode" if split else "mixed"].min() >= 0
-    assert ((found.prefill_of >= 0) == split).all()
-
-
 def test_equal_seeds_give_equal_outcomes() -> None:
     """The same arguments give the same bytes, another seed of the routing other ones."""
     one, same, other = (simulate(chat(), chats(), seed=seed) for seed in (3, 3, 4))
     assert one.ttft_s.tobytes() == same.ttft_s.tobytes()
     assert one.gaps.tobytes() == same.gaps.tobytes()
     assert one.ttft_s.tobytes() != other.ttft_s.tobytes()
-
-
-@pytest.mark.parametrize("more", [{"prefill": 4}, {"decode": 3}], ids=["prefill", "decode"])
-def test_more_replicas_are_not_worse(more: dict[str, int]) -> None:
-    """A replica more lowers mean E2E, or leaves it where it was."""
-    for seed in range(5):
-        before = simulate(chat(), chats(seed=seed), seed=seed).e2e_s.mean()
-        assert simulate(chat(**more), chats(seed=seed), seed=seed).e2e_s.mean() < 1.01 * before
-
-
-def test_a_closed_loop_has_no_more_in_flight_than_users() -> None:
-    """N users never have more than N requests, and send the next when the last is answered."""
-    workload = WorkloadSpec(
-        requests_per_s=1.0, input_tokens=Lengths.fixed(500), output_tokens=Lengths.fixed(50)
-    )
-    arrivals = drawn(workload, RequestSource(users=7, think_s=0.5), count=700, seed=0)
-    found = simulate(chat(), arrivals, seed=0)
-    ends = found.due_s + found.e2e_s
-    in_flight = [int(((found.due_s <= t) & (ends > t)).sum()) for t in found.due_s]
-    assert max(in_flight) == 7
-    np.testing.assert_allclose(found.due_s[7:], ends[:-7] + 0.5)
 
 
 def test_later_turns_find_the_earlier_ones() -> None:
@@ -216,43 +140,6 @@ def test_later_turns_find_the_earlier_ones() -> None:
     cold = simulate(replace(system, decode=replace(pool, prefix_cache=False)), arrivals, seed=0)
     assert cold.cached_tokens.max() == 0
     assert cold.ttft_s.mean() > found.ttft_s.mean()
-
-
-def test_a_small_cache_forgets() -> None:
-    """Where running requests need the blocks, fewer turns are found, and none that is not there."""
-    workload = WorkloadSpec(
-        requests_per_s=8.0, input_tokens=Lengths.fixed(300), output_tokens=Lengths.fixed(50)
-    )
-    arrivals = drawn(workload, RequestSource(turns=4, think_s=5.0), count=800, seed=0)
-    hits = []
-    for blocks in (20_000, 400, 150):
-        limits = replace(chat().decode.limits, kv_blocks=blocks)
-        pool = replace(chat().decode, replicas=1, prefix_cache=True, limits=limits)
-        system = replace(chat(), prefill=None, decode=pool)
-        hits.append(int(simulate(system, arrivals, seed=0).cached_tokens.sum()))
-    assert hits[0] > hits[1] > hits[2]
-
-
-def test_short_prompts_stay_where_they_land() -> None:
-    """Conditional disaggregation sends prompts over the threshold to the prefill pool alone."""
-    arrivals = chats()
-    system = replace(chat(), local_threshold_tokens=500)
-    found = simulate(system, arrivals, seed=0)
-    np.testing.assert_array_equal(found.prefill_of >= 0, arrivals.input_tokens > 500)
-    assert (found.parts_s["kv_transfer"][found.prefill_of < 0] == 0).all()
-
-
-def test_pulls_wait_for_the_nic_and_shake_hands_once() -> None:
-    """A slow link makes pulls queue; a handshake is paid once per pair of replicas."""
-    arrivals = chats(count=1000)
-    slow = replace(chat(), path=Path(transfer_per_token_s=3e-5))
-    alone_s = arrivals.input_tokens * 3e-5
-    pulls_s = simulate(slow, arrivals, seed=0).parts_s["kv_transfer"]
-    assert (pulls_s >= alone_s * (1 - 1e-9)).all()
-    assert pulls_s.mean() > 1.05 * alone_s.mean()
-    shaking = replace(slow, path=Path(transfer_per_token_s=1e-9, handshake_s=2.0))
-    pulls_s = simulate(shaking, arrivals, seed=0).parts_s["kv_transfer"]
-    assert (pulls_s > 1.9).sum() == 6
 
 
 @pytest.mark.parametrize(
@@ -304,40 +191,6 @@ def shared(between: Interference | None) -> System:
     return System(prefill=prefill, decode=decode, path=path)
 
 
-def test_pools_that_share_nothing_are_as_fast_as_apart() -> None:
-    """Without interference the shared steps are the plain ones, to the last digit."""
-    arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
-    apart = shared(Interference())
-    plain = shared(None)
-
-    one, other = (simulate(each, arrivals, seed=1) for each in (apart, plain))
-
-    assert np.allclose(one.ttft_s, other.ttft_s, rtol=1e-12)
-    assert np.allclose(one.e2e_s, other.e2e_s, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        Interference(prefill_fraction=0.4),
-        Interference(prefill_per_sequence_fraction=0.1),
-        Interference(prefill_per_request_s=0.01),
-        Interference(decode_fraction=0.4),
-        Interference(decode_per_request_s=0.01),
-    ],
-)
-def test_every_interference_costs_time(between: Interference) -> None:
-    """Each constant alone makes requests slower; one without company pays none of decode's."""
-    arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
-    apart, beside = (simulate(shared(each), arrivals, seed=1) for each in (Interference(), between))
-    assert beside.e2e_s.mean() > apart.e2e_s.mean() * 1.005
-
-    lonely = drawn(replace(LOAD, requests_per_s=0.01), RequestSource(), count=50, seed=3)
-    apart, beside = (simulate(shared(each), lonely, seed=1) for each in (Interference(), between))
-    alone = np.allclose(apart.ttft_s, beside.ttft_s)
-    assert alone == (between.prefill_fraction == between.prefill_per_request_s == 0)
-
-
 @pytest.mark.parametrize("hold_s", [0.0, 0.015])
 def test_gaps_add_up_to_the_time_between_tokens(hold_s: float) -> None:
     """No time between two tokens is lost, that in which others were held up least of all."""
@@ -355,9 +208,7 @@ def test_a_request_holds_up_the_others_and_not_itself() -> None:
     """Of two, the first waits once for the second, in halves; the second for nobody."""
     hold_s, step_s = 0.03, 2e-2
     arrivals = Arrivals(
-        due_s=np.array([0.0, 0.2]),
-        input_tokens=np.array([10, 10]),
-        output_tokens=np.array([40, 5]),
+        due_s=np.array([0.0, 0.2]), input_tokens=np.array([10, 10]), output_tokens=np.array([40, 5])
     )
 
     found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
@@ -420,15 +271,3 @@ def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
     assert found.remaining_tokens.mean() == pytest.approx(mean, rel=0.03)
     assert found.remaining_tokens.min() >= 1
     assert found.context_tokens.min() >= 1000
-
-
-def test_sequences_that_the_cache_has_no_room_for_do_not_decode_at_the_begin() -> None:
-    """A cache of 64 blocks holds 9 sequences of 100 tokens, whatever was drawn."""
-    load = WorkloadSpec(
-        requests_per_s=1.0, input_tokens=Lengths.fixed(100), output_tokens=Lengths.fixed(10)
-    )
-    arrivals = drawn(load, RequestSource(), count=100, seed=1)
-    decoding = steady_decoding(arrivals, 500, seed=0)
-    found = simulate(decoders(1, kv_blocks=64), arrivals, seed=0, decoding=decoding)
-    assert found.occupancy.running["mixed"][0] <= 9
-    assert np.isfinite(found.e2e_s).all()

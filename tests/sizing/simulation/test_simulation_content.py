@@ -9,18 +9,12 @@ import pytest
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=3e-3, stream_s=7e-3, per_prefill_token_s=1e-4, per_sequence_s=1e-4, per_pair_s=1e-9,
-        per_context_token_s=2e-8, max_tokens=9999, max_batch=999, max_context_tokens=9999,
-        error_fraction=0.0,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, stream_s=7e-3, per_sequence_s=1e-4))
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=4_000, block_size=16)
 
 
@@ -78,26 +72,3 @@ def test_what_was_used_longest_ago_is_forgotten_from_its_end_on() -> None:
     assert found.cached_tokens.tolist() == [0, 0, 1520, 1024]
     roomy = served(first, second, second, first)
     assert roomy.cached_tokens.tolist() == [0, 0, 1520, 1520]
-
-
-def test_prompts_that_share_nothing_are_served_as_unknown_ones() -> None:
-    """Blocks of their own change no time, preemptions included."""
-    tight = replace(LIMITS, kv_blocks=120)
-    rng = np.random.default_rng(0)
-    tokens = [int(n) for n in rng.integers(1, 1800, 60)]
-    own = [(n, tuple(range(10 * at, 10 * at + n // 512))) for at, n in enumerate(tokens)]
-    known = served(*own, gap_s=0.01, limits=tight)
-    unknown = served(*[(n, ()) for n in tokens], gap_s=0.01, limits=tight)
-    np.testing.assert_array_equal(known.ttft_s, unknown.ttft_s)
-    np.testing.assert_array_equal(known.e2e_s, unknown.e2e_s)
-
-
-def test_routing_decides_what_is_found() -> None:
-    """Two prompts that take turns hit where each has a replica of its own, not where they mix."""
-    small = replace(LIMITS, kv_blocks=4 * 32)
-    first, second = (1600, (1, 2, 3)), (1600, (4, 5, 6))
-    turns = [first, second] * 10
-    apart = served(*turns, replicas=2, limits=small)
-    mixed = served(*turns, replicas=1, limits=small)
-    assert apart.cached_tokens.sum() == 18 * 1536
-    assert mixed.cached_tokens.sum() < apart.cached_tokens.sum() / 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,23 +11,14 @@ import pytest
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
+from tests import plans
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-STEP = PlannedStep(
-    StepCoefficients(
-        base_s=4e-3, stream_s=0.0, per_prefill_token_s=1e-4, per_sequence_s=1e-3, per_pair_s=0.0,
-        per_context_token_s=1e-7, error_fraction=0.0, max_tokens=9999, max_batch=999,
-        max_context_tokens=9999,
-    )
-)  # fmt: skip
+STEP = PlannedStep(replace(plans.STEP, base_s=4e-3, per_sequence_s=1e-3, per_context_token_s=1e-7))
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=20_000, block_size=16)
 
 
@@ -85,15 +76,6 @@ def test_a_request_at_an_idle_rank_waits_for_the_step_of_its_peers(
     assert ends == pytest.approx([first_s, first_s + second_s])
 
 
-def test_decode_steps_take_as_long_as_those_of_the_fullest_rank() -> None:
-    """By hand: after one step of prompts, a rank of 1 and a rank of 2 sequences step alike."""
-    arrivals = requests([0.0, 0.0, 0.0], [100, 100, 100], [20, 20, 20])
-    found = simulate(mixed(2, 2), arrivals, seed=0)  # in turn: ranks 0, 1, 0
-    alone = simulate(mixed(1, 1), requests([0.0, 0.0], [100, 100], [20, 20]), seed=0)
-    assert found.tpot_s == pytest.approx(alone.tpot_s[0])
-    assert found.ttft_s == pytest.approx(alone.ttft_s[0])
-
-
 def test_a_prompt_of_one_rank_delays_the_tokens_of_another() -> None:
     """By hand: the longest gap of a decoding rank is the step that holds its peer's prompt."""
     found = simulate(mixed(2, 2), requests([0.0, 0.05], [10, 1500], [60, 1]), seed=0)
@@ -112,27 +94,6 @@ def test_equal_ranks_with_equal_arrivals_are_as_one_rank(seed: int) -> None:
     group = simulate(mixed(4, 4), many, seed=seed)
     assert group.ttft_s == pytest.approx(np.repeat(alone.ttft_s, 4), abs=1e-9)
     assert group.e2e_s == pytest.approx(np.repeat(alone.e2e_s, 4), abs=1e-9)
-
-
-@pytest.mark.parametrize("build", [mixed, split])
-@pytest.mark.parametrize("seed", range(3))
-def test_groups_are_no_faster_than_ranks_that_step_alone(
-    build: Callable[[int, int], System], seed: int
-) -> None:
-    """Mean and p99 of TTFT and end-to-end time, and every request is answered."""
-    arrivals = chats(16.0, seed=seed)
-    alone, group = (simulate(build(4, size), arrivals, seed=seed) for size in (1, 4))
-    for name in ("ttft_s", "e2e_s"):
-        apart, together = getattr(alone, name), getattr(group, name)
-        assert np.isfinite(together).all()
-        assert together.mean() > apart.mean()
-        assert np.quantile(together, 0.99) > np.quantile(apart, 0.99)
-
-
-def test_a_group_with_little_kv_cache_preempts_and_ends() -> None:
-    tight = replace(pool(4, 2), limits=replace(LIMITS, kv_blocks=300))
-    found = simulate(System(decode=tight, path=Path()), chats(16.0, seed=1), seed=1)
-    assert np.isfinite(found.e2e_s).all()
 
 
 def test_ranks_that_do_not_fill_groups_are_refused() -> None:
