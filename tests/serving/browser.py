@@ -7,17 +7,13 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
-from websockets.sync.client import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from websockets.sync.client import ClientConnection
+from websockets.sync.client import ClientConnection, connect
 
 LIMIT_S = 30.0
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serving.protocol.messages import FirstChunk, PrefillTiming, Refusal, RequestPhases
 from serving.request.length import prompt_size
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
 
 
 @dataclass

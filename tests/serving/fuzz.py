@@ -10,14 +10,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 AT_ONCE = 4
 VALID_SHARE = 0.2

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 
 from serving.api.app import api_app
+from serving.protocol.endpoint_config import EndpointConfig
 
 from .fake_servers import FakeServers
 from .virtual_time import run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 KEY = "a-secret-of-the-tests"
 LOCKED = {"MINICLUSTER_API_KEYS": f"alice:{KEY}:2"}

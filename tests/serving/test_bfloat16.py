@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,6 @@ from .client import Answer, ask
 from .deployed import Shared, up
 from .faults.reference import bare_server
 from .plans import make_deployment, make_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 

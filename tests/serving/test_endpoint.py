@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import Request, urlopen
 
 import openai
 import pytest
 
 from .client import answers, events, post
+from .deployed import Split
 from .fuzz import fuzz
 from .http_client import KEY
-
-if TYPE_CHECKING:
-    from .deployed import Split
 
 pytestmark = pytest.mark.engine
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from minicluster.plan import to_json
+from minicluster.plan import Plan, to_json
 from serving.cluster.ports import free_ports
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 from .client import answers
 from .deployed import Shared, healthy, until, up
+from .forks import Forks
 from .fuzz import fuzz, schemathesis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from minicluster.plan import Plan
-
-    from .forks import Forks
 
 ON_ENGINES = [pytest.mark.engine, pytest.mark.campaign]
 SERVE = """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,13 +15,8 @@ from serving.cluster.ports import free_ports
 
 from .client import send
 from .command import serving
+from .deployed import Shared
 from .plans import make_deployment, make_plan, make_pool, places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from .deployed import Shared
 
 pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 

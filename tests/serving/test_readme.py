@@ -8,15 +8,13 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from minicluster.errors import Exit
 from serving.cluster.processes import cluster_processes
 
-if TYPE_CHECKING:
-    from .deployed import Shared, Split
+from .deployed import Shared, Split
 
 pytestmark = pytest.mark.engine
 

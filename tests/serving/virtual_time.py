@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from unittest.mock import patch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 Value = TypeVar("Value")
 Given = ParamSpec("Given")

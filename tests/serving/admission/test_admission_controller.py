@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from serving.admission.policy import RequestCost, Shed
 from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BASE_S, PER_TOKEN_S = 0.01, 1e-4
 """Of the plan's steps: 10 ms a step and 0.1 ms a prompt token."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,13 +26,9 @@ from serving.admission.policy import (
     request_cost,
     work_s,
 )
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 MOST = {
     "base_s": 0.02,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from minicluster.plan import Plan
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource, drawn
 from serving.admission.controller import InflightRequests
@@ -16,13 +18,6 @@ from serving.admission.policy import RequestCost, forecast, work_s
 from serving.protocol.endpoint_config import endpoint_config
 from sizing.simulation.planned import simulate_plan
 from tests.serving.plans import make_deployment, make_plan, make_pool
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from minicluster.plan import Plan
 
 LIMIT_S = 0.5
 

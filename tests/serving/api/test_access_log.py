@@ -7,8 +7,10 @@ import contextlib
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -16,15 +18,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from minicluster.errors import InputError
 from serving.api.access_log import access_log, write_access_log
 from serving.api.tracing import request_tracer
+from serving.protocol.endpoint_config import EndpointConfig
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 COMPLETIONS = "/v1/completions"
 BEARER = {"Authorization": f"Bearer {KEY}"}

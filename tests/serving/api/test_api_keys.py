@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,10 @@ from serving.api.keys import (
     refuse_open,
     salted,
 )
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import RequestRefused
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, ONE, one
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 FIRST, SECOND = "first-secret-0123456789", "second-secret-0123456789"
 SHOWN = {"Authorization": f"Bearer {FIRST}"}

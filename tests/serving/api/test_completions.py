@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import json
 import re
+from collections.abc import AsyncIterator, MutableMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -16,15 +17,11 @@ from minicluster.specs.slo import SloSpec
 from serving.api.app import api_app
 from serving.api.errors import error_response
 from serving.api.tracker import ReadAhead
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import Refusal
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, MutableMapping
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import httpx
+from starlette.applications import Starlette
 
 from serving.api.app import api_app
+from serving.protocol.endpoint_config import EndpointConfig
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE
 from tests.serving.virtual_time import in_virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.applications import Starlette
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 COMPLETIONS = "/v1/completions"
 

@@ -7,16 +7,18 @@ import contextlib
 import json
 import resource
 import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, Self
+from typing import ParamSpec, Self
 
 import httpx
 import pytest
 import uvloop
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
@@ -25,11 +27,6 @@ from serving.api.tls import TlsFiles, trusting
 from serving.cluster.ports import free_ports
 from tests.certificates import write_certificate
 from tests.serving.command import taken_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-    from starlette.requests import Request
 
 HOST = "127.0.0.1"
 LIMIT_S = 10.0

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import uvicorn
 
 from serving.api.app import api_app
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import SimulatedEngines
-from tests.serving.browser import opened
+from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
+from tests.serving.browser import Page, opened
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving.protocol.endpoint_config import EndpointConfig
-    from tests.serving.browser import Page
 
 pytestmark = pytest.mark.browser
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,10 @@ from minicluster.plan import Routing
 from serving.admission.controller import AdmissionController
 from serving.api.metrics import Metrics
 from serving.api.readiness import CachedValue, ReadyCheck
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import Refusal, RequestPhases
 from tests.serving.fake_servers import FakeServers
 from tests.serving.virtual_time import in_virtual_time, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 FAILS = Refusal(status=504, message="Too late.")
 REFUSED = "a probe was refused: Too late."

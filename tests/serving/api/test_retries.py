@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from serving.admission.controller import AdmissionController, InflightRequest
 from serving.admission.policy import RequestCost
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import Refusal
 from serving.request.prefill import ENGINE_DIED, NO_ANSWERING_REPLICA
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving.protocol.endpoint_config import EndpointConfig
 
 COMPLETIONS = "/v1/completions"
 ASKED = RequestCost(prompt_tokens=40, output_tokens=10)

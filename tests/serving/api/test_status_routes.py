@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from serving.protocol.endpoint_config import SimulatedEngines
+from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time
-
-if TYPE_CHECKING:
-    from serving.protocol.endpoint_config import EndpointConfig
 
 GUARDED = [
     *((path, None) for path in ("/v1/models", "/v1/models/demo", "/plan", "/metrics")),

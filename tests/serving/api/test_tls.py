@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from serving.deployment.engine_args import DeployTarget
 from serving.operations.deploy import Site
 from tests.certificates import write_certificate
 from tests.serving.command import taken_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

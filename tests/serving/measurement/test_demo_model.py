@@ -3,21 +3,19 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from minicluster.errors import InputError
 from serving.measurement.demo_model import HASH_FILE, _bfloat16, make_demo_model
 from tests.serving.conftest import SMALL
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

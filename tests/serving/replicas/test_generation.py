@@ -7,9 +7,10 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from serving.protocol.messages import (
 from serving.request.prefill import DIED, TIMEOUT
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 DONE = "data: [DONE]\n\n"
 ONE = "data: 1\n\n"

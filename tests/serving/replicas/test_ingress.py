@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serving.api.access_log import access_log
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import to_plain
+from serving.protocol.endpoint_config import EndpointConfig, to_plain
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     from serving.replicas.ingress import Ingress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving.protocol.endpoint_config import EndpointConfig
-
 
 OURS: Any = Ingress.__wrapped__  # type: ignore[attr-defined]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from serving.replicas.pending_answer import PendingAnswer
 from tests.serving.virtual_time import run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 class Engine:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.serving.forks import Forks
+from tests.serving.forks import Forks
 
 LOOK = """
 import inspect

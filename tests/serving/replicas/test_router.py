@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -25,9 +25,6 @@ with warnings.catch_warnings():
     from ray.serve.request_router import PendingRequest, RequestRouter
 
     from serving.replicas.router import PlannedRouter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 class Replica:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from minicluster.plan import Routing
+from minicluster.plan import Plan, Routing
 from minicluster.specs.slo import SloSpec
-from serving.protocol.endpoint_config import endpoint_config
+from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.protocol.messages import (
     LocalPrefill,
     Prefilled,
@@ -37,12 +38,6 @@ with warnings.catch_warnings():
         first_token_limit_s,
         whole_answer_limit_s,
     )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from minicluster.plan import Plan
-    from serving.protocol.endpoint_config import EndpointConfig
 
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each token asked for 1 s beyond."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from serving.cluster.processes import KEEP_AFFINITY, cluster_processes
 from serving.replicas.vllm_plugin import REPLICA, niceness_is_local
 from tests.serving.deployed import until
-
-if TYPE_CHECKING:
-    from tests.serving.forks import Forks
+from tests.serving.forks import Forks
 
 LOOK = """
 from serving.replicas.vllm_plugin import keep_planned_cores
