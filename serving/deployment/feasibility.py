@@ -150,6 +150,7 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
         engine.max_model_len,
         slicing=pool.slicing,
         block_size=engine.block_size,
+        drafts=engine.speculative_tokens,
     )
     if needed > pool.kv_bytes:
         yield (

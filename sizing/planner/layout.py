@@ -274,5 +274,9 @@ def kv_pool_bytes(
 def _sequence_bytes(inputs: Inputs, tokens: float, shape: LayoutShape) -> float:
     """KV cache of one sequence (eq. M3)."""
     return kv_bytes_per_sequence(
-        inputs.model, tokens, slicing=shape.slicing, block_size=block_size(inputs)
+        inputs.model,
+        tokens,
+        slicing=shape.slicing,
+        block_size=block_size(inputs),
+        drafts=inputs.engine.speculative_tokens,
     )

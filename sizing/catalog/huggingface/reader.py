@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import read_json
 from minicluster.errors import InputError
-from minicluster.specs.model import ModelSpec, architecture, architecture_hash, language_model
+from minicluster.specs.model import (
+    DraftSpec,
+    ModelSpec,
+    architecture,
+    architecture_hash,
+    language_model,
+)
 from sizing.catalog.huggingface.families import FAMILIES, Family
 from sizing.catalog.huggingface.keys import Keys
 from sizing.catalog.huggingface.layers import (
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 
 LONGEST = 1e6
 """Largest factor of RoPE scaling that is read; a larger one is a mistake."""
+
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -73,7 +82,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
 
     Ignores:
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
-        their weights are missing from the memory. Multi-token-prediction layers.
+        their weights are missing from the memory.
     """
     values = architecture(config)
     model_type = values.get("model_type")
@@ -145,7 +154,20 @@ def _spec(
         mla=mla,
         index=read_index(keys, mla),
         linear=read_linear(keys, family, layers.num_linear),
+        draft=_draft(config, keys.place),
     )
+
+
+def _draft(config: Mapping[str, object], place: str) -> DraftSpec | None:
+    """Read the multi-token-prediction layers of the checkpoint, by the keys that vLLM reads."""
+    for key in MTP_KEYS:
+        layers = config.get(key)
+        if layers is None:
+            continue
+        if not isinstance(layers, int) or layers < 0:
+            raise InputError(f"{place}: {key}", layers, "a whole number, 0 or more")
+        return DraftSpec(method="mtp", num_layers=layers) if layers else None
+    return None
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
