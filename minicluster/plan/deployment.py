@@ -164,6 +164,12 @@ class Deployment(Spec):
     pools: tuple[Pool, ...]
     routing: Routing
 
+    def _check(self) -> None:
+        drafts = self.engine.speculative_tokens
+        if drafts and self.model.draft is None:
+            place, expected = "engine.speculative_tokens", "0: the model has no draft head"
+            raise InputError(place, drafts, expected, "plan again with a model that has one")
+
     def pool(self, role: str) -> Pool:
         """Return the pool of *role*."""
         for pool in self.pools:

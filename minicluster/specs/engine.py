@@ -119,6 +119,8 @@ class EngineProfile(Spec):
             the experts of a token, instead of to all groups.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
         draft_methods: of speculative decoding that the engine knows, see `DraftSpec`; empty: none.
+        draft_overhead_fraction: of a decode step with drafts, added to it: the host's work between
+            the draft head and the model that is not hidden behind the GPU's.
         speculative_tokens: k, tokens drafted for each sequence and step; 0: none.
         mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
             not counted.
@@ -152,6 +154,7 @@ class EngineProfile(Spec):
     sends_to_experts: bool = False
     kernels: EngineKernels | None = None
     draft_methods: tuple[str, ...] = ()
+    draft_overhead_fraction: NotNegative = 0.0
     speculative_tokens: Whole = 0
     mean_accepted_tokens: NotNegative = 0.0
     sources: tuple[NumberSource, ...] = ()

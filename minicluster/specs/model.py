@@ -50,6 +50,27 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
+
+
+def mtp_layers(config: Mapping[str, object]) -> int:
+    """
+    Return the multi-token-prediction layers of a checkpoint.
+
+    Raises:
+        InputError: the config says no number.
+    """
+    keys = language_model(config)
+    for key in MTP_KEYS:
+        layers = keys.get(key)
+        if layers is not None:
+            if not isinstance(layers, int) or layers < 0:
+                raise InputError(key, layers, "a whole number, 0 or more")
+            return layers
+    return 0
+
+
 def architecture(config: Mapping[str, object]) -> dict[str, object]:
     """Return what shapes the language model; keys that are null count as absent."""
     keys = language_model(config)

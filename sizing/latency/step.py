@@ -131,6 +131,10 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         *_draft_terms(drafted, slicing),
         *_engine_terms(machine, load, exchanges=runs),
     )
+    if engine.speculative_tokens:
+        exposed = engine.draft_overhead_fraction * (load.sequences > 0)
+        waits = exposed * np.asarray(sum(term.seconds for term in terms))
+        terms = (*terms, Term("engine between drafts", "S10", waits, launch_s=waits))
     streamed = engine.per_token_stream_s * (load.prompts + load.sequences)
     rest = np.maximum(0.0, streamed - sum(term.seconds for term in terms))
     return *terms, Term("engine streams tokens", "S5", rest, launch_s=rest)
@@ -277,7 +281,7 @@ def stage_terms(
 
 ONCE = (
     "lm_head", "logits gather", "engine per step", "engine per draft", "engine per sequence",
-    "engine streams tokens",
+    "engine between drafts", "engine streams tokens",
 )  # fmt: skip
 """Terms that one stage of a pipeline pays alone, or every stage pays in full."""
 

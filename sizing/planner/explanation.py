@@ -110,6 +110,7 @@ def candidate_of(plan: Plan) -> Candidate:
         decode=_stage(decode),
         local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
         routing=plan.routing.policy,
+        tokens_per_step=plan.inputs.engine.tokens_per_step,
     )
     context, deviation = tandem.context
     most = max_decode_batch(plan.inputs, layout.decode, context=context, deviation=deviation)

@@ -12,6 +12,7 @@ from minicluster.specs.model import (
     architecture,
     architecture_hash,
     language_model,
+    mtp_layers,
 )
 from sizing.catalog.huggingface.families import FAMILIES, Family
 from sizing.catalog.huggingface.keys import Keys
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 LONGEST = 1e6
 """Largest factor of RoPE scaling that is read; a larger one is a mistake."""
-
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-"""Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -117,6 +115,7 @@ def _spec(
     quantised = _quantization(config, dtype, keys, moe)
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
+    predicting = mtp_layers(config)
     return ModelSpec(
         id=names[0],
         source=names[1],
@@ -154,20 +153,8 @@ def _spec(
         mla=mla,
         index=read_index(keys, mla),
         linear=read_linear(keys, family, layers.num_linear),
-        draft=_draft(config, keys.place),
+        draft=DraftSpec(method="mtp", num_layers=predicting) if predicting else None,
     )
-
-
-def _draft(config: Mapping[str, object], place: str) -> DraftSpec | None:
-    """Read the multi-token-prediction layers of the checkpoint, by the keys that vLLM reads."""
-    for key in MTP_KEYS:
-        layers = config.get(key)
-        if layers is None:
-            continue
-        if not isinstance(layers, int) or layers < 0:
-            raise InputError(f"{place}: {key}", layers, "a whole number, 0 or more")
-        return DraftSpec(method="mtp", num_layers=layers) if layers else None
-    return None
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
