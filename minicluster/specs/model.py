@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Spec, Whole, choice
@@ -359,30 +359,23 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
     draft = model.draft
     if draft is None:
         raise ValueError(f"{model.id} has no draft head")
-    layer = replace(
-        model, draft=None, num_layers=1, num_window_layers=0, window_tokens=0, linear=None
-    )
-    narrow = DTYPE_BYTES[model.weight_dtype] < 1 or draft.method == "eagle3"
-    if narrow:
-        layer = replace(layer, weight_dtype=model.dtype, weight_group=0, block_scaled=False)
-    if draft.method == "mtp":
-        return replace(layer, moe=model.moe and replace(model.moe, num_dense_layers=0))
-    return replace(
-        layer,
-        num_heads=draft.num_heads,
-        num_kv_heads=draft.num_kv_heads,
-        head_dim=draft.head_dim,
-        ffn_size=draft.ffn_size,
-        vocab_size=draft.vocab_size,
-        gated_mlp=True,
-        tied_embeddings=False,
-        attention_bias=False,
-        gated_attention=False,
-        query_norm="",
-        moe=None,
-        mla=None,
-        index=None,
-    )
+    changes: dict[str, Any] = {
+        "draft": None,
+        "num_layers": 1,
+        "num_window_layers": 0,
+        "window_tokens": 0,
+        "linear": None,
+        "moe": model.moe and replace(model.moe, num_dense_layers=0),
+    }
+    if draft.method == "eagle3":
+        shapes = ("num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size")
+        plain = ("attention_bias", "gated_attention", "tied_embeddings", "block_scaled")
+        changes |= {name: getattr(draft, name) for name in shapes}
+        changes |= dict.fromkeys(("moe", "mla", "index")) | dict.fromkeys(plain, False)
+        changes |= {"gated_mlp": True, "query_norm": ""}
+    if draft.method == "eagle3" or DTYPE_BYTES[model.weight_dtype] < 1:
+        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "block_scaled": False}
+    return replace(model, **changes)
 
 
 def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
