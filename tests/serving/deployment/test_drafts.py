@@ -1,8 +1,10 @@
-"""Speculative decoding deployed: vLLM's arguments, facts, refusals, admission, simulated engines."""
+"""Speculative decoding deployed: vLLM's arguments, facts, refusals, admission, simulation."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +56,7 @@ def planned(plan: Plan) -> Plan:
 def test_both_pools_draft_alike(
     deployment: Deployment, draft: DraftSpec, said: dict[str, object]
 ) -> None:
-    """The draft head's KV cache is transferred as well; without drafts there is no such argument."""
+    """The draft head's KV cache is transferred as well; without drafts nothing is said of them."""
     for pool in deployment.pools:
         assert "speculative_config" not in engine_kwargs(deployment, pool, GPU)
         given = engine_kwargs(drafting(deployment, draft), pool, GPU)
@@ -133,3 +135,35 @@ def test_a_simulated_engine_gives_several_tokens_of_a_step_at_once() -> None:
     assert {after - before for before, after in pairwise(seen)} == {1, 2}
     assert seen[-1] == 40
     assert len(seen) == 2 + 39 // 1.5
+
+
+VLLM = """
+import json, sys
+from vllm.config import ParallelConfig
+from vllm.engine.arg_utils import EngineArgs
+given = EngineArgs(
+    model=sys.argv[1], skip_tokenizer_init=True, speculative_config=json.loads(sys.argv[2])
+)
+config = given.create_speculative_config(given.create_model_config(), ParallelConfig())
+print(config.method, config.num_speculative_tokens, config.draft_model_config.hf_config.model_type)
+"""
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 128,
+    "num_hidden_layers": 4, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 2048,
+    "first_k_dense_replace": 1, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64, "n_routed_experts": 8,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "num_nextn_predict_layers": 1,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.engine
+def test_vllm_takes_the_arguments(deployment: Deployment, tmp_path: Path) -> None:
+    """Its own parser finds the draft layers of the model by what we pass."""
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    asked = drafting(deployment, DraftSpec(method="mtp"))
+    given = engine_kwargs(asked, asked.pools[0], GPU)["speculative_config"]
+    command = [sys.executable, "-c", VLLM, str(tmp_path), json.dumps(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    assert done.stdout.splitlines()[-1] == "mtp 2 deepseek_mtp"

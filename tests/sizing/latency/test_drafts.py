@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_each_draft_makes_a_step_longer_and_less_than_a_step_more(model: str) ->
     """Drafts that are never accepted cost; all accepted at batch 1 they gain."""
     for load in (decode_load([1.0, 16.0, 256.0], 4000.0), prefill_load([100.0, 4000.0])):
         found = [seconds(drafts, load, model) for drafts in range(4)]
-        assert all((more > less).all() for less, more in zip(found, found[1:], strict=False))
+        assert all((more > less).all() for less, more in pairwise(found))
     alone = decode_load(1.0, 4000.0)
     assert float(seconds(1, alone, model)) < 2 * float(seconds(0, alone, model))
 
@@ -61,9 +62,7 @@ def test_verification_multiplies_every_token_and_reads_weights_and_cache_once() 
     assert float(attention.total.hbm_bytes) == pytest.approx(cache + queries)
 
 
-def test_the_first_draft_pass_sees_the_step_and_each_further_one_a_token_of_every_sequence() -> (
-    None
-):
+def test_the_first_draft_pass_sees_the_step_and_further_ones_a_token_of_each_sequence() -> None:
     """GEMM of the draft head's inputs: F = 2 m (2 h) h, m = B (1 + k) and then k - 1 times B."""
     batch, model = 8, catalog.find_model("deepseek-v3")
     for drafts in (1, 2, 5):

@@ -60,7 +60,9 @@ def run(limits: EngineLimits, *, split: bool = False, count: int = 60) -> Outcom
 
 @pytest.mark.parametrize("accepted", [0.0, 0.5, 1.7, 3.0])
 @pytest.mark.parametrize("split", [False, True])
-def test_a_lone_answer_takes_a_step_for_each_1_plus_a_tokens(accepted: float, split: bool) -> None:
+def test_a_lone_answer_takes_a_step_for_each_1_plus_a_tokens(
+    accepted: float, *, split: bool
+) -> None:
     """The prompt's step gives the first token, and of a pulled prompt the first decode step."""
     answer = 101
     found = simulate(system(drafting(3, accepted), split=split), requests(1, answer), seed=1)
@@ -80,7 +82,7 @@ def test_more_accepted_tokens_make_each_token_cheaper() -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_drafts_that_are_never_accepted_change_no_token(split: bool) -> None:
+def test_drafts_that_are_never_accepted_change_no_token(*, split: bool) -> None:
     """With a = 0 and room for the drafts' blocks, every time is that without drafts, bit by bit."""
     for name in ("ttft_s", "tpot_s", "e2e_s", "stall_s"):
         plain, drafted = (
@@ -127,7 +129,7 @@ def test_steps_one_by_one_end_when_stretches_do(accepted: float) -> None:
 
 
 def test_a_sequence_holds_blocks_for_the_drafts_beyond_its_tokens() -> None:
-    """vLLM allocates what is verified and what is drafted next: twice the drafts of a step."""
+    """As vLLM does: it allocates what is verified and what is drafted next: twice the drafts of a step."""
     used = []
     for limits in (LIMITS, drafting(8, 0.0)):
         replica = Replica(RequestTable([160], [3]), PlannedStep(STEP), limits, stepwise=True)
@@ -140,7 +142,7 @@ def test_a_sequence_holds_blocks_for_the_drafts_beyond_its_tokens() -> None:
 
 def test_limits_that_no_step_can_keep_are_refused() -> None:
     """Every running sequence takes its drafts from the token budget; none accepts more than all."""
-    with pytest.raises(InputError, match="max_num_batched_tokens is 100; expected at least .*128"):
+    with pytest.raises(InputError, match=r"max_num_batched_tokens is 100; expected at least .*128"):
         drafting(3, 1.0, max_num_batched_tokens=100)
-    with pytest.raises(InputError, match="mean_accepted_tokens is 4.0; expected at most"):
+    with pytest.raises(InputError, match=r"mean_accepted_tokens is 4.0; expected at most"):
         drafting(3, 4.0)
