@@ -129,7 +129,7 @@ def test_steps_one_by_one_end_when_stretches_do(accepted: float) -> None:
 
 
 def test_a_sequence_holds_blocks_for_the_drafts_beyond_its_tokens() -> None:
-    """As vLLM does: it allocates what is verified and what is drafted next: twice the drafts of a step."""
+    """As in vLLM: what is verified and what is drafted next, twice the drafts of a step."""
     used = []
     for limits in (LIMITS, drafting(8, 0.0)):
         replica = Replica(RequestTable([160], [3]), PlannedStep(STEP), limits, stepwise=True)
