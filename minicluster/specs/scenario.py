@@ -112,17 +112,6 @@ class EngineChoice(Spec):
     speculative_tokens: int | None = None
     mean_accepted_tokens: float | None = None
 
-    def _check(self) -> None:
-        drafts, accepted = self.speculative_tokens, self.mean_accepted_tokens
-        if (drafts is None) != (accepted is None):
-            key = "speculative_tokens" if drafts is None else "mean_accepted_tokens"
-            way_out = "set both, or neither: what drafting gains depends on what is accepted"
-            raise InputError(self._place(key), None, "a number beside the other one", way_out)
-        if drafts is not None and accepted is not None and accepted > drafts >= 0:
-            expected = f"at most engine.speculative_tokens = {drafts}"
-            way_out = "an acceptance length counts the token of the step itself, too: take 1 off"
-            raise InputError(self._place("mean_accepted_tokens"), accepted, expected, way_out)
-
 
 MIDDLE, SUREST = 0.5, 0.99
 """Confidence that may be asked for: beyond, a few hundred measured rows say nothing."""
@@ -235,6 +224,7 @@ class ScenarioSpec(Spec):
             if value is not None and not low <= value <= high:
                 place = key.removesuffix(".max_tokens")
                 raise InputError(place, value, f"a number from {low:,} to {high:,}")
+        _check_drafts(self.engine)
         if self.workload.trace is not None:
             raise InputError(
                 "workload.trace",
@@ -242,3 +232,18 @@ class ScenarioSpec(Spec):
                 "no trace: this version plans for Poisson arrivals only",
                 "give requests_per_s, input_tokens and output_tokens instead",
             )
+
+
+def _check_drafts(engine: EngineChoice) -> None:
+    """Refuse drafts without the share that is accepted, or with more accepted than drafted."""
+    drafts, accepted = engine.speculative_tokens, engine.mean_accepted_tokens
+    if drafts is None and accepted is None:
+        return
+    if drafts is None or accepted is None:
+        key = "speculative_tokens" if drafts is None else "mean_accepted_tokens"
+        way_out = "set both, or neither: what drafting gains depends on what is accepted"
+        raise InputError(f"engine.{key}", None, "a number beside the other one", way_out)
+    if accepted > drafts:
+        expected = f"at most engine.speculative_tokens = {drafts}"
+        way_out = "an acceptance length counts the token of the step itself, too: take 1 off"
+        raise InputError("engine.mean_accepted_tokens", accepted, expected, way_out)
