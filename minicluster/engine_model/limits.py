@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
 
+LOOKAHEAD_STEPS = 2
+"""Steps' drafts that a sequence holds blocks for: vLLM allocates those that it verifies, and ahead
+as many that are drafted next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -87,12 +91,8 @@ class EngineLimits:
 
     @property
     def lookahead_tokens(self) -> int:
-        """
-        Tokens beyond a sequence's own for which it holds blocks.
-
-        vLLM allocates the drafts that it verifies and, ahead, as many that are drafted next.
-        """
-        return 2 * self.speculative_tokens
+        """Tokens beyond a sequence's own for which it holds blocks."""
+        return LOOKAHEAD_STEPS * self.speculative_tokens
 
     @property
     def max_tokens(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import LOOKAHEAD_STEPS, EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -33,8 +33,6 @@ OPEN_REQUESTS = 1500
 """Requests of an open loop whose row does not say how many or how long."""
 MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
-AHEAD = 3
-"""Times a step's drafts that a sequence holds blocks for: verified, drafted next, and overshot."""
 LARGEST_STEP_TOKENS = 65_536
 SEED = 20261120
 
@@ -133,9 +131,9 @@ def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) 
 
 
 def _most_blocks(row: MeasuredRow, config: RowConfig) -> int:
-    """Blocks of a row's longest request, with the drafts beyond its last token."""
+    """Blocks of a row's longest request, with the drafts beyond its last step's tokens."""
     engine = config.machine.engine
-    ahead = AHEAD * engine.speculative_tokens
+    ahead = (1 + LOOKAHEAD_STEPS) * engine.speculative_tokens
     return math.ceil((row.isl + row.osl + ahead) / engine.block_size)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
@@ -235,7 +236,8 @@ def max_decode_batch(
         limit = min(limit, inputs.calibration.decode.max_batch)
     if inputs.kinds[shape.gpu].kind == "cpu":
         return limit
-    each = _sequence_bytes(inputs, context + block_size(inputs) / 2, shape)
+    ahead = LOOKAHEAD_STEPS * inputs.engine.speculative_tokens
+    each = _sequence_bytes(inputs, context + block_size(inputs) / 2 + ahead, shape)
     spread = MARGIN * each / context * deviation
 
     def missing(batch: int) -> float:
