@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.model import DTYPE_BYTES, draft_layer
 from minicluster.specs.slicing import Slicing, stage_layers
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None
     the latent of MLA and the key of an index have no heads to slice.
 
     Args:
-        model: L layers, K KV heads, H head dimension, w bytes per value.
+        model: L layers, K KV heads, H head dimension, w bytes per value; those of a draft head
+            count on every stage.
         tp: tensor-parallel degree, where nothing else is sliced.
         slicing: in place of *tp*; a pipeline stage holds its own layers only.
 
@@ -43,17 +44,30 @@ def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None
     """
     sliced = slicing or Slicing(tp=tp)
     full = model.num_full_layers * _fullest_share(model, sliced)
-    return full * _layer_kv_bytes(model, tp=sliced.tp)
+    size = full * _layer_kv_bytes(model, tp=sliced.tp)
+    if model.draft is not None:
+        size += model.draft.num_layers * _layer_kv_bytes(draft_layer(model), tp=sliced.tp)
+    return size
 
 
-def state_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None) -> float:
+def state_bytes(
+    model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None, drafts: int = 0
+) -> float:
     """
     State of linear attention of one sequence, on the fullest GPU, however long it is.
 
-        M_l = L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp    (docs/model.md, eq. M6)
+        M_l = (1 + k) L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp
+        (docs/model.md, eq. M6)
+
+    Args:
+        model: shapes.
+        tp: tensor-parallel degree, where nothing else is sliced.
+        slicing: in place of *tp*.
+        drafts: k, tokens verified in a step, each of which leaves a state.
 
     Source:
-        vLLM keeps the recurrent state and the last c - 1 inputs of the convolution.
+        vLLM keeps the recurrent state and the last c - 1 inputs of the convolution, and one more
+        of each for every draft (`num_speculative_blocks`).
 
     Ignores:
         Pages that are padded to the size of attention's.
@@ -65,7 +79,7 @@ def state_bytes(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None = None
     recurrent = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim
     window = max(0, spec.conv_kernel - 1) * spec.mixed_size
     layer = recurrent * DTYPE_BYTES[spec.state_dtype] + window * DTYPE_BYTES[model.dtype]
-    return spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
+    return (1 + drafts) * spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
 
 
 def kv_bytes_per_sequence(
@@ -75,6 +89,7 @@ def kv_bytes_per_sequence(
     tp: int = 1,
     slicing: Slicing | None = None,
     block_size: int,
+    drafts: int = 0,
 ) -> float:
     """
     KV cache of a sequence of *tokens* tokens, in whole blocks, and its linear state.
@@ -87,6 +102,7 @@ def kv_bytes_per_sequence(
         tp: tensor-parallel degree, where nothing else is sliced.
         slicing: in place of *tp*.
         block_size: c.
+        drafts: tokens verified in a step; see `state_bytes`.
 
     Returns:
         Bytes per GPU.
@@ -100,7 +116,8 @@ def kv_bytes_per_sequence(
     """
     sliced = slicing or Slicing(tp=tp)
     kept = block_size * math.ceil(tokens / block_size)
-    size = kept * kv_bytes_per_token(model, slicing=sliced) + state_bytes(model, slicing=sliced)
+    state = state_bytes(model, slicing=sliced, drafts=drafts)
+    size = kept * kv_bytes_per_token(model, slicing=sliced) + state
     if model.num_window_layers:
         window = min(tokens, model.window_tokens + block_size)
         blocks = block_size * math.ceil(window / block_size)

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
 
+LOOKAHEAD_STEPS = 2
+"""Steps' drafts that a sequence holds blocks for: vLLM allocates those that it verifies, and ahead
+as many that are drafted next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -29,6 +33,8 @@ class EngineLimits:
             prompts is followed by a look at once, as in SGLang's `scheduler_recv_skipper.py`.
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
+        speculative_tokens: drafts of each sequence that a decode step verifies.
+        mean_accepted_tokens: of these, accepted on average.
     """
 
     max_num_seqs: int
@@ -43,6 +49,8 @@ class EngineLimits:
     receive_steps: int = 1
     wait_steps: int = 0
     wait_fraction: float = 0.0
+    speculative_tokens: int = 0
+    mean_accepted_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers as vLLM does."""
@@ -58,13 +66,33 @@ class EngineLimits:
             kv_reserved_fraction=self.kv_reserved_fraction,
             wait_steps=self.wait_steps,
             wait_fraction=self.wait_fraction,
+            speculative_tokens=self.speculative_tokens,
+            mean_accepted_tokens=self.mean_accepted_tokens,
         )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.mean_accepted_tokens > self.speculative_tokens:
+            raise InputError(
+                "mean_accepted_tokens",
+                self.mean_accepted_tokens,
+                f"at most speculative_tokens = {self.speculative_tokens}",
+            )
+        needed = self.max_num_seqs * self.sequence_tokens
+        if self.max_num_batched_tokens < needed:
+            each = "" if self.sequence_tokens == 1 else f" times {self.sequence_tokens}"
             raise InputError(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
-                f"at least max_num_seqs, {self.max_num_seqs}: every running sequence gets a token",
+                f"at least max_num_seqs{each}, {needed}: every running sequence gets a token",
             )
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of a step that each sequence takes: the next one, and the drafts."""
+        return 1 + self.speculative_tokens
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Tokens beyond a sequence's own for which it holds blocks."""
+        return LOOKAHEAD_STEPS * self.speculative_tokens
 
     @property
     def max_tokens(self) -> int:

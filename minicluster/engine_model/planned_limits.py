@@ -19,12 +19,16 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
     Raises:
         InputError: its KV cache has no room for a block.
     """
+    engine = deployment.engine
+    each = 1 + engine.speculative_tokens
     return EngineLimits(
         max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
-        max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
+        max_num_batched_tokens=max(pool.max_num_batched_tokens, each * pool.max_num_seqs),
         kv_blocks=kv_blocks(deployment, pool),
-        block_size=deployment.engine.block_size,
-        long_prefill_token_threshold=deployment.engine.chunked_prefill_tokens,
+        block_size=engine.block_size,
+        long_prefill_token_threshold=engine.chunked_prefill_tokens,
+        speculative_tokens=engine.speculative_tokens,
+        mean_accepted_tokens=engine.mean_accepted_tokens,
     )
 
 
@@ -41,7 +45,10 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     model, size = deployment.model, deployment.engine.block_size
     block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
     longest = size * -(-deployment.engine.max_model_len // size)
-    whole = kv_bytes_per_sequence(model, longest, slicing=pool.slicing, block_size=size)
+    drafts = deployment.engine.speculative_tokens
+    whole = kv_bytes_per_sequence(
+        model, longest, slicing=pool.slicing, block_size=size, drafts=drafts
+    )
     windows = pool.max_num_seqs * (whole - block_bytes * longest / size)
     blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
     if blocks < 1:

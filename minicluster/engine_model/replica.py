@@ -152,7 +152,7 @@ class Replica(Scheduler):
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
             self._count_steps(taken, seconds)
-            if self._finish_heap[0][0] <= self.num_steps:
+            if self._finish_heap[0][0] <= self.num_tokens:
                 done = self.pop_finished()
                 self.finish(done, end_s)
         if self.scheduled_prefills:
@@ -218,7 +218,7 @@ class Replica(Scheduler):
             if self.pending_delays:
                 self._delay_step()
             self.begin_steps()
-            steps = 1 if one_step or self._stepwise else self.next_finish() - self.num_steps
+            steps = 1 if one_step or self._stepwise else self.steps_to_finish()
             if self._late:
                 steps = min(steps, self._receive_steps - self._unseen_steps)
             self._used_end = self.used_blocks + self.new_blocks(steps)
@@ -296,7 +296,7 @@ class Replica(Scheduler):
             return False
         blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         # If that is the end of the stretch, the step after it takes its blocks first.
-        step_blocks = self._block_offsets[(self.num_steps + self._steps) % self._block_size]
+        step_blocks = self.blocks_of_step_after(self._steps)
         return (
             len(self.running) + len(self.waiting_for_kv) < self._max_num_seqs
             and self._used_end + step_blocks + blocks <= self._num_blocks

@@ -42,9 +42,10 @@ class Scheduler(DecodeBatch):
     __slots__ = (
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
-        "_num_blocks", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived", "newly_joined",
-        "pending_delays", "prefill_only", "prefilling", "prefix_cache", "remote_prefills",
-        "running", "scheduled_prefills", "started_pulls", "waiting", "waiting_for_kv",
+        "_num_blocks", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
+        "newly_joined", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
+        "remote_prefills", "running", "scheduled_prefills", "started_pulls", "waiting",
+        "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +67,8 @@ class Scheduler(DecodeBatch):
             prefill_only: the replica is one of a prefill pool; see the attribute.
             prefix_cache: prompt tokens that requests may find; `None`: none.
         """
-        super().__init__(requests, step, limits.block_size)
+        super().__init__(requests, step, limits)
+        self._sequence_tokens = limits.sequence_tokens
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._max_num_seqs = limits.max_num_seqs
         self._long_prefill_token_threshold = (
@@ -104,7 +106,7 @@ class Scheduler(DecodeBatch):
         held = self._wait_steps > 0 and self._prompts_wait()
         if not self._mixed_steps and not held and self._schedule_prompts(now_s):
             return True
-        token_budget, may_admit = self._max_num_batched_tokens - self.batch, True
+        token_budget, may_admit = self._decode_rest(), True
         free = self._num_blocks - self.used_blocks
         if self.prefilling or (self.batch and free < self._blocks_of_next_step()):
             token_budget, may_admit = self._schedule_running(token_budget, free)
@@ -114,6 +116,10 @@ class Scheduler(DecodeBatch):
             if self.waiting and not held:
                 self._schedule_waiting(token_budget, now_s)
         return may_admit and not held
+
+    def _decode_rest(self) -> int:
+        """Tokens of a step that the sequences which decode leave to others."""
+        return self._max_num_batched_tokens - self.batch * self._sequence_tokens
 
     def _prompts_wait(self) -> bool:
         """Say whether waiting prompts let a step pass, for others to fill the next one."""
@@ -140,7 +146,7 @@ class Scheduler(DecodeBatch):
         if not (self.prefilling or self.waiting):
             return False
         if self.kv_arrived:
-            self.schedule_arrived(self._max_num_batched_tokens - self.batch)
+            self.schedule_arrived(self._decode_rest())
         token_budget = self._max_num_batched_tokens
         for request, num_computed in self.prefilling.items():
             if token_budget > 0:
@@ -188,14 +194,15 @@ class Scheduler(DecodeBatch):
     def _schedule_in_order(self, free: int) -> tuple[int, bool]:
         """Schedule the running requests one by one; see `_schedule_running`."""
         token_budget, preempted, size = self._max_num_batched_tokens, False, self._block_size
-        offset = self.num_steps % size
+        tokens = self.tokens_in(1)
         for request in list(self.running):
             if request not in self.running:
                 break
             num_computed = self.prefilling.get(request)
             if num_computed is None:
-                num_new_tokens = 1
-                new_blocks = 1 if -self._context_base[request] % size == offset else 0
+                num_new_tokens = self._sequence_tokens
+                cached = self._context_base[request] + self.num_tokens
+                new_blocks = self._blocks_of(cached + tokens) - self._blocks_of(cached)
             else:
                 num_new_tokens = self._next_tokens(request, token_budget)
                 new_blocks = -(-(num_computed + num_new_tokens) // size) - -(-num_computed // size)
@@ -225,11 +232,14 @@ class Scheduler(DecodeBatch):
         del self.waiting_for_kv[request]
         self.kv_arrived.discard(request)
         self.running[request] = None
-        # The last prompt token is computed again, so that its logits are there.
-        cached = self._requests.num_prompt_tokens[request] - 1
-        if cached % self._block_size == 0:
-            self.used_blocks -= 1  # its first step takes this block by eq. Q3
-        self.join(request, cached, self._requests.max_tokens[request])
+        # The last prompt token is computed again, so that its logits are there. That step verifies
+        # no drafts, and gives one token: what the others get beyond it is taken off before.
+        prompt, size = self._requests.num_prompt_tokens[request], self._block_size
+        more = self.tokens_in(1) - 1
+        cached = prompt - 1 - more
+        # Its first step takes these blocks by eq. Q3.
+        self.used_blocks -= -(-prompt // size) - -(-cached // size)
+        self.join(request, cached, self._requests.max_tokens[request] + more)
         self.newly_joined.append(request)
         if self._step.join_delay_s:
             self.pending_delays += 1
@@ -290,7 +300,7 @@ class Scheduler(DecodeBatch):
         """Blocks that a request has filled when its last token is out."""
         requests = self._requests
         num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request] - 1
-        return -(-num_tokens // self._block_size)
+        return self._blocks_of(num_tokens)
 
     def resume(self, request: int) -> bool:
         """Take a sequence with its KV cache, to decode from the next step on, if it has room."""
@@ -347,7 +357,8 @@ class Scheduler(DecodeBatch):
         requests = self._requests
         if num_computed is None:
             delay_s = self.delay_of(request)
-            requests.num_output_tokens[request] = requests.max_tokens[request] - self.leave(request)
+            lacking = self.leave(request)
+            requests.num_output_tokens[request] = max(0, requests.max_tokens[request] - lacking)
             if requests.num_output_tokens[request]:
                 requests.last_token_s[request] = self.start_s - delay_s
                 self._delayed_s -= delay_s
@@ -362,10 +373,10 @@ class Scheduler(DecodeBatch):
 
     def num_generated(self, request: int) -> int:
         """Tokens that a request has got so far, of an unfinished stretch none."""
-        steps_left = self.steps_left(request)
-        if steps_left is None:
+        lacking = self.tokens_left(request)
+        if lacking is None:
             return self._requests.num_output_tokens[request]
-        return self._requests.max_tokens[request] - steps_left
+        return max(0, self._requests.max_tokens[request] - lacking)
 
     def abort(self, request: int) -> None:
         """

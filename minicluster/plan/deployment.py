@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import LEAST_TOKENS, POLICIES
-from minicluster.specs.checks import Count, Fraction, Positive, Spec, Whole, choice, one_of
+from minicluster.specs.checks import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Spec,
+    Whole,
+    choice,
+    one_of,
+)
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
 
@@ -29,6 +38,9 @@ class EngineSettings(Spec):
         gpu_memory_utilization: share of a GPU's memory that the engine takes.
         chunked_prefill_tokens: most tokens of one prompt in a step
             (`long_prefill_token_threshold`); 0: the token budget.
+        speculative_tokens: tokens that the model's draft head drafts for each sequence and step;
+            0: none.
+        mean_accepted_tokens: of these, accepted on average, as planned for.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -40,6 +52,15 @@ class EngineSettings(Spec):
     kv_dtype: str
     gpu_memory_utilization: Fraction
     chunked_prefill_tokens: Whole = 0
+    speculative_tokens: Whole = 0
+    mean_accepted_tokens: NotNegative = 0.0
+
+    def _check(self) -> None:
+        if self.mean_accepted_tokens > self.speculative_tokens:
+            place, expected = self._place("mean_accepted_tokens"), self.speculative_tokens
+            raise InputError(
+                place, self.mean_accepted_tokens, f"at most speculative_tokens = {expected}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +163,12 @@ class Deployment(Spec):
     engine: EngineSettings
     pools: tuple[Pool, ...]
     routing: Routing
+
+    def _check(self) -> None:
+        drafts = self.engine.speculative_tokens
+        if drafts and self.model.draft is None:
+            place, expected = "engine.speculative_tokens", "0: the model has no draft head"
+            raise InputError(place, drafts, expected, "plan again with a model that has one")
 
     def pool(self, role: str) -> Pool:
         """Return the pool of *role*."""

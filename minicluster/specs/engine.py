@@ -118,6 +118,12 @@ class EngineProfile(Spec):
         sends_to_experts: tokens go to the groups of their experts alone where these are more than
             the experts of a token, instead of to all groups.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
+        draft_methods: of speculative decoding that the engine knows, see `DraftSpec`; empty: none.
+        draft_overhead_fraction: of a decode step with drafts, added to it: the host's work between
+            the draft head and the model that is not hidden behind the GPU's.
+        speculative_tokens: k, tokens drafted for each sequence and step; 0: none.
+        mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
+            not counted.
     """
 
     name: str
@@ -147,6 +153,10 @@ class EngineProfile(Spec):
     window_per_query_head: bool = False
     sends_to_experts: bool = False
     kernels: EngineKernels | None = None
+    draft_methods: tuple[str, ...] = ()
+    draft_overhead_fraction: NotNegative = 0.0
+    speculative_tokens: Whole = 0
+    mean_accepted_tokens: NotNegative = 0.0
     sources: tuple[NumberSource, ...] = ()
 
     @property
@@ -154,16 +164,22 @@ class EngineProfile(Spec):
         """Most tokens of one prompt in a step."""
         return self.chunked_prefill_tokens or self.max_num_batched_tokens
 
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gets of a decode step on average."""
+        return 1.0 + self.mean_accepted_tokens
+
     def on(self, gpu: GpuSpec) -> EngineProfile:
         """
         Return the profile with the block size and the limits that the engine has on *gpu*.
 
-        As in vLLM, no more sequences run than a step has tokens.
+        As in vLLM, no more sequences run than a step has tokens, drafts included.
         """
         found = {name: getattr(self, name) for name in DEVICE_SETTINGS}
         for each in self.defaults:
             if each.apply_to(gpu):
                 own = {name: getattr(each, name) for name in DEVICE_SETTINGS}
                 found |= {name: value for name, value in own.items() if value is not None}
-        found["max_num_seqs"] = min(found["max_num_seqs"], found["max_num_batched_tokens"])
+        most = max(1, found["max_num_batched_tokens"] // (1 + self.speculative_tokens))
+        found["max_num_seqs"] = min(found["max_num_seqs"], most)
         return replace(self, defaults=(), **found)

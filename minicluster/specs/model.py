@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Spec, Whole, choice
@@ -48,6 +48,27 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return the language model's config: keys of a `text_config` go over those outside it."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
+
+
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
+
+
+def mtp_layers(config: Mapping[str, object]) -> int:
+    """
+    Return the multi-token-prediction layers of a checkpoint.
+
+    Raises:
+        InputError: the config says no number.
+    """
+    keys = language_model(config)
+    for key in MTP_KEYS:
+        layers = keys.get(key)
+        if layers is not None:
+            if not isinstance(layers, int) or layers < 0:
+                raise InputError(key, layers, "a whole number, 0 or more")
+            return layers
+    return 0
 
 
 def architecture(config: Mapping[str, object]) -> dict[str, object]:
@@ -187,6 +208,33 @@ class LinearSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec(Spec):
+    """
+    The head that drafts tokens for speculative decoding.
+
+    Attributes:
+        method: `mtp`: layers of the model's own checkpoint, of the shape of its last one
+            (DeepSeek-V3, arXiv 2412.19437, section 2.2); `eagle3`: a dense layer that was trained
+            for the model (arXiv 2503.01840).
+        source: where a server loads the head from; empty: with the model.
+        num_layers: each pass runs one of them.
+        num_heads: of an `eagle3` head, like the next ones; an `mtp` head has the model's.
+        vocab_size: tokens that it may draft.
+    """
+
+    _TABLE: ClassVar[str] = "draft"
+
+    method: Annotated[str, choice("mtp", "eagle3")]
+    source: str = ""
+    num_layers: Count = 1
+    num_heads: Whole = 0
+    num_kv_heads: Whole = 0
+    head_dim: Whole = 0
+    ffn_size: Whole = 0
+    vocab_size: Whole = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
     """
     One decoder-only transformer.
@@ -214,6 +262,7 @@ class ModelSpec(Spec):
         shared_quantised: the same of shared experts; routed ones always are.
         query_norm: queries and keys are normalised: `head`, each head by itself (Qwen3), `all`,
             all heads together (MiniMax-M2); "": they are not.
+        draft: the head that drafts tokens, in memory beside the model; `None`: none is loaded.
     """
 
     id: str
@@ -248,6 +297,7 @@ class ModelSpec(Spec):
     mla: MlaSpec | None = None
     index: IndexSpec | None = None
     linear: LinearSpec | None = None
+    draft: DraftSpec | None = None
 
     def _check(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -297,6 +347,35 @@ class ModelSpec(Spec):
     def shared_dtype(self) -> str:
         """Dtype of shared experts."""
         return self.weight_dtype if self.shared_quantised else self.dtype
+
+
+def draft_layer(model: ModelSpec) -> ModelSpec:
+    """
+    Return what one draft pass runs, as a model: one layer, and the output projection.
+
+    An `mtp` head shares the model's tables; checkpoints in 4 bits keep it in 16. An `eagle3` head
+    is dense, in 16 bits, and has a smaller output projection of its own.
+    """
+    draft = model.draft
+    if draft is None:
+        raise ValueError(f"{model.id} has no draft head")
+    changes: dict[str, Any] = {
+        "draft": None,
+        "num_layers": 1,
+        "num_window_layers": 0,
+        "window_tokens": 0,
+        "linear": None,
+        "moe": model.moe and replace(model.moe, num_dense_layers=0),
+    }
+    if draft.method == "eagle3":
+        shapes = ("num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size")
+        plain = ("attention_bias", "gated_attention", "tied_embeddings", "block_scaled")
+        changes |= {name: getattr(draft, name) for name in shapes}
+        changes |= dict.fromkeys(("moe", "mla", "index")) | dict.fromkeys(plain, False)
+        changes |= {"gated_mlp": True, "query_norm": ""}
+    if draft.method == "eagle3" or DTYPE_BYTES[model.weight_dtype] < 1:
+        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "block_scaled": False}
+    return replace(model, **changes)
 
 
 def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:

@@ -93,6 +93,11 @@ class EngineChoice(Spec):
         gpu_memory_utilization: share of a GPU's memory that the engine takes, weights included;
             absent: the engine's default.
         block_size: tokens of a KV block; absent: the engine's default for the device.
+        speculative_tokens: tokens that the model's draft head drafts for each sequence and step,
+            which one step verifies together; absent or 0: no speculative decoding.
+        mean_accepted_tokens: of these, accepted on average; the token that every step gives is not
+            counted. It depends on the texts: measure it (vLLM's counters of accepted tokens and of
+            drafts), or take what is published for the model.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -104,6 +109,8 @@ class EngineChoice(Spec):
     chunked_prefill_tokens: int | None = None
     gpu_memory_utilization: Fraction | None = None
     block_size: int | None = None
+    speculative_tokens: int | None = None
+    mean_accepted_tokens: float | None = None
 
 
 MIDDLE, SUREST = 0.5, 0.99
@@ -190,6 +197,8 @@ LIMITS = {
     "engine.max_num_batched_tokens": (16, 1_048_576),
     "engine.chunked_prefill_tokens": (16, 1_048_576),
     "engine.block_size": (1, 1_024),
+    "engine.speculative_tokens": (0, 32),
+    "engine.mean_accepted_tokens": (0, 32),
     "search.confidence_fraction": (MIDDLE, SUREST),
     "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),
@@ -215,6 +224,7 @@ class ScenarioSpec(Spec):
             if value is not None and not low <= value <= high:
                 place = key.removesuffix(".max_tokens")
                 raise InputError(place, value, f"a number from {low:,} to {high:,}")
+        _check_drafts(self.engine)
         if self.workload.trace is not None:
             raise InputError(
                 "workload.trace",
@@ -222,3 +232,18 @@ class ScenarioSpec(Spec):
                 "no trace: this version plans for Poisson arrivals only",
                 "give requests_per_s, input_tokens and output_tokens instead",
             )
+
+
+def _check_drafts(engine: EngineChoice) -> None:
+    """Refuse drafts without the share that is accepted, or with more accepted than drafted."""
+    drafts, accepted = engine.speculative_tokens, engine.mean_accepted_tokens
+    if drafts is None and accepted is None:
+        return
+    if drafts is None or accepted is None:
+        key = "speculative_tokens" if drafts is None else "mean_accepted_tokens"
+        way_out = "set both, or neither: what drafting gains depends on what is accepted"
+        raise InputError(f"engine.{key}", None, "a number beside the other one", way_out)
+    if accepted > drafts:
+        expected = f"at most engine.speculative_tokens = {drafts}"
+        way_out = "an acceptance length counts the token of the step itself, too: take 1 off"
+        raise InputError("engine.mean_accepted_tokens", accepted, expected, way_out)

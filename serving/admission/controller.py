@@ -156,6 +156,7 @@ class InflightRequests:
         self._size = last
         predicted = config.prediction
         used = {} if predicted is None else predicted.utilisation_fraction
+        self._tokens_per_step = config.tokens_per_step
         self._prefill_busy_fraction = min(1.0, used.get("prefill", 1.0))
         self._pools = {
             (pool.role, domain): PoolInFlight(replicas)
@@ -176,6 +177,7 @@ class InflightRequests:
             max_batch_size=self._size.max_num_seqs,
             max_step_tokens=self._size.max_num_batched_tokens,
             prefill_busy_fraction=self._prefill_busy_fraction,
+            tokens_per_step=self._tokens_per_step,
         )
 
     def backlog_s(self) -> dict[str, float]:

@@ -126,6 +126,7 @@ class InflightLoad:
         max_batch_size: sequences that one replica decodes at once.
         max_step_tokens: tokens of prompts that one of these computes in a step.
         prefill_busy_fraction: share of the time in which a prefill replica computes.
+        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
     """
 
     prefill: PoolInFlight
@@ -133,6 +134,7 @@ class InflightLoad:
     max_batch_size: int
     max_step_tokens: int
     prefill_busy_fraction: float = 1.0
+    tokens_per_step: float = 1.0
 
     @property
     def idle(self) -> bool:
@@ -269,7 +271,8 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
     most_s = _added_s(model.decode, load, load.max_step_tokens)
-    pace_s = step_s + min(decode.per_token_s / decode.replicas, most_s)
+    each = load.tokens_per_step
+    pace_s = step_s / each + min(decode.per_token_s / decode.replicas, most_s / each)
     if cost.local:
         own_s = _prompt_s(model.decode, cost.prompt_tokens)
         pull_s = 0.0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.plan import Deployment, Pool
+    from minicluster.specs.model import DraftSpec
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM's role in the KV transfer; a mixed pool has none."""
@@ -96,6 +97,10 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         kwargs["enable_expert_parallel"] = True
     if engine.chunked_prefill_tokens:
         kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
+    if engine.speculative_tokens and deployment.model.draft is not None:
+        kwargs["speculative_config"] = _speculative(
+            deployment.model.draft, engine.speculative_tokens
+        )
     if pool.role in KV_ROLES:
         kwargs["kv_transfer_config"] = _kv_transfer(pool, target)
     if target.kind == "cpu":
@@ -103,6 +108,18 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
     elif pool.dtype == "fp8":
         kwargs["quantization"] = "fp8"
     return kwargs
+
+
+def _speculative(draft: DraftSpec, tokens: int) -> dict[str, Any]:
+    """
+    Return how vLLM drafts; both pools of a split plan alike, because the draft head has a KV cache.
+
+    Source:
+        vLLM 0.29.0 config/speculative.py: `mtp` stands for the layers of every architecture; NIXL
+        compares the methods of both sides (nixl/metadata.py).
+    """
+    config: dict[str, Any] = {"method": draft.method, "num_speculative_tokens": tokens}
+    return config | ({"model": draft.source} if draft.source else {})
 
 
 def _kv_transfer(pool: Pool, target: DeployTarget) -> dict[str, Any]:
@@ -164,5 +181,6 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "model": deployment.model.source,
         "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
         "kv_role": KV_ROLES.get(pool.role),
+        "speculative_tokens": engine.speculative_tokens,
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
     }

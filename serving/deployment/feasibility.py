@@ -12,7 +12,7 @@ from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
-from minicluster.specs.model import architecture_hash
+from minicluster.specs.model import architecture_hash, mtp_layers
 from serving.deployment.engine_args import DTYPES
 from serving.deployment.target import is_directory
 
@@ -91,7 +91,8 @@ def _model(deployment: Deployment) -> Iterator[str]:
         return  # a hub name: vLLM downloads the model and checks it
     config = Path(model.source) / "config.json"
     try:
-        found = architecture_hash(json.loads(config.read_text(encoding="utf-8")))
+        raw = json.loads(config.read_text(encoding="utf-8"))
+        found = architecture_hash(raw)
     except (OSError, ValueError) as error:
         yield (
             f"model.source: {config}: {error} (--model, where it lies elsewhere; "
@@ -102,6 +103,12 @@ def _model(deployment: Deployment) -> Iterator[str]:
         yield (
             f"model.config_hash: {config} has {found}, the plan was made for {model.config_hash} "
             "(plan again)"
+        )
+    drafts = deployment.engine.speculative_tokens
+    if drafts and model.draft and not model.draft.source and not mtp_layers(raw):
+        yield (
+            f"engine.speculative_tokens: {drafts}; {config} has no multi-token-prediction layers"
+            " (plan without speculative_tokens)"
         )
     if not any(Path(model.source).glob("*.safetensors")):
         yield f"model.source: {model.source} holds no weights (*.safetensors)"
@@ -150,6 +157,7 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
         engine.max_model_len,
         slicing=pool.slicing,
         block_size=engine.block_size,
+        drafts=engine.speculative_tokens,
     )
     if needed > pool.kv_bytes:
         yield (

@@ -90,6 +90,7 @@ class EndpointConfig:
     Attributes:
         slo: like the next four `None` for a deployment without a plan.
         confidence_fraction: probability that the SLO holds; `None`: not simulated.
+        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
         prefill_deadline_s: limit from the call of a prefill replica to its answer.
         kv_wait_deadline_s: limit from there to the first token.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
@@ -112,6 +113,7 @@ class EndpointConfig:
     pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
     simulated: SimulatedEngines | None = None
+    tokens_per_step: float = 1.0
 
     @property
     def split(self) -> bool:
@@ -182,6 +184,7 @@ def endpoint_config(
         pools=pools,
         pairing=_pairing(pools),
         simulated=simulated,
+        tokens_per_step=1.0 + deployment.engine.mean_accepted_tokens,
     )
 
 

@@ -61,7 +61,7 @@ FACTS_LIMIT_S = 5.0
 PUBLIC_FACTS = (
     *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
     *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
-    *("gpu_memory_utilization", "kv_role", "kv_connector"),
+    *("gpu_memory_utilization", "kv_role", "kv_connector", "speculative_tokens"),
 )
 """The engine settings that `GET /plan` shows: no paths, no hosts."""
 

@@ -147,7 +147,7 @@ class VllmAnswers:
         config = self._client.vllm_config
         parallel = config.parallel_config
         ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-        kv_transfer = config.kv_transfer_config
+        kv_transfer, drafts = config.kv_transfer_config, config.speculative_config
         return {
             "tp": parallel.tensor_parallel_size,
             "pp": parallel.pipeline_parallel_size,
@@ -165,6 +165,7 @@ class VllmAnswers:
             "model": config.model_config.model,
             "kv_role": kv_transfer and kv_transfer.kv_role,
             "kv_connector": kv_transfer and kv_transfer.kv_connector,
+            "speculative_tokens": drafts.num_speculative_tokens if drafts else 0,
             "labels": ray.get_runtime_context().get_node_labels(),
             "cores": worker_cores(os.getpid()),
         }

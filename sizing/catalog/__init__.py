@@ -21,6 +21,7 @@ from sizing.catalog.model import find_model as find_model
 from sizing.catalog.model import model_family as model_family
 from sizing.catalog.model import models as models
 from sizing.catalog.scenario import Resolved as Resolved
+from sizing.catalog.scenario import check_draft as check_draft
 from sizing.catalog.scenario import find_study as find_study
 from sizing.catalog.scenario import read_scenario as read_scenario
 from sizing.catalog.scenario import resolve as resolve

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from minicluster.specs.scenario import EngineChoice
 
 NUMBER = re.compile(r"\d+")
-SETTINGS = (*DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization")
+SETTINGS = (
+    *DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization", "speculative_tokens",
+    "mean_accepted_tokens",
+)  # fmt: skip
 """Settings of a profile that a scenario may ask for."""
 
 
@@ -91,20 +94,28 @@ def _check_settings(
             choice.chunked_prefill_tokens,
             f"no such key: {name} computes a prompt in one step",
         )
+    if choice.speculative_tokens and not chosen.draft_methods:
+        raise InputError(
+            f"{place}.speculative_tokens",
+            choice.speculative_tokens,
+            f"no such key: the profile of {name} knows no speculative decoding",
+        )
     if chosen.block_size % default.block_size:
         raise InputError(
             f"{place}.block_size",
             chosen.block_size,
             f"a multiple of {default.block_size} tokens, which {name} asks for on {gpu}",
         )
-    for limit in ("max_num_seqs", "chunked_prefill_tokens"):
+    each = 1 + chosen.speculative_tokens
+    for limit, tokens in (("max_num_seqs", each), ("chunked_prefill_tokens", 1)):
         value = getattr(choice, limit)
-        if value is not None and value > budget:
+        if value is not None and value * tokens > budget:
             raise InputError(
                 f"{place}.{limit}",
                 value,
-                f"at most {budget:,}: the tokens in a step of {name} on {gpu}",
-                f"set engine.max_num_batched_tokens to {value} or more",
+                f"at most {budget // tokens:,}: the tokens in a step of {name} on {gpu}"
+                + (f" over the {tokens} of a sequence with its drafts" if tokens > 1 else ""),
+                f"set engine.max_num_batched_tokens to {value * tokens} or more",
             )
 
 

@@ -11,7 +11,7 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
-from minicluster.specs.model import with_weight_dtype
+from minicluster.specs.model import DraftSpec, with_weight_dtype
 from sizing.catalog.folder import Catalog, exists, unknown
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
@@ -35,6 +35,7 @@ class ModelEntry(Spec):
         family: lineage of architectures that it belongs to (`Llama 3`); empty: none but its own.
         aliases: further hub ids of the same architecture.
         config: keys of the model's `config.json`.
+        draft: a head for speculative decoding that is published apart from the model.
     """
 
     hub_id: str
@@ -42,6 +43,7 @@ class ModelEntry(Spec):
     config: dict[str, object]
     sources: tuple[NumberSource, ...]
     family: str = ""
+    draft: DraftSpec | None = None
 
 
 @cache
@@ -50,7 +52,7 @@ def models() -> Mapping[str, ModelEntry]:
     return Catalog("models", lambda path: parse(ModelEntry, read_toml(path), place=path.name))
 
 
-def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
+def find_model(name: str, *, place: str = "model.id", drafts: bool = False) -> ModelSpec:
     """
     Return the model that *name* stands for.
 
@@ -58,10 +60,17 @@ def find_model(name: str, *, place: str = "model.id") -> ModelSpec:
         name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
             (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
             of any organisation stand for the entry of the same shapes, in the dtype that they name.
+        place: named in errors.
+        drafts: whether the head that drafts tokens, if it has one, is loaded as well.
 
     Raises:
         InputError: neither in the catalog nor on disk, or a config that cannot be used.
     """
+    found = _found_model(name, place)
+    return found if drafts else replace(found, draft=None)
+
+
+def _found_model(name: str, place: str) -> ModelSpec:
     known = _known_as(name)
     if known is not None:
         return _from_catalog(known[1], name, known[0])
@@ -98,7 +107,8 @@ def _from_catalog(key: str, name: str, hub_id: str) -> ModelSpec:
     """Return the model of an entry under a *name*, loaded by the entry's hub id or another."""
     entry = models()[key]
     source = hub_id if "/" in hub_id else entry.hub_id
-    return model_from(entry.config, name=name, source=source, place=f"{key}.toml")
+    model = model_from(entry.config, name=name, source=source, place=f"{key}.toml")
+    return model if entry.draft is None else replace(model, draft=entry.draft)
 
 
 def model_family(name: str) -> str:
@@ -124,9 +134,9 @@ def _model_names() -> Mapping[str, str]:
     }
 
 
-def chosen_model(choice: ModelChoice, place: str) -> ModelSpec:
-    """Return the model with the scenario's dtypes and context."""
-    model = find_model(choice.id, place=f"{place}: model.id")
+def chosen_model(choice: ModelChoice, place: str, *, drafts: bool = False) -> ModelSpec:
+    """Return the model with the scenario's dtypes and context; see `find_model` for *drafts*."""
+    model = find_model(choice.id, place=f"{place}: model.id", drafts=drafts)
     model = with_weight_dtype(model, choice.weight_dtype)
     if choice.kv_dtype is not None:
         model = replace(model, kv_dtype=choice.kv_dtype)

@@ -76,12 +76,16 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
     cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
     gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
     kinds = [find_gpu(name, place=f"{place}: search.gpus") for name in scenario.search.gpus]
+    engine = chosen_engine(scenario.engine, kinds or [gpu], place=f"{place}: engine")
+    drafts = engine.speculative_tokens
     resolved = Resolved(
-        model=chosen_model(scenario.model, place),
+        model=chosen_model(scenario.model, place, drafts=drafts > 0),
         gpu=gpu,
         cluster=cluster,
-        engine=chosen_engine(scenario.engine, kinds or [gpu], place=f"{place}: engine"),
+        engine=engine,
     )
+    if drafts:
+        check_draft(resolved.model, engine, place=f"{place}: engine.speculative_tokens")
     longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
     if longest > resolved.model.max_context_tokens:
         raise InputError(
@@ -91,3 +95,22 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
             "shorten one of them, or take a model with a longer context",
         )
     return resolved
+
+
+def check_draft(model: ModelSpec, engine: EngineProfile, *, place: str) -> None:
+    """Refuse drafts of a model without a head for them, or with one that the engine lacks."""
+    draft = model.draft
+    if draft is None:
+        raise InputError(
+            place,
+            engine.speculative_tokens,
+            f"0: {model.id} has no draft head (multi-token-prediction layers in its config.json, or"
+            " a [draft] table in the catalog)",
+            "take a model that has one, or leave out speculative_tokens and mean_accepted_tokens",
+        )
+    if draft.method not in engine.draft_methods:
+        known = ", ".join(engine.draft_methods) or "none"
+        expected = f"0: the draft head of {model.id} is {draft.method}; {engine.name}"
+        raise InputError(
+            place, engine.speculative_tokens, f"{expected} {engine.version} knows {known}"
+        )

@@ -75,7 +75,7 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
         gpu=row.gpu,
         configuration=row.configuration,
     )
-    notes = "; ".join(filter(None, (found.reason, *config.notes)))
+    notes = "; ".join(filter(None, (found.reason, config.acceptance, *config.notes)))
     return replace(
         found,
         reason=notes,

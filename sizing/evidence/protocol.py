@@ -136,6 +136,26 @@ class ReplayedPrompts(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance(Spec):
+    """
+    Drafts that are accepted on average, as published for a model.
+
+    Attributes:
+        source: of the rows that it is taken for, where these do not count.
+        model: of whose family theirs is.
+        speculative_tokens: drafted in a step.
+        mean_accepted_tokens: without the token that the step gives anyway.
+        text: what was generated where it was measured.
+    """
+
+    source: str
+    model: str
+    speculative_tokens: int
+    mean_accepted_tokens: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocols(Spec):
     """The file."""
 
@@ -143,6 +163,7 @@ class _Protocols(Spec):
     lengths: tuple[DrawnLengths, ...]
     replays: tuple[ReplayedPrompts, ...]
     recipes: tuple[Recipe, ...]
+    acceptances: tuple[Acceptance, ...]
     sources: tuple[NumberSource, ...]
 
 
@@ -179,6 +200,17 @@ def jitter_of(source: str, model: str) -> float:
     """Return the length jitter of rows that do not say; 0 where nothing is known of them."""
     known = (each for each in _protocols().lengths if (each.source, each.model) == (source, model))
     return next((each.length_jitter for each in known), 0.0)
+
+
+def acceptance_of(row: MeasuredRow) -> Acceptance | None:
+    """Return what is published of a row's drafts; `None`: nothing."""
+    for each in _protocols().acceptances:
+        same_model = model_family(each.model) == model_family(row.model)
+        if same_model and (each.source, each.speculative_tokens) == (
+            row.source, row.speculative_tokens,
+        ):  # fmt: skip
+            return each
+    return None
 
 
 def recipe_of(row: MeasuredRow) -> RecipeSettings:

@@ -33,7 +33,11 @@ MOST = 2**22
 """Largest count that a row may have; a larger one is a mistake, and would take hours."""
 MOST_USERS = 2**14
 """Most users of a closed loop, and prompts of a static batch."""
+MOST_DRAFTS = 32
+"""Most drafts of a step, as in a scenario."""
 SERVING = ("aggregated", "disaggregated")
+SPECULATIVE = "speculative"
+"""Kind of rows with speculative decoding, whatever their load."""
 WIDTHS = ("replicas", "tp", "pp", "ep", "dp")
 """Columns of an aggregated row; those of a pool have its role before them."""
 NUMBERS = (
@@ -72,6 +76,8 @@ class MeasuredRow:
         measured: day, year first; empty: unknown.
         num_requests: of an open loop, where known.
         means_only: its lengths are distributions of which only the means are known.
+        speculative_tokens: drafted for each sequence and step; 0: none.
+        accepted_tokens: of these, accepted on average; `None`: not counted.
         excluded: why the row is left out of errors and intervals; empty: it is not.
     """
 
@@ -101,6 +107,8 @@ class MeasuredRow:
     measured: str = ""
     num_requests: int | None = None
     means_only: bool = False
+    speculative_tokens: int = 0
+    accepted_tokens: float | None = None
     excluded: str = ""
 
     @property
@@ -111,11 +119,15 @@ class MeasuredRow:
             for g in self.groups
         )
         names = f"{self.model}/{self.gpu}/{self.engine}"
+        if self.speculative_tokens:
+            shapes += f"+{self.speculative_tokens} drafts"
         return f"{names}/{self.weight_dtype}/{self.kv_dtype}/{shapes}"
 
 
 def kind_of(row: MeasuredRow) -> str:
     """Name a row's kind of load, by which errors are grouped."""
+    if row.speculative_tokens:
+        return SPECULATIVE
     if len(row.groups) > 1:
         return "split"
     if row.load == "closed" and not row.length_jitter:
@@ -142,7 +154,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
     line = _Line(cells, place)
     load = line.choice("load", tuple(AMOUNTS))
     amount = line.number(AMOUNTS[load])
-    _refuse_speculation(line)
+    drafts, accepted = _speculation(line)
     row = MeasuredRow(
         place=place,
         id=cells.get("id", ""),
@@ -174,6 +186,8 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         measured=cells.get("measured", ""),
         num_requests=_num_requests(line, amount) if load == "open" else None,
         means_only=cells.get("lengths") == "distribution",
+        speculative_tokens=drafts,
+        accepted_tokens=accepted,
     )
     if row.length_jitter >= 1:
         raise line.error("length_jitter", "0 or more and below 1")
@@ -184,12 +198,19 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
     return row
 
 
-def _refuse_speculation(line: _Line) -> None:
-    """Refuse rows measured with speculative decoding, which no step model knows."""
-    drafts = [name for name in ("mtp_tokens", "accepted_tokens") if line.cells.get(name)]
-    if line.choice("mtp", ("no", "yes"), default="no") == "yes" or drafts:
-        column = drafts[0] if drafts else "mtp"
-        raise line.error(column, "a row without speculative decoding, which is not predicted yet")
+def _speculation(line: _Line) -> tuple[int, float | None]:
+    """Read the drafts of a step, 0 without them, and how many are accepted, `None`: not counted."""
+    says = line.choice("mtp", ("no", "yes"), default="no") == "yes"
+    drafts = line.count("mtp_tokens", default=0, least=0, most=MOST_DRAFTS)
+    if says != (drafts > 0):
+        expected = "the tokens drafted in a step" if says else "0: mtp does not say yes"
+        raise line.error("mtp_tokens", expected)
+    if not line.cells.get("accepted_tokens"):
+        return drafts, None
+    accepted = line.number("accepted_tokens", least=0.0)
+    if accepted > drafts:
+        raise line.error("accepted_tokens", f"at most mtp_tokens = {drafts}")
+    return drafts, accepted
 
 
 def _num_requests(line: _Line, requests_per_s: float) -> int | None:

@@ -13,7 +13,7 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
-from sizing.evidence.protocol import RecipeSettings, recipe_of
+from sizing.evidence.protocol import RecipeSettings, acceptance_of, recipe_of
 from sizing.evidence.split_recipe import PoolSettings, pool_settings
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
@@ -52,6 +52,7 @@ class RowConfig:
         recipe: with which the source started the engine of an aggregated row.
         pools: settings of split pools by role, where a recipe of them is known.
         notes: what was taken in place of something unknown, one sentence each.
+        acceptance: where the row does not count accepted drafts, what was taken.
     """
 
     machine: Machine
@@ -61,6 +62,7 @@ class RowConfig:
     recipe: RecipeSettings
     pools: Mapping[str, PoolSettings]
     notes: tuple[str, ...]
+    acceptance: str = ""
 
     @property
     def rules(self) -> SchedulingRules:
@@ -73,7 +75,11 @@ class RowConfig:
         space = kv_space_bytes(m.model, m.gpu, m.engine, slicing=slicing)
         least = m.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
         each = kv_bytes_per_sequence(
-            m.model, sequence_tokens, slicing=slicing, block_size=m.engine.block_size
+            m.model,
+            sequence_tokens,
+            slicing=slicing,
+            block_size=m.engine.block_size,
+            drafts=m.engine.speculative_tokens,
         )
         return max(space, least) * sequence_tokens / each
 
@@ -96,6 +102,7 @@ def row_config(row: MeasuredRow) -> RowConfig:
     rules = engine.scheduling
     gpu = catalog.find_gpu(row.gpu, place=f"{row.place}: gpu")
     model = _model(row, rules)
+    engine, acceptance = _drafting(row, model, engine)
     _check_precision(row, model, gpu)
     for group in row.groups:
         _check_widths(row, model, group.slicing)
@@ -116,7 +123,34 @@ def row_config(row: MeasuredRow) -> RowConfig:
         recipe=recipe,
         pools=pool_settings(row),
         notes=notes,
+        acceptance=acceptance,
     )
+
+
+def _drafting(
+    row: MeasuredRow, model: ModelSpec, engine: EngineProfile
+) -> tuple[EngineProfile, str]:
+    """
+    Return the engine with the row's drafts, and a note where their acceptance is not the row's own.
+
+    Raises:
+        InputError: drafts that the engine does not know, of a model without a head for them, or
+            of which nobody says how many are accepted.
+    """
+    drafts, accepted, note = row.speculative_tokens, row.accepted_tokens, ""
+    if not drafts:
+        return engine, note
+    catalog.check_draft(
+        model, replace(engine, speculative_tokens=drafts), place=f"{row.place}: mtp_tokens"
+    )
+    if accepted is None:
+        published = acceptance_of(row)
+        if published is None:
+            expected = "the mean of accepted drafts: none is published for this model and source"
+            raise InputError(f"{row.place}: accepted_tokens", None, expected)
+        accepted = published.mean_accepted_tokens
+        note = f"{accepted:g} of {drafts} drafts accepted, as published ({published.text})"
+    return replace(engine, speculative_tokens=drafts, mean_accepted_tokens=accepted), note
 
 
 def _token_budget(row: MeasuredRow, engine: EngineProfile, recipe: RecipeSettings) -> int:
@@ -171,7 +205,8 @@ def _distances(one: tuple[int, ...], other: tuple[int, ...]) -> list[int]:
 
 
 def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
-    model = catalog.find_model(row.model, place=f"{row.place}: model")
+    drafts = row.speculative_tokens > 0
+    model = catalog.find_model(row.model, place=f"{row.place}: model", drafts=drafts)
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
         if dtype and dtype not in DTYPE_BYTES:
             raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))

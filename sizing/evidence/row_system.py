@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import LOOKAHEAD_STEPS, EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -93,8 +93,9 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     group = row.groups[0]
     batch = math.ceil(row.amount / queues_of(row))
     prompts = 0 if config.rules.chunked_prefill else batch * row.isl
-    config = replace(config, token_budget=max(config.token_budget, prompts, batch))
-    blocks = batch * -(-(row.isl + row.osl) // config.machine.engine.block_size)
+    tokens = batch * (1 + config.machine.engine.speculative_tokens)
+    config = replace(config, token_budget=max(config.token_budget, prompts, tokens))
+    blocks = batch * _most_blocks(row, config)
     return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
 
 
@@ -126,7 +127,14 @@ def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) 
     tokens = row.isl + (row.osl / 2 if group.role == "mixed" else row.osl)
     whole = size * math.ceil(tokens / size)
     kept = config.kv_tokens(group.slicing, tokens) * spare / group.slicing.pp
-    return max(math.floor(kept / tokens * whole / size), math.ceil((row.isl + row.osl) / size))
+    return max(math.floor(kept / tokens * whole / size), _most_blocks(row, config))
+
+
+def _most_blocks(row: MeasuredRow, config: RowConfig) -> int:
+    """Blocks of a row's longest request, with the drafts beyond its last step's tokens."""
+    engine = config.machine.engine
+    ahead = (1 + LOOKAHEAD_STEPS) * engine.speculative_tokens
+    return math.ceil((row.isl + row.osl + ahead) / engine.block_size)
 
 
 def _pool(
@@ -140,7 +148,9 @@ def _pool(
 ) -> SimulatedPool:
     """Return the queues of one role; of an aggregated row one, which stands for all."""
     rules, queues = config.rules, group.replicas * group.slicing.dp
-    sequences = max_num_seqs = min(max_num_seqs, config.token_budget)
+    engine = config.machine.engine
+    most = max(1, config.token_budget // (1 + engine.speculative_tokens))
+    sequences = max_num_seqs = min(max_num_seqs, most)
     if row.load != "open":
         sequences = min(sequences, math.ceil(row.amount / queues))
     mean = 1 - row.length_jitter / 2
@@ -156,7 +166,7 @@ def _pool(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.token_budget,
         kv_blocks=blocks,
-        block_size=config.machine.engine.block_size,
+        block_size=engine.block_size,
         mixed_steps=rules.mixed_steps,
         chunked_prefill=rules.chunked_prefill,
         kv_reserved_fraction=rules.kv_reserved_fraction,
@@ -164,6 +174,8 @@ def _pool(
         receive_steps=config.recipe.receive_steps or 1,
         wait_steps=config.recipe.wait_steps or 0,
         wait_fraction=config.recipe.wait_fraction or 0.0,
+        speculative_tokens=engine.speculative_tokens,
+        mean_accepted_tokens=engine.mean_accepted_tokens,
     )
     replicas = 1 if group.role == "mixed" else queues
     return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table.scaled(slowness)))

@@ -35,6 +35,7 @@ class Scores:
         chunked: the window is a chunk of the sequence.
         dtype: that it multiplies in.
         kv_dtype: of the cache.
+        gathers: every query reads keys of its own, those of an index.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Scores:
     chunked: bool = False
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    gathers: bool = False
 
     def prefill(self, load: StepLoad) -> Op:
         """
@@ -65,14 +67,15 @@ class Scores:
 
     def decode(self, load: StepLoad) -> Op:
         """
-        Scores of one token per sequence over its KV cache.
+        Scores of q tokens per sequence, one without drafts, over its KV cache, which is read once.
 
-            F = 4 N H B s,  Q = B s 2 K' H w + 2 B N H a      (docs/model.md, eq. W3)
+            F = 4 N H B q s,  Q = B s 2 K' H w + 2 B q N H a      (docs/model.md, eq. W3)
         """
         s = keys_in_reach(load.context_tokens, self.window, chunked=self.chunked)
-        read = load.sequences * s
-        queries = load.sequences * self.values_per_query * ACTIVATION_BYTES
-        work = Work(self.flops_per_pair * read, np.asarray(self.bytes_per_key * read + queries))
+        met, moved = load.sequences * s, load.sequences * load.queries * self.values_per_query
+        pairs = met * load.queries
+        read = self.bytes_per_key * (pairs if self.gathers else met)
+        work = Work(self.flops_per_pair * pairs, np.asarray(read + moved * ACTIVATION_BYTES))
         return self._op("decode", work, rows=load.sequences, keys=s)
 
     def _op(
@@ -115,6 +118,7 @@ def latent_ops(model: ModelSpec, mla: MlaSpec, load: StepLoad, *, tp: int) -> tu
         bytes_per_key=latent * DTYPE_BYTES[model.kv_dtype],
         window=model.index.top_k if model.index else 0,
         kv_dtype=model.kv_dtype,
+        gathers=model.index is not None,
     )
     projections = _latent_projections(model, mla, load, tp=tp)
     if model.index:
@@ -212,7 +216,10 @@ def _state_ops(spec: LinearSpec, load: StepLoad, *, tp: int) -> tuple[Op, Op]:
 
         F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v)),
         Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a;
-        F = B N_v 6 d_k d_v (lightning: 4),  Q = 2 B N_v d_k d_v w      (docs/model.md, eq. W10)
+        F = B q N_v 6 d_k d_v (lightning: 4),  Q = B (1 + q) N_v d_k d_v w
+        (docs/model.md, eq. W10)
+
+    Of q tokens that are verified together each leaves its state, because any may be the last one.
     """
     k, v, heads = spec.key_head_dim, spec.value_head_dim, spec.num_value_heads / tp
     per_token, per_value = 4 * k * v + CHUNK * (k + v), 4
@@ -222,7 +229,8 @@ def _state_ops(spec: LinearSpec, load: StepLoad, *, tp: int) -> tuple[Op, Op]:
     moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
     prefill = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
     state = load.sequences * heads * k * v
-    decode = Work(state * per_value, 2 * state * DTYPE_BYTES[spec.state_dtype])
+    passes = 1 + load.queries
+    decode = Work(state * per_value * load.queries, passes * state * DTYPE_BYTES[spec.state_dtype])
     first, second = (
         Op(
             f"linear {phase}", "W10", "linear attention", "bf16", spec.num_layers, work,

@@ -85,7 +85,7 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
         return ()
     layers = model.num_layers
     hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
-    logits = (load.prompts + load.sequences) * model.vocab_size * ACTIVATION_BYTES
+    logits = load.logits * model.vocab_size * ACTIVATION_BYTES
     by_attention = 0 if model.parallel_attention else layers
     by_feedforward = layers if slicing.dp == 1 else model.num_dense_layers
     norms = layers - model.num_linear_layers if model.query_norm == "all" else 0

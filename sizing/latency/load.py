@@ -23,6 +23,8 @@ class StepLoad:
         cached_tokens: p, tokens before these that are cached already.
         sequences: B, sequences decoded.
         context_tokens: s, mean tokens cached per decoded sequence.
+        queries: tokens computed of each decoded sequence: itself and the drafts that are verified.
+        sampled: of these, those whose logits are needed.
     """
 
     prompts: NDArray[np.float64]
@@ -30,11 +32,18 @@ class StepLoad:
     cached_tokens: NDArray[np.float64]
     sequences: NDArray[np.float64]
     context_tokens: NDArray[np.float64]
+    queries: float = 1.0
+    sampled: float = 1.0
 
     @property
     def tokens(self) -> NDArray[np.float64]:
         """Rows of every GEMM but lm_head."""
-        return self.prompts * self.prompt_tokens + self.sequences
+        return self.prompts * self.prompt_tokens + self.sequences * self.queries
+
+    @property
+    def logits(self) -> NDArray[np.float64]:
+        """Rows of lm_head: the last token of each prompt, and what is sampled of sequences."""
+        return self.prompts + self.sequences * self.sampled
 
 
 def prefill_load(tokens: ArrayLike, cached: ArrayLike = 0) -> StepLoad:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minicluster.specs.model import DTYPE_BYTES, weight_value_bytes
+from minicluster.specs.model import DTYPE_BYTES, draft_layer, weight_value_bytes
 from minicluster.specs.parameters import parameters
 from minicluster.specs.slicing import Slicing, stage_layers
 from sizing.latency.op import ACTIVATION_BYTES
@@ -31,7 +32,7 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
 
         M_w = (M_att + M_dense + M_shared) / tp + M_experts pad / (tp dp) + M_whole
               + 2 L D H max(0, 1 - K / tp) w, of the stage's layers; tables / tp on the first
-              and last stage      (docs/model.md, eq. M1)
+              and last stage, a draft head on the last      (docs/model.md, eq. M1)
 
     M_whole, on every GPU: norms, routers, the down-projections of latent attention, its index.
 
@@ -68,8 +69,25 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
         stages.append(number * (attention + norms) + feedforward)
     head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
     stages[0] += counts.embedding * a / slicing.tp
-    stages[-1] += head * a / slicing.tp
+    stages[-1] += head * a / slicing.tp + _draft_bytes(model, slicing)
     return tuple(stages)
+
+
+def _draft_bytes(model: ModelSpec, slicing: Slicing) -> float:
+    """
+    Weights of the draft head on one GPU of the last stage: its layers, and what joins their inputs.
+
+    The input table is the model's; so is the output projection of an `mtp` head.
+    """
+    if model.draft is None:
+        return 0.0
+    layer, a = draft_layer(model), DTYPE_BYTES[model.dtype]
+    counts = parameters(layer)
+    own = stage_weight_bytes(layer, replace(slicing, pp=1))[0]
+    own -= (counts.embedding + counts.lm_head) * a / slicing.tp
+    joined = 2 * model.hidden_size**2 * _size(layer, layer.attention_dtype)
+    output = counts.lm_head * a / slicing.tp if model.draft.method == "eagle3" else 0.0
+    return model.draft.num_layers * (own + joined) + output
 
 
 def _per_layer(count: int, layers: int) -> float:
@@ -114,6 +132,9 @@ Source: 7 of the 8 rows of llm-d-planner docs/empirical-vllm-memory-results.md (
 tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's default there.
 """
 
+DRAFT_BYTES_PER_LOGIT = 6.0
+"""What verifying one draft keeps per logit: a copy in 16 and one in 32 bits (not measured)."""
+
 EXCHANGE_BYTES = {2: 358_612_992, 4: 411_041_792}
 """
 Buffers of NCCL by group size, the largest that is no larger than the group.
@@ -126,13 +147,14 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
     """
     Peak of activations in the step that vLLM profiles, on one GPU.
 
-        M_act = max(B V 38.4, T a max((u + 1) f / tp, (u + 1) f_e k dp / (ep t_e) + k dp h / ep))
-                + T h a      (docs/model.md, eq. M8)
+        M_act = max(B V (38.4 + 6 k_d),
+                    T a max((u + 1) f / tp, (u + 1) f_e k dp / (ep t_e) + k dp h / ep)) + T h a
+            (docs/model.md, eq. M8)
 
     Args:
         model: V vocabulary, h hidden size, f and f_e feed-forwards, u 2 if gated, else 1.
-        engine: B = max_num_seqs, T = max_num_batched_tokens; an `activation_bytes` of its own,
-            other than zero, is taken instead.
+        engine: B = max_num_seqs, k_d drafts of each, T = max_num_batched_tokens; an
+            `activation_bytes` of its own, other than zero, is taken instead.
         slicing: of one replica, t_e ways of one expert.
 
     Source:
@@ -150,7 +172,8 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
         rows = model.moe.experts_per_token * slicing.dp / slicing.ep
         routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.hidden_size)
         width = max(width, routed)
-    sampler = engine.max_num_seqs * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
+    per_logit = SAMPLER_BYTES_PER_LOGIT + DRAFT_BYTES_PER_LOGIT * engine.speculative_tokens
+    sampler = engine.max_num_seqs * model.vocab_size * per_logit
     layer = tokens * width * ACTIVATION_BYTES
     return max(sampler, layer) + tokens * model.hidden_size * ACTIVATION_BYTES
 

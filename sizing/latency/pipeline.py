@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sizing.latency.load import prefill_load
-from sizing.latency.step import stage_terms
+from sizing.latency.step import DRAFT, stage_terms
 
 if TYPE_CHECKING:
     from minicluster.specs.slicing import Slicing
@@ -79,6 +79,7 @@ def group_of(term: Term) -> str:
         return "collectives"
     if term.name.startswith("engine"):
         return "engine"
-    if "attention" in term.name or term.name.startswith(("index", "linear")):
+    name = term.name.removeprefix(DRAFT)
+    if "attention" in name or name.startswith(("index", "linear")):
         return "attention"
     return "elementwise" if term.equation == "W6" else "matrix multiplications"

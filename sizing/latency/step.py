@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
-from minicluster.specs.model import ModelSpec
+from minicluster.specs.model import ModelSpec, draft_layer
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
+from sizing.latency.op import gemm
 from sizing.latency.roofline import efficiency_of, multiply_dtype, op_time
 from sizing.latency.work import step_ops
 
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64] | float
 """An array of the shape of a step's load, or 0.0 where a term has no such part."""
+
+AMOUNTS = ("seconds", "compute_s", "memory_s", "network_s", "launch_s", "flops", "hbm_bytes")
+"""Numbers of a term that add up."""
+
+DRAFT = "draft "
+"""Begin of the names of the draft head's terms."""
 
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
@@ -67,6 +74,17 @@ class Term:
     hbm_bytes: Numbers = 0.0
     dtype: str = ""
 
+    def scaled(self, repeats: float) -> Term:
+        """Return the term of so many runs."""
+        parts = {name: repeats * getattr(self, name) for name in AMOUNTS}
+        return replace(self, **parts)
+
+    def plus(self, other: Term) -> Term:
+        """Return the sum with another term of the same name."""
+        return replace(
+            self, **{name: getattr(self, name) + getattr(other, name) for name in AMOUNTS}
+        )
+
     @property
     def bound(self) -> str:
         """The largest of `BOUNDS` in this term; arrays are summed first."""
@@ -81,6 +99,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         t = sum of ops + sum of exchanges + L t_layer + [prompts] L_e t_expert + X t_exchange
             + t_step + B t_seq, at least B t_stream
         (docs/model.md, eq. S5)
+
+    An engine that drafts tokens verifies them in the step, and runs its draft head (eq. S10).
 
     Args:
         load: what the step holds on one data-parallel copy, arrays of any shape.
@@ -99,15 +119,100 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         engine's constants were fitted with.
     """
     engine = machine.engine
-    efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
-    ops = [_op_term(op, machine.gpu, efficiency) for op in _ops(machine, load, slicing)]
+    load = verified(load, engine)
     exchanges = _exchanges(machine, load, slicing)
+    drafted = _draft_passes(machine, load)
     runs = sum(exchange.repeats for exchange in exchanges)
-    host = _engine_terms(machine, load, exchanges=runs)
-    terms = (*ops, *_network_terms(machine, exchanges), *host)
+    for head, passed, repeats in drafted:
+        runs += repeats * sum(each.repeats for each in _exchanges(head, passed, slicing))
+    terms = (
+        *_op_terms(machine, load, slicing),
+        *_network_terms(machine, exchanges),
+        *_draft_terms(drafted, slicing),
+        *_engine_terms(machine, load, exchanges=runs),
+    )
+    if engine.speculative_tokens:
+        exposed = engine.draft_overhead_fraction * (load.sequences > 0)
+        waits = exposed * np.asarray(sum(term.seconds for term in terms))
+        terms = (*terms, Term("engine between drafts", "S10", waits, launch_s=waits))
     streamed = engine.per_token_stream_s * (load.prompts + load.sequences)
     rest = np.maximum(0.0, streamed - sum(term.seconds for term in terms))
     return *terms, Term("engine streams tokens", "S5", rest, launch_s=rest)
+
+
+def verified(load: StepLoad, engine: EngineProfile) -> StepLoad:
+    """Return the load of a step that verifies the engine's drafts of every decoded sequence."""
+    queries = 1.0 + engine.speculative_tokens
+    return replace(load, queries=queries, sampled=queries)
+
+
+def _draft_passes(machine: Machine, load: StepLoad) -> tuple[tuple[Machine, StepLoad, int], ...]:
+    """
+    Return the draft head as a machine of its own, what its passes see, and how many see it.
+
+    The first pass sees what the step has computed, prompts as well; each further one a token of
+    every sequence.
+
+    Source:
+        vLLM 0.29.0 v1/spec_decode: one pass over the tokens of the step, then k - 1 of one token a
+        sequence; SGLang 0.5 eagle_worker.py: draft extend, then as many draft steps.
+    """
+    drafts = machine.engine.speculative_tokens
+    if not drafts:
+        return ()
+    head, none = replace(machine, model=draft_layer(machine.model)), np.zeros_like(load.sequences)
+    again = replace(
+        load, prompts=none, prompt_tokens=none, cached_tokens=none,
+        sequences=load.sequences + load.prompts, queries=1.0, sampled=1.0,
+    )  # fmt: skip
+    return ((head, replace(load, sampled=1.0), 1), (head, again, drafts - 1))[:drafts]
+
+
+def _draft_terms(
+    passes: Iterable[tuple[Machine, StepLoad, int]], slicing: Slicing
+) -> tuple[Term, ...]:
+    """
+    Sum the terms of all passes of the draft head by name.
+
+        t = sum over passes of ops of one layer + W1 of m x 2 h by 2 h x h + lm_head + exchanges
+        (docs/model.md, eq. S10)
+
+    Source:
+        DeepSeek-V3 (arXiv 2412.19437), section 2.2: a projection of the hidden state beside the
+        next token's embedding, one layer of the model, the shared output head.
+
+    Ignores:
+        The projection of three layers' hidden states, and the wider input of attention, of EAGLE-3.
+    """
+    found: dict[str, Term] = {}
+    for head, load, repeats in passes:
+        for term in _pass_terms(head, load, slicing):
+            part = term.scaled(repeats)
+            before = found.get(term.name)
+            found[term.name] = part if before is None else before.plus(part)
+    return tuple(found.values())
+
+
+def _pass_terms(head: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Term]:
+    """Yield the terms of one pass, `draft` before their names."""
+    hidden = head.model.hidden_size
+    combine = gemm(
+        "combine", "S10", load.tokens, 2 * hidden, hidden, dtype=head.model.attention_dtype,
+        repeats=1,
+    )  # fmt: skip
+    found = (
+        *_op_terms(head, load, slicing, combine),
+        *_network_terms(head, _exchanges(head, load, slicing)),
+    )
+    for term in found:
+        yield replace(term, name=f"{DRAFT}{term.name}")
+
+
+def _op_terms(machine: Machine, load: StepLoad, slicing: Slicing, *more: Op) -> Iterator[Term]:
+    engine = machine.engine
+    efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
+    for op in (*more, *_ops(machine, load, slicing)):
+        yield _op_term(op, machine.gpu, efficiency)
 
 
 def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
@@ -170,11 +275,13 @@ def stage_terms(
     layers = machine.model.num_layers
     share = -(-layers // slicing.pp) / layers
     for term in step_terms(machine, load, slicing=slicing):
-        yield term, term.seconds * (1.0 if term.name in ONCE else share)
+        once = term.name in ONCE or term.name.startswith(DRAFT)
+        yield term, term.seconds * (1.0 if once else share)
 
 
 ONCE = (
-    "lm_head", "logits gather", "engine per step", "engine per sequence", "engine streams tokens",
+    "lm_head", "logits gather", "engine per step", "engine per draft", "engine per sequence",
+    "engine between drafts", "engine streams tokens",
 )  # fmt: skip
 """Terms that one stage of a pipeline pays alone, or every stage pays in full."""
 
@@ -188,7 +295,7 @@ def beyond_hb_domain_s(
     Zero while a stage fits the domain.
     """
     joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
-    exchanges = _exchanges(machine, load, slicing)
+    exchanges = _exchanges(machine, verified(load, machine.engine), slicing)
     collectives = [each for each in exchanges if each.pattern != "point-to-point"]
     across, inside = (
         np.asarray(sum(term.seconds for term in _network_terms(each, collectives)))
@@ -251,6 +358,7 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
             ("engine per exchange", engine.per_exchange_s * exchanges * one),
             ("engine per expert layer", engine.prompt_expert_layer_s * expert_layers * eager),
             ("engine per step", engine.per_step_s * one),
+            ("engine per draft", engine.per_step_s * engine.speculative_tokens * one),
             ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),
         )
     )

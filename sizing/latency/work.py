@@ -29,15 +29,15 @@ def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op,
         Ops whose work has the shape of *load*; an op is repeated once a layer or once a step.
 
     Ignores:
-        Multi-token prediction, LoRA.
+        LoRA.
     """
-    sequences, logits = load.prompts + load.sequences, model.vocab_size / slicing.tp
+    logits = model.vocab_size / slicing.tp
     return (
         *attention_ops(model, load, tp=slicing.tp),
         *feedforward_ops(model, load, slicing=slicing),
         *_elementwise_ops(model, load, slicing=slicing),
         # Logits of the last token of each prompt and of each sequence decoded (eq. W7).
-        gemm("lm_head", "W7", sequences, model.hidden_size, logits, dtype=model.dtype, repeats=1),
+        gemm("lm_head", "W7", load.logits, model.hidden_size, logits, dtype=model.dtype, repeats=1),
     )
 
 

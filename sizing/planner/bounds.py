@@ -60,6 +60,11 @@ def decode_step_s(tandem: TandemLoad, batch: float) -> float:
     return tandem.step_model.decode.step_s(0, 0, batch, batch * tandem.context[0])
 
 
+def pace_s(tandem: TandemLoad, batch: float) -> float:
+    """Return the seconds a token of sequences that decode, whose steps may give several tokens."""
+    return decode_step_s(tandem, batch) / tandem.tokens_per_step
+
+
 def prefill_load(tandem: TandemLoad) -> float:
     """
     Return the prefill replicas that the load keeps busy all the time.
@@ -96,8 +101,10 @@ def decode_load(tandem: TandemLoad, *, split: bool) -> float:
     # The step that computes a prompt gives a token; of a pulled one the last token comes again.
     own, pulled = local.astype(float), 1.0 - local
     mean, square = tandem.output_tokens.mean(), np.mean(tandem.output_tokens**2)
-    steps = mean - own
-    grown = (square - (2 * own + 1) * mean + 2 * own) / 2  # E[k (k - 1) / 2] of so many steps k
+    each = tandem.tokens_per_step
+    steps = (mean - own) / each
+    # E[k (each k - 1) / 2] of so many steps k: the tokens that the context has grown by in them.
+    grown = (square - (2 * own + 1) * mean + 2 * own) / 2 / each - (1 - 1 / each) * (mean - own) / 2
     stage = tandem.decode
     least = _Corners.of(tandem.step_model.decode, stage.max_batched_tokens, stage.max_batch_size)
     return tandem.workload.requests_per_s * least.seconds(
@@ -194,7 +201,8 @@ def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
     """
     Return the seconds per token and the sequences of a decode replica in the steady state.
 
-        t = t_d(b) / (1 - rho_p), b = (lambda / D) E[o] t,   rho_p = 0 where pools are split
+        t = t_d(b) / (1 + a) / (1 - rho_p), b = (lambda / D) E[o] t,
+        rho_p = 0 where pools are split
         (docs/model.md, eq. T6)
 
     Returns:
@@ -206,15 +214,15 @@ def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
     rate = tandem.workload.requests_per_s / tandem.decode.replicas
     left = 1.0 if split else 1 - rate * float(prefill_s(tandem).mean())
     tokens_per_s = rate * float(tandem.output_tokens.mean())
-    pace_s, batch = np.inf, 1.0
+    seconds, batch = np.inf, 1.0
     for _ in range(FIXED_POINT_STEPS):
-        pace_s = decode_step_s(tandem, max(1.0, batch)) / left if left > 0 else np.inf
-        before, batch = batch, tokens_per_s * pace_s
+        seconds = pace_s(tandem, max(1.0, batch)) / left if left > 0 else np.inf
+        before, batch = batch, tokens_per_s * seconds
         if batch > tandem.decode.max_batch_size:
             return np.inf, np.inf
         if batch == before:
             break
-    return float(pace_s), float(batch)
+    return float(seconds), float(batch)
 
 
 def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float64]]:
@@ -222,7 +230,7 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
     Return the latencies of requests that are alone in the system.
 
         split: TTFT = request + S + pull + t_d(1, n - 1);  aggregated: request + S
-        TPOT = ITL = t_d(1, n + o / 2 - 1)      (docs/model.md, eq. T4)
+        ITL = t_d(1, n + o / 2 - 1), TPOT = ITL / (1 + a)      (docs/model.md, eq. T4)
 
     Args:
         tandem: load and step model; its rate does not matter.
@@ -251,8 +259,9 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
     else:
         ttft = local_s
     context = prompts.mean() + tandem.output_tokens / 2 - 1
-    pace = step_time.decode_s(model.decode, 1, context)
-    return {"ttft": np.sort(ttft), "tpot": np.sort(pace), "itl": np.sort(pace)}
+    gap = step_time.decode_s(model.decode, 1, context)
+    pace = gap / tandem.tokens_per_step
+    return {"ttft": np.sort(ttft), "tpot": np.sort(pace), "itl": np.sort(gap)}
 
 
 def interference(tandem: TandemLoad, *, prefill_busy: float, mean_batch: float) -> dict[str, float]:

@@ -127,6 +127,7 @@ def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Cand
         decode=replace(one, max_batched_tokens=budget[layout.decode.gpu]),
         local_threshold_tokens=local,
         routing=inputs.scenario.search.routing,
+        tokens_per_step=inputs.engine.tokens_per_step,
     )
     mean, deviation = tandem.context
     most = max_decode_batch(inputs, layout.decode, context=mean, deviation=deviation)
@@ -273,7 +274,10 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
 
 def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
     """Return the largest batch limit at which full batches of mean context keep TPOT and ITL."""
-    limit_s = np.inf if slo.per_token_s is None else slo.per_token_s
+    limit_s = min(
+        np.inf if slo.tpot_s is None else slo.tpot_s * candidate.tandem.tokens_per_step,
+        np.inf if slo.itl_s is None else slo.itl_s,
+    )
     batches = range(1, candidate.max_batch + 1)
     return bisect_right(
         batches, limit_s, key=lambda batch: bounds.decode_step_s(candidate.tandem, batch)

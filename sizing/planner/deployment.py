@@ -81,6 +81,8 @@ def _deployment(
             gpu_memory_utilization=engine.gpu_memory_utilization,
             # vLLM refuses a chunk beyond the context.
             chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
+            speculative_tokens=engine.speculative_tokens,
+            mean_accepted_tokens=engine.mean_accepted_tokens,
         ),
         pools=found,
         routing=routing,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LOAD = "open"
 """Kind of measured rows that plans are compared with: open-loop load, Poisson arrivals."""
 
+NO_DRAFTS = "none of them with speculative decoding; the accepted tokens are the scenario's"
 SPLIT_MODE = "split mode: validated on CPU only"
 """Note on every split plan, until split deployments are measured on GPUs."""
 
@@ -110,7 +111,12 @@ def _path(kind: str, inputs: Inputs) -> tuple[str, ...]:
 def validation(inputs: Inputs, *, split: bool = True) -> Validation:
     """Return the number of measurements of deployments like this one, and how far off they were."""
     found = _measured(inputs, split=split)
-    return replace(found, note=f"{found.note}; {SPLIT_MODE}") if split else found
+    notes = [found.note]
+    if split:
+        notes.append(SPLIT_MODE)
+    if inputs.engine.speculative_tokens:
+        notes.append(NO_DRAFTS)
+    return replace(found, note="; ".join(notes))
 
 
 def _measured(inputs: Inputs, *, split: bool) -> Validation:

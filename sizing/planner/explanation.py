@@ -59,6 +59,8 @@ class Explanation:
         mean_batch: sequences in a decode step, averaged over tokens.
         mean_context_tokens: tokens cached per sequence.
         interference: per role, the share by which the other pool slows its steps.
+        drafts: of each sequence that a decode step verifies; 0: none.
+        tokens_per_step: that a sequence gets of a decode step on average.
     """
 
     terms: tuple[ExplainedTerm, ...]
@@ -66,6 +68,8 @@ class Explanation:
     mean_batch: float
     mean_context_tokens: float
     interference: dict[str, float]
+    drafts: int = 0
+    tokens_per_step: float = 1.0
 
 
 def explain_plan(plan: Plan) -> Explanation:
@@ -94,6 +98,8 @@ def explain_plan(plan: Plan) -> Explanation:
             prefill_busy=predicted.utilisation_fraction.get("prefill", 0.0),
             mean_batch=batch,
         ),
+        drafts=plan.inputs.engine.speculative_tokens,
+        tokens_per_step=plan.inputs.engine.tokens_per_step,
     )
 
 
@@ -110,6 +116,7 @@ def candidate_of(plan: Plan) -> Candidate:
         decode=_stage(decode),
         local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
         routing=plan.routing.policy,
+        tokens_per_step=plan.inputs.engine.tokens_per_step,
     )
     context, deviation = tandem.context
     most = max_decode_batch(plan.inputs, layout.decode, context=context, deviation=deviation)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
@@ -235,7 +236,8 @@ def max_decode_batch(
         limit = min(limit, inputs.calibration.decode.max_batch)
     if inputs.kinds[shape.gpu].kind == "cpu":
         return limit
-    each = _sequence_bytes(inputs, context + block_size(inputs) / 2, shape)
+    ahead = LOOKAHEAD_STEPS * inputs.engine.speculative_tokens
+    each = _sequence_bytes(inputs, context + block_size(inputs) / 2 + ahead, shape)
     spread = MARGIN * each / context * deviation
 
     def missing(batch: int) -> float:
@@ -274,5 +276,9 @@ def kv_pool_bytes(
 def _sequence_bytes(inputs: Inputs, tokens: float, shape: LayoutShape) -> float:
     """KV cache of one sequence (eq. M3)."""
     return kv_bytes_per_sequence(
-        inputs.model, tokens, slicing=shape.slicing, block_size=block_size(inputs)
+        inputs.model,
+        tokens,
+        slicing=shape.slicing,
+        block_size=block_size(inputs),
+        drafts=inputs.engine.speculative_tokens,
     )

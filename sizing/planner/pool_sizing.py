@@ -243,7 +243,8 @@ def estimated_sizes(
     batch = max(1.0, (np.sqrt(BATCH_DEVIATIONS**2 / 4 + limit) - BATCH_DEVIATIONS / 2) ** 2)
     step_s = bounds.decode_step_s(tandem, batch)
     tokens_per_s = tandem.workload.requests_per_s * float(tandem.output_tokens.mean())
-    decode = int(np.ceil(tokens_per_s * step_s / batch / slow.layout.decode.lanes - 1e-9))
+    pace_s = bounds.pace_s(tandem, batch)
+    decode = int(np.ceil(tokens_per_s * pace_s / batch / slow.layout.decode.lanes - 1e-9))
     unloaded = unloaded_checks(candidate, slo, errors)[0]
     slack_s = max(0.0, unloaded.limit_s - unloaded.seconds - step_s) / errors.ttft
     load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)

@@ -265,8 +265,8 @@ def run_requests(slow: Candidate, slo: SloSpec, *, precise: bool) -> int:
     which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
     """
     tandem = slow.tandem
-    full_step_s = bounds.decode_step_s(tandem, tandem.decode.max_batch_size)
-    stay_s = slo.ttft_s + full_step_s * float(tandem.output_tokens.mean())
+    full_pace_s = bounds.pace_s(tandem, tandem.decode.max_batch_size)
+    stay_s = slo.ttft_s + full_pace_s * float(tandem.output_tokens.mean())
     inside = (RUN_STAYS if precise else QUICK_STAYS) * tandem.workload.requests_per_s * stay_s
     if precise:
         rho = min(utilisations(slow).get("prefill", 0.0), 0.99)

@@ -37,6 +37,7 @@ class StepModels:
         """
         if inputs.calibration is not None:
             _check(inputs.calibration.key, inputs)
+            _check_drafts(inputs)
         elif inputs.gpu.kind == "cpu":
             raise InputError(
                 f"gpu {inputs.gpu.name}: step times",
@@ -128,6 +129,18 @@ def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
     kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
     engine = inputs.engine.on(kind)
     return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
+
+
+def _check_drafts(inputs: Inputs) -> None:
+    """Refuse drafts on a machine whose steps were timed without."""
+    drafts = inputs.engine.speculative_tokens
+    if drafts:
+        raise InputError(
+            "engine.speculative_tokens",
+            drafts,
+            "0 with a calibration: its steps were timed without drafts",
+            "leave out speculative_tokens and mean_accepted_tokens",
+        )
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:

@@ -48,6 +48,7 @@ class TandemLoad:
     Attributes:
         local_threshold_tokens: prompts up to this length are computed by their decode replica.
         routing: policy among the prefill replicas.
+        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
     """
 
     workload: WorkloadSpec
@@ -56,6 +57,7 @@ class TandemLoad:
     decode: PoolStage
     local_threshold_tokens: int = 0
     routing: str = LEAST_TOKENS
+    tokens_per_step: float = 1.0
 
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:

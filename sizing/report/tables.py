@@ -185,7 +185,7 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
         "TTFT": "Mean TTFT",
         "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
         "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
-        f" {found.mean_context_tokens:.0f} tokens each, without interference",
+        f" {found.mean_context_tokens:.0f} tokens each, without interference{_drafts(found)}",
     }
     for of, title in at.items():
         terms = [term for term in found.terms if term.of == of]
@@ -202,6 +202,17 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
         slower = ((role, f"{fraction:.1%}") for role, fraction in found.interference.items())
         heads = ["pool", "steps take longer by"]
         yield table("Interference between the pools (eq. Q9)", heads, slower)
+
+
+def _drafts(found: Explanation) -> str:
+    """Say what a step does with drafts; nothing where there are none."""
+    if not found.drafts:
+        return ""
+    what = "draft" if found.drafts == 1 else "drafts"
+    return (
+        f": it verifies {found.drafts} {what} of each, gives {found.tokens_per_step:.3g} tokens"
+        " each on average, and drafts the next ones (the terms with `draft`)"
+    )
 
 
 def _term_cells(term: ExplainedTerm) -> list[str]:

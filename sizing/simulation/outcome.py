@@ -175,8 +175,10 @@ def _check(system: System, arrivals: Arrivals) -> None:
         if tokens.min() < 1:
             at = int(tokens.argmin())
             raise InputError(f"request {at}: {name}_tokens", int(tokens[at]), "at least 1")
-    longest = arrivals.input_tokens + arrivals.output_tokens - 1
-    longest_fit = system.decode.limits.max_tokens
+    limits = system.decode.limits
+    ahead = limits.speculative_tokens + limits.lookahead_tokens
+    longest = arrivals.input_tokens + arrivals.output_tokens - 1 + ahead
+    longest_fit = limits.max_tokens
     pools = [("KV cache of a decode replica", longest, longest_fit)]
     if system.prefill is not None:
         longest_fit = system.prefill.limits.max_tokens

@@ -154,6 +154,7 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
         "dtype": "bfloat16",
         "kv_dtype": "auto",
         "model": deployment.model.source,
+        "speculative_tokens": deployment.engine.speculative_tokens,
         "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role],
         "kv_connector": "NixlConnector",
     }

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import read_json
 from minicluster.errors import InputError
-from minicluster.specs.model import ModelSpec, architecture, architecture_hash, language_model
+from minicluster.specs.model import (
+    DraftSpec,
+    ModelSpec,
+    architecture,
+    architecture_hash,
+    language_model,
+    mtp_layers,
+)
 from sizing.catalog.huggingface.families import FAMILIES, Family
 from sizing.catalog.huggingface.keys import Keys
 from sizing.catalog.huggingface.layers import (
@@ -73,7 +80,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
 
     Ignores:
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
-        their weights are missing from the memory. Multi-token-prediction layers.
+        their weights are missing from the memory.
     """
     values = architecture(config)
     model_type = values.get("model_type")
@@ -108,6 +115,7 @@ def _spec(
     quantised = _quantization(config, dtype, keys, moe)
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
+    predicting = mtp_layers(config)
     return ModelSpec(
         id=names[0],
         source=names[1],
@@ -145,6 +153,7 @@ def _spec(
         mla=mla,
         index=read_index(keys, mla),
         linear=read_linear(keys, family, layers.num_linear),
+        draft=DraftSpec(method="mtp", num_layers=predicting) if predicting else None,
     )
 
 

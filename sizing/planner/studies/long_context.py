@@ -231,7 +231,14 @@ def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
     engine = inputs.engine.on(inputs.gpu)
     space = kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing)
     block = engine.block_size
-    return space >= kv_bytes_per_sequence(inputs.model, tokens, slicing=slicing, block_size=block)
+    needed = kv_bytes_per_sequence(
+        inputs.model,
+        tokens,
+        slicing=slicing,
+        block_size=block,
+        drafts=inputs.engine.speculative_tokens,
+    )
+    return space >= needed
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:

@@ -55,14 +55,6 @@ def test_copies_are_replicas_or_attention_ranks(
     assert (group.replicas, group.slicing.dp) == (replicas, dp)
 
 
-@pytest.mark.parametrize("column", ["mtp", "mtp_tokens", "accepted_tokens"])
-def test_speculation_is_refused_by_name(column: str) -> None:
-    """Drafted tokens make steps that nothing here predicts; `no` and empty cells are fine."""
-    assert row(mtp="no", mtp_tokens="").isl == row().isl
-    with pytest.raises(InputError, match=f"{column} is .*speculative decoding"):
-        row(**{column: "yes" if column == "mtp" else "3"})
-
-
 @pytest.mark.parametrize(
     ("column", "text", "said"),
     [
