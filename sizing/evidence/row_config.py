@@ -135,7 +135,7 @@ def _drafting(
 
     Raises:
         InputError: drafts that the engine does not know, of a model without a head for them, or
-            of which nobody says how many are accepted.
+            for which no source states the acceptance.
     """
     drafts, accepted, note = row.speculative_tokens, row.accepted_tokens, ""
     if not drafts:
