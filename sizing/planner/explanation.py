@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.step import StepCoefficients
+from sizing.latency.feedforward import busiest_share, largest_deviate
+from sizing.latency.step import verified
 from sizing.planner import bounds
-from sizing.planner.bottleneck import mean_batch, representative_terms
+from sizing.planner.bottleneck import mean_batch, representative_load, representative_terms
 from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
 from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.plan import Plan, Pool
     from sizing.latency.step import Term
 
@@ -61,6 +65,9 @@ class Explanation:
         interference: per role, the share by which the other pool slows its steps.
         drafts: of each sequence that a decode step verifies; 0: none.
         tokens_per_step: that a sequence gets of a decode step on average.
+        busiest_experts: per step, rows of the busiest rank's experts over the average rank's;
+            empty without expert parallelism.
+        slowest_copy_s: that a decode step waits for the slowest copy of attention.
     """
 
     terms: tuple[ExplainedTerm, ...]
@@ -70,6 +77,8 @@ class Explanation:
     interference: dict[str, float]
     drafts: int = 0
     tokens_per_step: float = 1.0
+    busiest_experts: dict[str, float] = field(default_factory=dict)
+    slowest_copy_s: float = 0.0
 
 
 def explain_plan(plan: Plan) -> Explanation:
@@ -100,6 +109,41 @@ def explain_plan(plan: Plan) -> Explanation:
         ),
         drafts=plan.inputs.engine.speculative_tokens,
         tokens_per_step=plan.inputs.engine.tokens_per_step,
+        busiest_experts=dict(_busiest_experts(plan, chosen, batch)),
+        slowest_copy_s=_slowest_copy_s(chosen, batch),
+    )
+
+
+def _busiest_experts(plan: Plan, chosen: Candidate, batch: float) -> Iterator[tuple[str, float]]:
+    """Yield the imbalance that the experts of each step are timed with (eq. W11)."""
+    moe = plan.inputs.model.moe
+    for role in ("prefill", "decode"):
+        shape, load = representative_load(chosen, role, batch)
+        if moe is not None and shape.slicing.ep > 1:
+            tokens = verified(load, plan.inputs.engine).tokens * shape.slicing.dp
+            share = busiest_share(
+                moe.num_experts, moe.experts_per_token, tokens, groups=shape.slicing.ep
+            )
+            yield role, float(share)
+
+
+def _slowest_copy_s(chosen: Candidate, batch: float) -> float:
+    """
+    Return how much longer the longest decode step of a group of copies is than the mean one.
+
+        t(B + z sqrt(B)) - t(B), z the mean largest of dp normal deviates   (docs/model.md, eq. Q11)
+
+    Source:
+        Requests in service of a queue without waiting are Poisson.
+
+    Ignores:
+        Routing, which evens the copies out: the simulation, which the plan is from, has both.
+    """
+    most = chosen.tandem.decode.max_batch_size
+    longest = min(batch + largest_deviate(chosen.layout.decode.slicing.dp) * batch**0.5, most)
+    return max(
+        0.0,
+        bounds.decode_step_s(chosen.tandem, longest) - bounds.decode_step_s(chosen.tandem, batch),
     )
 
 
