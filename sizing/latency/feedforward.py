@@ -102,16 +102,6 @@ def popularity_cumulants(exponent: float, ratio: float) -> tuple[float, float, f
     return q2 - 1, q3 - 3 * q2 + 2, q4 - 4 * q3 - 3 * q2**2 + 12 * q2 - 6
 
 
-def largest_deviate(count: int) -> float:
-    """
-    Return the mean largest of *count* standard normal deviates.
-
-    Source:
-        Blom 1958: the quantile at (n - 3/8) / (n + 1/4).
-    """
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
 def busiest_share(
     num_experts: int, per_token: int, tokens: NDArray[np.float64], *, groups: int
 ) -> NDArray[np.float64]:
@@ -149,7 +139,7 @@ def busiest_share(
     third = s**2 * c3 + 3 * s * v * drawn + drawn**2
     fourth = s**3 * c4 + 6 * s**2 * c3 * drawn + 7 * s * v * drawn**2 + drawn**3
     skewness, excess = third / variance**1.5, fourth / variance**2
-    z = largest_deviate(groups)
+    z = NormalDist().inv_cdf((groups - 0.375) / (groups + 0.25))
     largest = z + (z**2 - 1) * skewness / 6 + (z**3 - 3 * z) * excess / 24
     largest -= (2 * z**3 - 5 * z) * skewness**2 / 36
     most = groups * min(1.0, num_experts / (groups * per_token))

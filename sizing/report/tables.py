@@ -217,10 +217,10 @@ def _ranks_text(found: Explanation) -> Iterator[str]:
             f"{role.capitalize()}: `experts` are timed on the busiest rank, which has {share:.2f}"
             " times the tokens of the average rank (eq. W11)."
         )
-    if found.slowest_copy_s:
+    if found.group_wait_s:
         yield (
-            "Decode: the slowest copy of attention, which the others wait for, takes about"
-            f" {seconds(found.slowest_copy_s)} longer than the mean step shown (eq. Q11)."
+            "Decode: the ranks of a group wait for the slowest one, which adds"
+            f" {seconds(found.group_wait_s)} to the mean TPOT (both are simulated, eq. Q11)."
         )
 
 

@@ -119,7 +119,7 @@ def test_a_command_interrupted_while_it_is_imported_says_so_in_one_line(
 def test_a_command_interrupted_while_its_interpreter_starts_says_so_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The signal waits until the command can answer it, whatever is imported before."""
+    """SIGINT stays blocked until the command has set its handler."""
     code = run_child([sys.executable, "-c", EARLY])
     assert (code, capfd.readouterr().err) == (130, "sizing: interrupted\n")
 
