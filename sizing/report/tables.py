@@ -198,7 +198,7 @@ def explanation_tables(found: Explanation) -> Iterator[Table | str]:
         sources = "; ".join(sorted({term.source for term in terms}))
         made = table(
             title, heads, rows, left=("eq.", BOUND), whole=heads, caption=sources,
-            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
         )  # fmt: skip
         total = sum(term.seconds for term in terms)
         made.add_row("sum", "", seconds(total), "100.0%", style="bold")
