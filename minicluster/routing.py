@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     Choose = Callable[[Sequence[float], "Rng", int], int]
     """Loads, source of randomness, number of the request → index of the replica."""
@@ -25,6 +25,10 @@ ROUND_ROBIN = "round-robin"
 
 ANSWER_POLICY = POWER_OF_TWO
 """How the endpoint chooses among the replicas that answer; prompts go by the plan's policy."""
+
+
+OWN = 1_000_000_000
+"""Weight of a replica's own load beside that of its group, which so decides between equal ones."""
 
 
 class Rng(Protocol):
@@ -117,16 +121,49 @@ def counts_tokens(policy: str) -> bool:
     return find_policy(policy).counts_tokens
 
 
+def loads_in_groups(own: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """
+    Return the loads that a policy compares: of equal ones, that of the less loaded group is less.
+
+    The ranks of a data-parallel group step together, so prompts in one group delay one another
+    while another group is idle.
+
+    Args:
+        own: what each replica has outstanding.
+        groups: the group of each replica.
+    """
+    total: dict[Hashable, float] = {}
+    for group, load in zip(groups, own, strict=True):
+        total[group] = total.get(group, 0) + load
+    return [OWN * load + total[group] for group, load in zip(groups, own, strict=True)]
+
+
 class Balancer:
-    """Chooses among the replicas of a pool by one policy, and keeps their loads in its unit."""
+    """
+    Chooses among the replicas of a pool by one policy, and keeps their loads in its unit.
 
-    __slots__ = ("_by_tokens", "_choose", "_loads", "_rng", "_turn")
+    Groups are compared as `loads_in_groups` does.
+    """
 
-    def __init__(self, policy: str, replicas: int, rng: Rng) -> None:
-        """Begin without load; raises InputError for an unknown policy."""
+    __slots__ = ("_by_tokens", "_choose", "_group", "_loads", "_rng", "_turn")
+
+    def __init__(self, policy: str, replicas: int, rng: Rng, *, group: int = 1) -> None:
+        """
+        Begin without load.
+
+        Args:
+            policy: its name.
+            replicas: their number.
+            rng: what the policy draws from.
+            group: consecutive replicas that step together.
+
+        Raises:
+            InputError: no policy has that name.
+        """
         self._choose = chooser(policy)
         self._by_tokens = counts_tokens(policy)
         self._loads = [0] * replicas
+        self._group = group
         self._rng = rng
         self._turn = 0
 
@@ -134,13 +171,21 @@ class Balancer:
         """Return the replica for a request with so many prompt tokens, and add its load there."""
         at = self._choose(self._loads, self._rng, self._turn)
         self._turn += 1
-        self._loads[at] += tokens if self._by_tokens else 1
+        self.add(at, tokens)
         return at
 
     def add(self, replica: int, tokens: int) -> None:
         """Add the load of a request that is at a replica already."""
-        self._loads[replica] += tokens if self._by_tokens else 1
+        self._change(replica, tokens if self._by_tokens else 1)
 
     def remove(self, replica: int, tokens: int) -> None:
         """Remove the load of a request that has left its replica."""
-        self._loads[replica] -= tokens if self._by_tokens else 1
+        self._change(replica, -tokens if self._by_tokens else -1)
+
+    def _change(self, replica: int, load: int) -> None:
+        if self._group > 1:
+            first = replica - replica % self._group
+            for rank in range(first, first + self._group):
+                self._loads[rank] += load
+            load *= OWN
+        self._loads[replica] += load

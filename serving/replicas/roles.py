@@ -13,6 +13,7 @@ from ray import serve
 
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import PrefillTiming, Refusal
+from serving.replicas.router import GROUP
 
 if TYPE_CHECKING:
     from serving.protocol.answer_engine import AnswerEngine
@@ -60,6 +61,11 @@ class EngineServer:
                 logger.error("the engine died; this replica exits, Ray Serve starts another")
                 await asyncio.sleep(EXIT_DELAY_S)
                 os._exit(1)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Tell the routers which group this replica is a rank of; Ray Serve asks every 10 s."""
+        gang = serve.get_replica_context().gang_context
+        return {} if gang is None else {GROUP: gang.gang_id}
 
     async def facts(self) -> dict[str, Any]:
         """Return the settings of this replica's engine, asked of the engine itself."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ray.serve.request_router import RequestRouter
 
-from minicluster.routing import chooser, counts_tokens
+from minicluster.routing import chooser, counts_tokens, loads_in_groups
 from serving.request.length import prompt_tokens
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ ONLY = "only"
 
 TRIED = "tried"
 """Keyword argument of a call that may be retried: the replicas tried, filled by the router."""
+
+GROUP = "group"
+"""Key of a replica's routing statistics: the data-parallel group that it is a rank of."""
 
 
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
@@ -52,7 +55,7 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
                 return [[each for each in candidate_replicas if _is_only(each, pending_request)]]
             self._unchoose(pending_request)
             candidate_replicas = _untried(candidate_replicas, pending_request)
-        loads = [self._load(replica.replica_id) for replica in candidate_replicas]
+        loads = self._loads(candidate_replicas)
         best = self._choose(loads, self._random, self._turn)
         self._turn += 1
         if pending_request is not None:
@@ -91,6 +94,12 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         super().update_replicas(replicas)
         for gone in self._tokens.keys() - {replica.replica_id for replica in replicas}:
             del self._tokens[gone]
+
+    def _loads(self, replicas: list[RunningReplica]) -> list[float]:
+        own = [self._load(replica.replica_id) for replica in replicas]
+        # A replica that has not been asked yet, or has no group, is one by itself.
+        groups = [each.routing_stats.get(GROUP, each.replica_id) for each in replicas]
+        return loads_in_groups(own, groups)
 
     def _load(self, replica: ReplicaID) -> float:
         outstanding = self._tokens.get(replica, {})

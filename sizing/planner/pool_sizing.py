@@ -223,6 +223,8 @@ def estimated_sizes(
         decode: the least D with b + 2 sqrt(b) <= B_max, b = lambda E[o] t(b) / D
         prefill: the least P with C(P, rho) exp(-slack / tau) <= 1 - level,
         tau = E[S^2] / (2 E[S] P (1 - rho))      (docs/model.md, eq. L2)
+        and, in G groups that step together, C(G, P rho) (1 - slack / E[S]) <= 1 - level:
+        without an idle group a prompt waits for the rest of a step
 
     Args:
         candidate: one replica per pool, with step times as predicted.
@@ -250,14 +252,21 @@ def estimated_sizes(
     load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)
     variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
     jobs = slack_s / (load / tandem.prefill_requests_per_s)
-    lanes = slow.layout.shapes["prefill"].lanes
+    shape = slow.layout.shapes["prefill"]
 
-    def late(servers: int) -> float:
+    def late(replicas: int) -> float:
+        servers = replicas * shape.lanes
         spare = max(1e-9, servers - load)
-        return float(_erlang_c(servers, load) * np.exp(-jobs * 2 * spare / variation))
+        queued = float(_erlang_c(servers, load) * np.exp(-jobs * 2 * spare / variation))
+        in_step = (
+            0.0
+            if shape.slicing.dp == 1
+            else _erlang_c(replicas * shape.slicing.pp, load) * max(0.0, 1 - jobs)
+        )
+        return max(queued, in_step)
 
     count = lowest[0]
-    while count < MAX_REPLICAS and late(count * lanes) > 1 - slo.level:
+    while count < MAX_REPLICAS and late(count) > 1 - slo.level:
         count += max(1, count // 32)
     return count, max(lowest[1], decode)
 

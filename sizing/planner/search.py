@@ -50,6 +50,9 @@ __all__ = ["Found", "Infeasible", "search"]
 FINALISTS = 4
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""
 
+MOST_TRIED = 4 * FINALISTS
+"""The same where no size of any has held yet."""
+
 MAX_BUDGETS = 16
 """Multiple of `cluster.max_gpus` up to which the sizes of pools are estimated."""
 
@@ -187,7 +190,7 @@ class LayoutSearch:
         Find the cheapest split pools: precise runs start where quick ones end.
 
         No layout grows where another one holds at the sizes of its quick run. What a quick run
-        denied by chance is tried only where the others turn out dearer than it said.
+        denied, perhaps by chance, is tried only where the others turn out dearer than it said.
         """
         looks = sorted(self._looks(), key=lambda each: (each.denied, each.cost))
         cheapest = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
@@ -195,7 +198,9 @@ class LayoutSearch:
         for growth in (1 + QUICK_STEP, NO_LIMIT):
             for look in tuple(looks):
                 below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
-                if look.cost * ESTIMATE_TOLERANCE >= below or (look.denied and below <= cheapest):
+                if look.cost * ESTIMATE_TOLERANCE >= below:
+                    continue
+                if look.denied and (below <= cheapest or growth < NO_LIMIT):
                     continue
                 below = min(below, look.cost * growth)
                 candidate = self._size(look.bounded, look.sizes, self.simulator, below)
@@ -206,21 +211,30 @@ class LayoutSearch:
         return None if best is None else choose_local_threshold(self.simulations, best)
 
     def _looks(self) -> list[QuickLook]:
-        """Estimate the size of every layout and batch limit, and size the cheapest quickly."""
+        """
+        Estimate the size of every layout and batch limit, and size the cheapest quickly.
+
+        Where no size of the first ones holds, more are tried.
+        """
         looks: list[QuickLook] = []
-        cheapest, held = NO_LIMIT, dict[Layout, float]()
+        cheapest, held, tried = NO_LIMIT, dict[Layout, float](), 0
         for bounded, guess in self._sized():
-            layout = bounded.slow.layout
-            if cost(self.inputs, bounded.slow.sized(*guess)) >= held.get(layout, NO_LIMIT):
-                continue  # a larger batch limit holds at that cost
-            if len(looks) == FINALISTS:
+            layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
+            estimate = cost(self.inputs, bounded.slow.sized(*guess))
+            # What costs as much as another layout that holds, or a larger batch limit, is no help.
+            if estimate * ESTIMATE_TOLERANCE >= below or estimate >= held.get(layout, NO_LIMIT):
+                continue
+            if tried >= (FINALISTS if held else MOST_TRIED):
                 break
-            found = self._size(bounded, guess, self.quick, cheapest * (1 + QUICK_STEP))
+            tried += 1
+            found = self._size(bounded, guess, self.quick, below)
             sizes = guess if found is None else found.sizes
             taken = cost(self.inputs, bounded.slow.sized(*sizes))
             if found is not None:
                 cheapest, held[layout] = min(cheapest, taken), taken
-            looks.append(QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=sizes))
+            if found is not None or tried <= FINALISTS:
+                look = QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=sizes)
+                looks.append(look)
         return looks
 
     def _size(

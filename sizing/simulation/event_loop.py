@@ -102,8 +102,13 @@ class EventLoop:
         )
         self._connect_interference()
         self._nics = NicQueues(system.path, prefill=len(self.prefill), decode=len(self.decode))
-        self._to_decode = Balancer(system.decode_policy, len(self.decode), self._rng)
-        self._to_prefill = Balancer(system.prefill_policy, len(self.prefill), self._rng)
+        self._to_decode = Balancer(
+            system.decode_policy, len(self.decode), self._rng, group=system.decode.group
+        )
+        group = 1 if system.prefill is None else system.prefill.group
+        self._to_prefill = Balancer(
+            system.prefill_policy, len(self.prefill), self._rng, group=group
+        )
         self._more_coming = False
         self._held: dict[Replica, None] = {}
         self._index = {replica: at for at, replica in enumerate(self.decode)}

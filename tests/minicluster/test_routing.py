@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.routing import POLICIES, chooser, counts_tokens
+from minicluster.routing import POLICIES, Balancer, chooser, counts_tokens, loads_in_groups
 
 
 def shares(policy: str, loads: list[float], *, rng: object) -> list[float]:
@@ -53,3 +53,29 @@ def test_names_are_those_of_a_plan() -> None:
     with pytest.raises(InputError, match="one of power-of-two"):
         chooser("fastest")
     assert [policy for policy in POLICIES if counts_tokens(policy)] == ["least-tokens"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_a_pool_of_groups_is_balanced_as_a_router_does(policy: str, group: int) -> None:
+    """Requests come and go: each choice is the policy's on the loads of ranks and groups then."""
+    draw, rng, again = (random.Random(seed) for seed in (3, 1, 1))  # noqa: S311
+    balancer = Balancer(policy, 8, rng, group=group)
+    sent: list[tuple[int, int]] = []
+    for turn in range(300):
+        own = [0] * 8
+        for at, tokens in sent:
+            own[at] += tokens if counts_tokens(policy) else 1
+        loads = loads_in_groups(own, [at // group for at in range(8)])
+        tokens = draw.choice([1, 1, 100, 2000])
+        at = balancer.choose(tokens)
+        assert at == chooser(policy)(loads, again, turn)
+        sent.append((at, tokens))
+        while len(sent) > draw.randint(0, 20):
+            balancer.remove(*sent.pop(draw.randrange(len(sent))))
+
+
+def test_a_rank_of_an_idle_group_is_less_loaded_than_its_equal() -> None:
+    """The rank's own load comes first, however much its group has."""
+    loads = loads_in_groups([0, 10**6, 1, 0], "aabc")
+    assert sorted(range(4), key=loads.__getitem__) == [3, 0, 2, 1]

@@ -30,11 +30,14 @@ with warnings.catch_warnings():
 class Replica:
     """A prefill replica as Ray Serve's router sees it: its id, its places, and what is taken."""
 
-    def __init__(self, name: str, *, places: int = 1000, ongoing: int = 0) -> None:
+    def __init__(
+        self, name: str, *, places: int = 1000, ongoing: int = 0, group: str | None = None
+    ) -> None:
         deployment = DeploymentID(name="Prefill:demo")
         self.replica_id = ReplicaID(unique_id=name, deployment_id=deployment)
         self.max_ongoing_requests = places
         self.ongoing = ongoing
+        self.routing_stats = {} if group is None else {"group": group}
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         """Return how many requests the replica has, from all routers."""
@@ -106,6 +109,18 @@ def test_the_policy_sees_a_burst_as_it_grows(policy: str) -> None:
         loads[at] += tokens if counts_tokens(policy) else 1
         expected += "abc"[at]
     assert _dealt(policy, "abc", lengths) == expected
+
+
+@pytest.mark.parametrize(("groups", "taken"), [("1122", "acbda"), ("    ", "abcda")])
+def test_a_prompt_goes_to_the_idle_group(groups: str, taken: str) -> None:
+    """Ranks that say their group share its load; of equal ranks those of the idle group come."""
+
+    async def routed() -> str:
+        ranks = [Replica(n, group=g.strip() or None) for n, g in zip("abcd", groups, strict=True)]
+        deployed = Routed("least-tokens", *ranks)
+        return "".join([await deployed.route(10) for _ in taken])
+
+    assert run(routed()) == taken
 
 
 def test_a_call_for_one_replica_goes_there_and_is_no_load() -> None:

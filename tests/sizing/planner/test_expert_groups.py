@@ -13,10 +13,13 @@ from minicluster.phases import label
 from minicluster.plan import Plan, to_json
 from minicluster.specs.scenario import ModelChoice
 from minicluster.specs.slicing import Slicing
+from sizing.planner import bounds
 from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each
+from sizing.planner.error_model import StepErrors
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.pool_sizing import estimated_sizes
 from sizing.planner.result import Found
 from sizing.planner.step_models import StepModels
 from sizing.report.tables import explanation_tables
@@ -64,3 +67,20 @@ def test_explain_says_what_ranks_wait_for(plan: Plan) -> None:
     assert all(f" {label(term.name)} {term.equation} " in said for term in explained.terms)
     assert "wait for the slowest one, which adds" in said
     assert f"has {explained.busiest_experts['decode']:.2f} times the tokens" in said
+
+
+@pytest.mark.parametrize(("ttft_s", "needs_idle_groups"), [(1.0, False), (0.25, True)])
+def test_an_estimate_has_an_idle_group_where_a_step_is_too_long_to_wait_for(
+    ttft_s: float, *, needs_idle_groups: bool
+) -> None:
+    """Its prompt finds an idle group, or the limit has room for a step."""
+    load = replace(LARGE.workload, requests_per_s=100.0)
+    scenario = replace(LARGE, model=ModelChoice(id="qwen3-30b-a3b"), workload=load)
+    given = inputs(replace(scenario, slo=replace(scenario.slo, ttft_s=ttft_s)))
+    prefill, decode = (
+        LayoutShape(slicing=Slicing(dp=ranks, ep=ranks), gpu="h100-sxm") for ranks in (8, 16)
+    )
+    layout = Layout(prefill=prefill, decode=decode)
+    one = one_replica_each(given, layout, StepModels(given)).limited(8)
+    groups, _ = estimated_sizes(one, given, StepErrors(), (1, 1))
+    assert (groups > bounds.prefill_load(one.tandem)) == needs_idle_groups
