@@ -45,6 +45,7 @@ def demo_model(
 ) -> None:
     """Make the demo model: random weights with their own tokenizer, without downloads."""
     from serving.measurement.demo_model import (  # noqa: PLC0415  (needs tokenizers)
+        FP32_SHAPE,
         MOE_SHAPE,
         DemoShape,
         make_demo_model,
@@ -54,7 +55,8 @@ def demo_model(
         pace = cpu_dtype.measure()
         dtype = cpu_dtype.native_dtype(pace)
         talk.print(cpu_dtype.choice_text(pace), highlight=False, soft_wrap=True)
-    shape = replace(MOE_SHAPE, num_experts=experts) if experts else DemoShape()
+    dense = FP32_SHAPE if dtype == "fp32" else DemoShape()
+    shape = replace(MOE_SHAPE, num_experts=experts) if experts else dense
     typer.echo(make_demo_model(directory, shape, dtype))
 
 

@@ -63,6 +63,9 @@ class DemoShape:
 MOE_SHAPE = DemoShape(num_layers=3, hidden_size=256, ffn_size=256, num_experts=8)
 """A small model with experts, to try layouts of them on a CPU; steps are not mostly compute."""
 
+FP32_SHAPE = DemoShape(num_layers=3)
+"""For CPUs that compute in fp32: a layer takes them twice as long and more, the demo does not."""
+
 
 def make_demo_model(
     directory: Path = DEFAULT_DIR, shape: DemoShape | None = None, dtype: str = "bf16"

@@ -101,7 +101,7 @@ def test_demo_model_is_written_in_the_dtype(
     """
     `demo-model` writes what was asked for, or what this CPU computes natively, and says why.
 
-    `sizing` plans it with weights and KV cache of that dtype.
+    `sizing` plans it with weights and KV cache of that dtype. In fp32 it has fewer layers.
     """
     monkeypatch.setattr(cpu_dtype, "measure", lambda: speed)
     place = str(tmp_path / "demo")
@@ -112,6 +112,7 @@ def test_demo_model_is_written_in_the_dtype(
     assert named == {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     read = catalog.find_model(place, place="test")
     assert (read.weight_dtype, read.kv_dtype) == (dtype, dtype)
+    assert read.num_layers == {"fp32": 3, "bf16": 7}[dtype]
 
 
 @pytest.mark.parametrize(
