@@ -43,8 +43,9 @@ def expert_rule(model: ModelSpec, slicing: Slicing) -> str | None:
         return None
     if slicing.ep not in {1, ranks}:
         return f"ep 1, or {ranks}: vLLM divides experts among all tp x dp = {ranks} ranks"
-    if model.moe.num_experts % slicing.ep:
-        return f"an ep that divides the model's {model.moe.num_experts} experts"
+    if model.moe.num_copies % slicing.ep:
+        copies = f" and their {extra} copies" if (extra := model.moe.redundant_experts) else ""
+        return f"an ep that divides the model's {model.moe.num_experts} experts{copies}"
     if slicing.ep == 1 and model.moe.expert_ffn_size % ranks:
         rule = f"tp x dp that divides an expert's width {model.moe.expert_ffn_size}"
         return rule if model.moe.num_experts % ranks else f"{rule}, or ep {ranks}"

@@ -133,6 +133,8 @@ class MoeSpec(Spec):
         shared_ffn_size: intermediate size of all shared experts together.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
+        redundant_experts: copies of popular experts that the engine's load balancer keeps in each
+            layer; `None`: it has none, and experts stay where they are.
     """
 
     num_experts: Count
@@ -141,6 +143,12 @@ class MoeSpec(Spec):
     num_shared_experts: Whole = 0
     shared_ffn_size: Whole = 0
     num_dense_layers: Whole = 0
+    redundant_experts: Whole | None = None
+
+    @property
+    def num_copies(self) -> int:
+        """Experts in memory, copies included, where groups of GPUs hold whole experts."""
+        return self.num_experts + (self.redundant_experts or 0)
 
     def _check(self) -> None:
         if self.experts_per_token > self.num_experts:

@@ -98,6 +98,9 @@ class EngineChoice(Spec):
         mean_accepted_tokens: of these, accepted on average; the token that every step gives is not
             counted. It depends on the texts: measure it (vLLM's counters of accepted tokens and of
             drafts), or take what is published for the model.
+        redundant_experts: copies of popular experts in each layer, which the engine's load balancer
+            (EPLB) places where groups of GPUs hold whole experts; 0: it only moves experts; absent:
+            no balancer.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -111,6 +114,7 @@ class EngineChoice(Spec):
     block_size: int | None = None
     speculative_tokens: int | None = None
     mean_accepted_tokens: float | None = None
+    redundant_experts: int | None = None
 
 
 MIDDLE, SUREST = 0.5, 0.99
@@ -199,6 +203,7 @@ LIMITS = {
     "engine.block_size": (1, 1_024),
     "engine.speculative_tokens": (0, 32),
     "engine.mean_accepted_tokens": (0, 32),
+    "engine.redundant_experts": (0, 4_096),
     "search.confidence_fraction": (MIDDLE, SUREST),
     "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),

@@ -91,10 +91,7 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         "enable_per_request_metrics": True,
         "allowed_media_domains": list(target.media_domains),
     }
-    if pool.dp > 1:
-        kwargs["data_parallel_size"] = pool.dp
-    if pool.ep > 1:
-        kwargs["enable_expert_parallel"] = True
+    kwargs |= _groups(deployment, pool)
     if engine.chunked_prefill_tokens:
         kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
     if engine.speculative_tokens and deployment.model.draft is not None:
@@ -108,6 +105,24 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
     elif pool.dtype == "fp8":
         kwargs["quantization"] = "fp8"
     return kwargs
+
+
+def _groups(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return what ranks share: copies of attention, and whole experts, balanced or not."""
+    kwargs: dict[str, Any] = {"data_parallel_size": pool.dp} if pool.dp > 1 else {}
+    if pool.ep > 1:
+        kwargs["enable_expert_parallel"] = True
+    copies = redundant_experts(deployment, pool)
+    if copies is not None:
+        kwargs["enable_eplb"] = True
+        kwargs["eplb_config"] = {"num_redundant_experts": copies}
+    return kwargs
+
+
+def redundant_experts(deployment: Deployment, pool: Pool) -> int | None:
+    """Return the copies of experts in a layer of a pool; `None`: it has no load balancer."""
+    moe = deployment.model.moe
+    return moe.redundant_experts if moe and pool.ep > 1 else None
 
 
 def _speculative(draft: DraftSpec, tokens: int) -> dict[str, Any]:
@@ -182,5 +197,6 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
         "kv_role": KV_ROLES.get(pool.role),
         "speculative_tokens": engine.speculative_tokens,
+        "redundant_experts": redundant_experts(deployment, pool),
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
     }

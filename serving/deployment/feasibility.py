@@ -13,7 +13,7 @@ from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.model import architecture_hash, mtp_layers
-from serving.deployment.engine_args import DTYPES
+from serving.deployment.engine_args import DTYPES, redundant_experts
 from serving.deployment.target import is_directory
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
+    copies = redundant_experts(deployment, pool)
+    if copies is not None and target.kind == "cpu":
+        yield f"model.moe.redundant_experts: {copies}; vLLM balances no experts on a CPU"
     if pool.max_num_batched_tokens < pool.max_num_seqs:
         yield (
             f"{place}.max_num_batched_tokens: {pool.max_num_batched_tokens}; "

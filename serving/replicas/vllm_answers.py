@@ -166,6 +166,9 @@ class VllmAnswers:
             "kv_role": kv_transfer and kv_transfer.kv_role,
             "kv_connector": kv_transfer and kv_transfer.kv_connector,
             "speculative_tokens": drafts.num_speculative_tokens if drafts else 0,
+            "redundant_experts": (
+                parallel.eplb_config.num_redundant_experts if parallel.enable_eplb else None
+            ),
             "labels": ray.get_runtime_context().get_node_labels(),
             "cores": worker_cores(os.getpid()),
         }

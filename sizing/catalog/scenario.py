@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.config import overridden, parse, parse_scenario, read_toml
@@ -84,6 +85,9 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
         cluster=cluster,
         engine=engine,
     )
+    copies = scenario.engine.redundant_experts
+    if copies is not None:
+        resolved = _balanced(resolved, copies, place=f"{place}: engine.redundant_experts")
     if drafts:
         check_draft(resolved.model, engine, place=f"{place}: engine.speculative_tokens")
     longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
@@ -95,6 +99,22 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
             "shorten one of them, or take a model with a longer context",
         )
     return resolved
+
+
+def _balanced(resolved: Resolved, copies: int, *, place: str) -> Resolved:
+    """
+    Return the same with a load balancer of experts; refuse one that there cannot be.
+
+    Source:
+        vLLM 0.29.0 config/parallel.py: enable_eplb, on CUDA and ROCm.
+    """
+    model, without = resolved.model, "leave out redundant_experts"
+    if model.moe is None:
+        raise InputError(place, copies, f"no such key: {model.id} has no experts", without)
+    if resolved.gpu.kind == "cpu":
+        expected = f"no such key: {resolved.engine.name} balances no experts on a CPU"
+        raise InputError(place, copies, expected, without)
+    return resolved._replace(model=replace(model, moe=replace(model.moe, redundant_experts=copies)))
 
 
 def check_draft(model: ModelSpec, engine: EngineProfile, *, place: str) -> None:

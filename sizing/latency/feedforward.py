@@ -102,9 +102,39 @@ def popularity_cumulants(exponent: float, ratio: float) -> tuple[float, float, f
     return q2 - 1, q3 - 3 * q2 + 2, q4 - 4 * q3 - 3 * q2**2 + 12 * q2 - 6
 
 
-def busiest_share(
-    num_experts: int, per_token: int, tokens: NDArray[np.float64], *, groups: int
-) -> NDArray[np.float64]:
+@cache
+def packed_share(num_experts: int, redundant: int, groups: int) -> float:
+    """
+    Load of the busiest of *groups* groups of balanced experts over the average one's, on average.
+
+    Each further copy goes to the expert whose copies have the most load; then each copy, the
+    heaviest first, to the group with the least load that has room (docs/model.md, eq. W11).
+
+    Args:
+        num_experts: E, with the loads of the power law's quantiles.
+        redundant: copies beyond one of each; with E a multiple of *groups*.
+
+    Source:
+        deepseek-ai/EPLB, the algorithm of vLLM 0.29.0 distributed/eplb/policy/default.py.
+
+    Ignores:
+        Traffic that changes until experts are moved again.
+    """
+    power, middle = 1 - POPULARITY_EXPONENT, (np.arange(num_experts) + 0.5) / num_experts
+    loads = ((POPULARITY_RATIO**power - 1) * middle + 1) ** (1 / power)
+    copies = np.ones(num_experts)
+    for _ in range(redundant):
+        copies[np.argmax(loads / copies)] += 1
+    each = np.repeat(loads / copies, copies.astype(int))
+    packed, room = np.zeros(groups), np.full(groups, len(each) // groups)
+    for load in np.sort(each)[::-1]:
+        at = int(np.argmin(np.where(room, packed, np.inf)))
+        packed[at] += load
+        room[at] -= 1
+    return float(packed.max() / packed.mean())
+
+
+def busiest_share(moe: MoeSpec, tokens: NDArray[np.float64], *, groups: int) -> NDArray[np.float64]:
     """
     Mean rows of the busiest of *groups* groups of experts over those of the average group.
 
@@ -113,11 +143,12 @@ def busiest_share(
 
     K are cumulants of a group's rows over their mean r = m k / g: with s = g / E and those of one
     expert's load, K2 = s v + 1/r, K3 = s^2 c3 + 3 s v/r + 1/r^2 and
-    K4 = s^3 c4 + 6 s^2 c3/r + 7 s v/r^2 + 1/r^3.
+    K4 = s^3 c4 + 6 s^2 c3/r + 7 s v/r^2 + 1/r^3. Of balanced experts v = c3 = c4 = 0, and b is
+    `packed_share` times that.
 
     Args:
-        num_experts: E, dealt out evenly and without regard to their loads.
-        per_token: k.
+        moe: E experts, k of which a token visits, dealt out evenly; without a balancer regardless
+            of their loads.
         tokens: m of the whole stage, any shape.
         groups: g, the expert-parallel degree.
 
@@ -127,13 +158,16 @@ def busiest_share(
         groups of 256 or more experts.
 
     Ignores:
-        Balancers that copy popular experts (EPLB): they bring b closer to 1; the skew of real
-        traffic, which is taken as aiconfigurator's; that b differs between layers (p99 1.4 times
-        the mean at EP 32): over 58 layers, whose sum a step takes, 4 % are left of that.
+        The skew of real traffic, which is taken as aiconfigurator's; that b differs between layers
+        (p99 1.4 times the mean at EP 32): over 58 layers, whose sum a step takes, 4 % are left.
     """
     if groups == 1:
         return np.ones_like(tokens)
+    num_experts, per_token, packed = moe.num_experts, moe.experts_per_token, 1.0
     v, c3, c4 = popularity_cumulants(POPULARITY_EXPONENT, POPULARITY_RATIO)
+    if moe.redundant_experts is not None:
+        v = c3 = c4 = 0.0
+        packed = packed_share(num_experts, moe.redundant_experts, groups)
     s, drawn = groups / num_experts, groups / np.maximum(tokens * per_token, 1e-9)
     variance = s * v + drawn
     third = s**2 * c3 + 3 * s * v * drawn + drawn**2
@@ -143,7 +177,8 @@ def busiest_share(
     largest = z + (z**2 - 1) * skewness / 6 + (z**3 - 3 * z) * excess / 24
     largest -= (2 * z**3 - 5 * z) * skewness**2 / 36
     most = groups * min(1.0, num_experts / (groups * per_token))
-    return np.asarray(np.clip(1 + largest * np.sqrt(variance), 1, max(1.0, most)))
+    share = packed * (1 + largest * np.sqrt(variance))
+    return np.asarray(np.clip(share, 1, max(1.0, most)))
 
 
 def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op, ...]:
@@ -192,10 +227,11 @@ def _expert_ops(
     GPU, each sliced.
     """
     tokens = load.tokens * slicing.dp
-    experts, k = moe.num_experts, moe.experts_per_token
-    busiest = busiest_share(experts, k, tokens, groups=slicing.ep)
+    k = moe.experts_per_token
+    busiest = busiest_share(moe, tokens, groups=slicing.ep)
     rows = tokens * k / slicing.ep * busiest
-    touched = experts_touched(experts / slicing.ep, k / slicing.ep * busiest, tokens)
+    held = (moe.num_copies if slicing.ep > 1 else moe.num_experts) / slicing.ep
+    touched = experts_touched(held, k / slicing.ep * busiest, tokens)
     h, f, dtype = model.hidden_size, moe.expert_ffn_size / slicing.moe_tp, model.weight_dtype
     ops = []
     for name, inner, columns in (

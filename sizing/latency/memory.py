@@ -30,11 +30,12 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     """
     Weights on one GPU of each pipeline stage.
 
-        M_w = (M_att + M_dense + M_shared) / tp + M_experts pad / (tp dp) + M_whole
+        M_w = (M_att + M_dense + M_shared) / tp + M_experts pad c / (tp dp) + M_whole
               + 2 L D H max(0, 1 - K / tp) w, of the stage's layers; tables / tp on the first
               and last stage, a draft head on the last      (docs/model.md, eq. M1)
 
     M_whole, on every GPU: norms, routers, the down-projections of latent attention, its index.
+    c: experts with their copies over experts, where ep > 1 (`redundant_experts`).
 
     Args:
         slicing: of one replica; experts lie on all tp x dp GPUs of a stage.
@@ -53,8 +54,9 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     norms = counts.norms * a / model.num_layers
     dense = _per_layer(counts.dense_ffn, model.num_dense_layers) / slicing.tp
     moe_layers = model.num_layers - model.num_dense_layers
+    copied = model.moe.num_copies / model.moe.num_experts if model.moe and slicing.ep > 1 else 1.0
     experts = (
-        _per_layer(counts.experts, moe_layers) * _expert_value_bytes(model)
+        _per_layer(counts.experts, moe_layers) * _expert_value_bytes(model) * copied
         / (slicing.tp * slicing.dp)
         + _per_layer(counts.shared_experts, moe_layers) * _size(model, model.shared_dtype)
         / slicing.tp

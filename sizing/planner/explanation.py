@@ -128,10 +128,7 @@ def _busiest_experts(plan: Plan, chosen: Candidate, batch: float) -> Iterator[tu
         shape, load = representative_load(chosen, role, batch)
         if moe is not None and shape.slicing.ep > 1:
             tokens = verified(load, plan.inputs.engine).tokens * shape.slicing.dp
-            share = busiest_share(
-                moe.num_experts, moe.experts_per_token, tokens, groups=shape.slicing.ep
-            )
-            yield role, float(share)
+            yield role, float(busiest_share(moe, tokens, groups=shape.slicing.ep))
 
 
 def _group_wait_s(plan: Plan) -> float:

@@ -155,6 +155,7 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
         "kv_dtype": "auto",
         "model": deployment.model.source,
         "speculative_tokens": deployment.engine.speculative_tokens,
+        "redundant_experts": None,
         "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role],
         "kv_connector": "NixlConnector",
     }

@@ -13,7 +13,7 @@ from minicluster.errors import InputError
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Pool
 from minicluster.specs.slicing import Slicing
 from serving.deployment.compile import compile_app
-from serving.deployment.engine_args import DeployTarget
+from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
 from serving.deployment.feasibility import findings
 from serving.deployment.target import Target
 from serving.measurement.demo_model import MOE_SHAPE, make_demo_model
@@ -24,6 +24,8 @@ from serving.protocol.app_spec import CORES
 from serving.replicas.cpu_experts import own_experts
 from sizing import catalog
 from tests.serving.plans import facts_of, make_deployment, make_plan, make_pool, places
+
+GPU = DeployTarget(kind="gpu")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,25 @@ def test_every_rank_is_a_replica_of_ray_serve(grouped: Deployment, kind: str) ->
     else:
         assert decode.simulated is not None
         assert (len(decode.simulated.places), decode.simulated.lanes) == (4, 1)
+
+
+def test_a_balancer_is_deployed_where_groups_hold_experts(
+    grouped: Deployment, target: Target
+) -> None:
+    """Its copies are compared by `serving verify`; a CPU has none, which is a finding."""
+    assert grouped.model.moe is not None
+    model = replace(grouped.model, moe=replace(grouped.model.moe, redundant_experts=4))
+    balanced = replace(grouped, model=model)
+    prefill, decode = (engine_kwargs(balanced, pool, GPU) for pool in balanced.pools)
+    assert decode["eplb_config"] == {"num_redundant_experts": 4}
+    assert decode["enable_eplb"]
+    without = engine_kwargs(grouped, grouped.pool("decode"), GPU)
+    assert not {"enable_eplb", "eplb_config"} & {*prefill, *without}
+    assert planned_facts(balanced, balanced.pool("decode"))["redundant_experts"] == 4
+    assert planned_facts(balanced, balanced.pool("prefill"))["redundant_experts"] is None
+    enough = replace(target, cores=frozenset(range(5)))
+    [said] = findings(balanced, enough)
+    assert "redundant_experts: 4; vLLM balances no experts on a CPU" in said
 
 
 def test_a_plan_with_groups_is_realisable_and_verified(grouped: Deployment, target: Target) -> None:

@@ -52,9 +52,17 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8xPP62 --set search.layouts=any", "at most 61 stages"),
         ("--mixed 1xTP8 --set engine.speculative_tokens=40", "a number from 0 to 32"),
         ("--mixed 1xTP8 --set engine.speculative_tokens=1", "mean_accepted_tokens is missing"),
+        ("--mixed 1xTP8xEP8 --set engine.redundant_experts=4", "256 experts and their 4 copies"),
+        ("--mixed 1xTP8 --set engine.redundant_experts=-1", "a number from 0 to 4,096"),
+        (
+            "--mixed 1xTP1 --set engine.redundant_experts=8 --set cluster.preset=laptop --set"
+            + " cluster.max_gpus=2",
+            "no such key: vllm balances no experts on a CPU",
+        ),
     ],
     ("predict", "llama-3.1-8b-h100"): [
         ("--mixed 1xTP1xDP2xEP2", "dp 1 and ep 1: the model has no experts (more replicas"),
+        ("--mixed 1xTP1 --set engine.redundant_experts=0", "llama-3.1-8b has no experts"),
     ],
     ("simulate", "PLAN"): [
         ("--requests 0", "--requests is 0"),

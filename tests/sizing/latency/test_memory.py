@@ -81,6 +81,21 @@ def bytes_per_logit(row: dict[str, Any]) -> float:
     return float(sampled / (row["sequences"] * spec.vocab_size))
 
 
+def test_copies_of_experts_take_memory_where_groups_hold_experts() -> None:
+    """32 copies of 256 experts are an eighth of the experts' bytes on every GPU."""
+    model = catalog.find_model("deepseek-v3")
+    assert model.moe is not None
+    copied = replace(model, moe=replace(model.moe, redundant_experts=32))
+    groups, sliced = Slicing(dp=32, ep=32), Slicing(tp=8)
+    [same, before, after] = (
+        max(stage_weight_bytes(*given))
+        for given in ((copied, sliced), (model, groups), (copied, groups))
+    )
+    assert same == max(stage_weight_bytes(model, sliced))
+    experts = 58 * 3 * 7168 * 2048 * 256 / 32
+    assert after - before == pytest.approx(experts / 8, rel=0.01)  # fp8 and its scales
+
+
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """

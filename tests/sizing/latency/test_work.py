@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minicluster.specs.model import MoeSpec
 from minicluster.specs.parameters import num_active_parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
-from sizing.latency.feedforward import busiest_share, experts_touched, popularity_cumulants
+from sizing.latency.feedforward import (
+    busiest_share,
+    experts_touched,
+    packed_share,
+    popularity_cumulants,
+)
 from sizing.latency.load import decode_load, keys_in_reach, pairs, prefill_load
 from sizing.latency.work import step_ops
 
@@ -105,7 +111,8 @@ def test_more_tokens_touch_no_fewer_experts(experts: int, k: int, tokens: int, g
     )
     assert one == pytest.approx(k)
     assert one <= few <= more <= experts
-    share = float(busiest_share(experts, k, np.array(float(tokens)), groups=groups))
+    moe = MoeSpec(num_experts=experts, experts_per_token=k, expert_ffn_size=1)
+    share = float(busiest_share(moe, np.array(float(tokens)), groups=groups))
     assert 1 <= share <= groups
 
 
@@ -119,8 +126,33 @@ def test_the_busiest_group_by_simulation(experts: int, groups: int, tokens: int)
     loads = (1 - (1 - 200.0**-0.01) * rng.random((4000, experts))) ** (1 / -0.01)
     shares = loads.reshape(4000, groups, -1).sum(axis=2) / loads.sum(axis=1)[:, None]
     found = rng.multinomial(rows, shares).max(axis=1).mean() * groups / rows
-    predicted = float(busiest_share(experts, 8, np.array(float(tokens)), groups=groups))
+    moe = MoeSpec(num_experts=experts, experts_per_token=8, expert_ffn_size=1)
+    predicted = float(busiest_share(moe, np.array(float(tokens)), groups=groups))
     assert predicted == pytest.approx(found, rel=0.025)
+
+
+@pytest.mark.parametrize(("experts", "groups"), [(256, 8), (256, 32), (256, 64), (128, 16)])
+def test_balanced_experts_are_packed_evenly(experts: int, groups: int) -> None:
+    """Moved experts even the groups out, but for one more popular than a group; copies do that."""
+    loads = (1 - (1 - 200.0**-0.01) * (np.arange(experts) + 0.5) / experts) ** (1 / -0.01)
+    most = loads.max() / loads.mean() * groups / experts
+    by_chance = np.random.default_rng(1).permuted(np.tile(loads, (500, 1)), axis=1)
+    rows = by_chance.reshape(500, groups, -1).sum(axis=2)
+    moved, copied = packed_share(experts, 0, groups), packed_share(experts, groups, groups)
+    assert max(1.0, most) <= moved < 1.02 * max(1.0, most)
+    assert 1 <= copied < 1.04
+    assert moved < 0.8 * rows.max(axis=1).mean() / rows.mean()
+
+
+@pytest.mark.parametrize("tokens", [64, 32_768])
+def test_the_busiest_group_of_balanced_experts_by_simulation(tokens: int) -> None:
+    """What is left are the groups' packed loads, and the chance of which experts tokens visit."""
+    moe = MoeSpec(num_experts=256, experts_per_token=8, expert_ffn_size=1, redundant_experts=32)
+    rows, shares = 8 * tokens, np.full(32, 1 / 32)
+    found = np.random.default_rng(7).multinomial(rows, shares, size=4000).max(axis=1).mean()
+    predicted = float(busiest_share(moe, np.array(float(tokens)), groups=32))
+    packed = packed_share(256, 32, 32)
+    assert found * 32 / rows < predicted < 1.01 * packed * found * 32 / rows
 
 
 def test_cumulants_of_an_experts_load_by_quadrature() -> None:
