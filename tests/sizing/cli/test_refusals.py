@@ -55,8 +55,10 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8xEP8 --set engine.redundant_experts=4", "256 experts and their 4 copies"),
         ("--mixed 1xTP8 --set engine.redundant_experts=-1", "a number from 0 to 4,096"),
         (
-            "--mixed 1xTP1 --set engine.redundant_experts=8 --set cluster.preset=laptop --set"
-            + " cluster.max_gpus=2",
+            (
+                "--mixed 1xTP1 --set engine.redundant_experts=8 --set cluster.preset=laptop"
+                " --set cluster.max_gpus=2"
+            ),
             "no such key: vllm balances no experts on a CPU",
         ),
     ],
