@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from math import inf
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.lockstep import Rank
