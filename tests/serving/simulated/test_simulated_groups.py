@@ -42,8 +42,12 @@ BY_BATCH = PlannedStep(
 )
 """The slowest rank stays the slowest until a batch changes: `sizing` looks no further (Q11)."""
 
-PATH = Path(request_s=0.0, transfer_base_s=2.1234567e-3, transfer_per_token_s=1.01337e-5)
-"""No transfer takes as long as a number of steps: at a tie either may be first."""
+PATH = Path(request_s=0.0, transfer_base_s=8.1234567e-3)
+"""
+No time on NICs: `sizing` gives a source's NIC to the pull that begins first, and a simulated source
+to the one that was agreed on first, whatever the groups. And no whole number of steps, because at a
+tie either may be first.
+"""
 
 RANKS = 3
 
