@@ -20,6 +20,7 @@ from serving.operations.status import cluster_status, current
 from serving.operations.verify import differences
 
 if TYPE_CHECKING:
+    from minicluster.plan import Pool
     from serving.cluster.state import State
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
@@ -62,11 +63,19 @@ def status(
     for pool in planned.pools:
         found = deployed.pool(pool.role)
         health = "healthy" if found.status == "HEALTHY" else found.status
-        typer.echo(f"{pool.role:8} {found.replicas} of {pool.engines} replicas, {health}")
+        typer.echo(f"{pool.role:8} {found.replicas} of {planned_engines(pool)}, {health}")
     if state.target == SIMULATED:
         typer.echo(f"engines are simulated, {state.slowdown:g} times slower than the plan")
     for change in state.changes:
         typer.echo(f"not as planned, by request: {change}")
+
+
+def planned_engines(pool: Pool) -> str:
+    """Return how many engines a pool has: replicas, or the ranks of its data-parallel groups."""
+    if pool.dp == 1:
+        return f"{pool.engines} replicas"
+    groups = "1 group" if pool.replicas == 1 else f"{pool.replicas} groups"
+    return f"{pool.engines} ranks in {groups}"
 
 
 def _show_sockets(state: State, *, as_json: bool) -> None:

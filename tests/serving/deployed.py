@@ -165,7 +165,7 @@ def driven(
         yield Split(
             base_url=base_url,
             place=place,
-            replicas={pool.role: pool.replicas for pool in plan.pools},
+            replicas={pool.role: pool.engines for pool in plan.pools},
             deadline_s=deadline_s,
             driver=driver,
         )

@@ -63,7 +63,7 @@ def test_a_group_answers_as_one_engine(
     assert verify.returncode == 0, verify.stdout + verify.stderr
     assert "decode 1xTP1xDP2xEP2" in verify.stdout
     status = serving(place, "status")
-    assert "decode   2 of 2 replicas" in status.stdout
+    assert "decode   2 of 2 ranks in 1 group" in status.stdout
 
 
 @pytest.mark.campaign
