@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +36,16 @@ def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[No
             signal.signal(number, former)
 
 
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """Have a signal wait for a while."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def terminable() -> AbstractContextManager[None]:
     """Treat SIGTERM, and SIGHUP of a lost terminal, like Ctrl-C."""
 
@@ -56,17 +66,17 @@ def loading(name: str) -> Iterator[None]:
     End at Ctrl-C with one line, for the second in which the modules of a command are imported.
 
     Nothing has been started yet that would have to end, and an exception at any import would be
-    shown with its traceback.
+    shown with its traceback. What `run_child` started can be interrupted from here on.
     """
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
         os._exit(Exit.INTERRUPTED)
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # a background job ignores SIGINT
-        return
-    with _handled((signal.SIGINT,), end):
+    # A job in the background ignores SIGINT.
+    ignores = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    with nullcontext() if ignores else _handled((signal.SIGINT,), end):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         yield
 
 
@@ -89,10 +99,11 @@ def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (
     Run *command* to its end.
 
     Ctrl-C, SIGTERM and SIGHUP reach it as one SIGINT, and then it has all the time it needs to
-    stop what it started itself; `subprocess.run` would kill it after a quarter of a second.
+    stop what it started itself; `subprocess.run` would kill it after a quarter of a second. While
+    its interpreter starts, which would show a traceback, the SIGINT waits for `loading`.
 
     Args:
-        command: program and arguments.
+        command: one of our programs, and its arguments.
         options: of `subprocess.Popen`.
 
     Returns:
@@ -102,12 +113,15 @@ def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (
         KeyboardInterrupt: this process got such a signal; the command has ended by now.
     """
     with terminable():
-        # In a group of its own, or the terminal would signal it too, and perhaps while it stops.
-        child = subprocess.Popen(command, process_group=0, **options)  # noqa: S603  (ours)
+        child = None
         try:
+            with _blocked(signal.SIGINT):  # the child inherits it
+                # In a group of its own, or the terminal would signal it too, also while it stops.
+                child = subprocess.Popen(command, process_group=0, **options)  # noqa: S603  (ours)
             return child.wait()
         except KeyboardInterrupt:
             with uninterrupted():
-                child.send_signal(signal.SIGINT)
-                child.wait()
+                if child is not None:
+                    child.send_signal(signal.SIGINT)
+                    child.wait()
             raise

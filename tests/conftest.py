@@ -47,9 +47,10 @@ IMPORTS_VLLM = {
 """Files that import vLLM, which takes seconds of a core: one worker runs them all."""
 
 SIMULATED = {
-    f"tests/serving/simulated/test_simulated_{name}.py" for name in ("cluster", "endpoint")
+    f"tests/serving/simulated/test_{name}.py"
+    for name in ("drain", "interrupts", "simulated_cluster", "simulated_endpoint")
 }
-"""Files whose tests share a deployment of simulated engines: one worker runs them all."""
+"""Files that deploy simulated engines: one worker runs them, most of the time it waits."""
 
 SHARES_PLANS = {
     "tests/sizing/evidence/test_refit.py",

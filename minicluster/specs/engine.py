@@ -106,6 +106,9 @@ class EngineProfile(Spec):
         per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
+        exposed_step_s: host time between two steps of versions that do not prepare the next one
+            while one runs, beyond `per_step_s`.
+        exposed_sequence_s: of these versions, per sequence and step beyond `per_sequence_s`.
         per_token_stream_s: of the process that turns tokens into text and sends them, beside the
             steps: no step of many sequences ends sooner. 0: several processes, or not known.
         per_request_s: API server, tokenisation and routing, once per request.
@@ -139,6 +142,8 @@ class EngineProfile(Spec):
     per_layer_s: NotNegative
     per_step_s: NotNegative
     per_sequence_s: NotNegative
+    exposed_step_s: NotNegative = 0.0
+    exposed_sequence_s: NotNegative = 0.0
     per_token_stream_s: NotNegative = 0.0
     per_request_s: NotNegative
     transfer_base_s: NotNegative

@@ -24,11 +24,12 @@ from sizing import catalog
 from sizing.cli.common import AsJson, naming, out_file, show, with_keys
 from sizing.latency.collectives import pools_meet
 from sizing.network import scheduler_manifests
-from sizing.network.gpu_groups import GpuGroup, PoolRequest
+from sizing.network.gpu_groups import GpuGroup
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
+from sizing.planner.placement import request_of
 from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
     from minicluster.specs.cluster import ClusterSpec
+    from sizing.network.gpu_groups import PoolRequest
     from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
@@ -65,7 +67,7 @@ HELP = {
     "cp": "Context-parallel degree of a training job",
     "pp": "Pipeline stages of a training job",
     "dp": "Data-parallel replicas of a training job",
-    "allow_tp_straddle": "TP groups that may leave the HB domain",
+    "allow_tp_straddle": "TP groups of a training job that may leave the HB domain",
     "replica_within": "Widest tier of one replica",
     "pairs_within": "Widest tier between a prefill and a decode replica",
     "spread": "Smallest number of units of a tier for each role, as TIER:N",
@@ -153,7 +155,6 @@ def _placed(
     at, least = _spread(names, asked.spread)
     rules = replace(
         pool_rules(plan, topology),
-        straddle=asked.allow_tp_straddle,
         replica_within=within,
         pairs_within=_tier(names, asked.pairs_within, "--pairs-within"),
         spread_tier=at,
@@ -210,7 +211,7 @@ def _on(plan: Plan, spec: ClusterSpec, topology: Topology) -> Plan:
 def requests_of(plan: Plan) -> list[PoolRequest]:
     """Return the replicas of a plan's pools, prefill before decode."""
     pools = sorted(plan.pools, key=lambda pool: pool.role, reverse=True)
-    return [PoolRequest(role=p.role, replicas=p.replicas, tp=p.tp, pp=p.pp * p.dp) for p in pools]
+    return [request_of(pool.role, pool.replicas, pool.slicing) for pool in pools]
 
 
 def pool_rules(plan: Plan, topology: Topology) -> PoolRules:

@@ -108,6 +108,14 @@ def row_config(row: MeasuredRow) -> RowConfig:
         _check_widths(row, model, group.slicing)
     recipe = recipe_of(row) if len(row.groups) == 1 else RecipeSettings()
     here = engine.on(gpu)
+    ahead = not release(version) or release(version) >= rules.async_scheduling_since
+    if not ahead:
+        step_s, sequence_s = here.exposed_step_s, here.exposed_sequence_s
+        here = replace(
+            here,
+            per_step_s=here.per_step_s + step_s,
+            per_sequence_s=here.per_sequence_s + sequence_s,
+        )
     if recipe.captured_tokens is not None:
         here = replace(here, captured_tokens=recipe.captured_tokens)
     return RowConfig(
@@ -119,7 +127,7 @@ def row_config(row: MeasuredRow) -> RowConfig:
         ),
         token_budget=row.token_budget or _token_budget(row, here, recipe),
         max_num_seqs=row.max_num_seqs or here.max_num_seqs,
-        async_scheduling=not release(version) or release(version) >= rules.async_scheduling_since,
+        async_scheduling=ahead,
         recipe=recipe,
         pools=pool_settings(row),
         notes=notes,

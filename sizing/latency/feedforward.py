@@ -72,15 +72,17 @@ def _popularity() -> NDArray[np.float64]:
     return np.asarray(loads / loads.mean())
 
 
-def popularity_variance(exponent: float, ratio: float) -> float:
+@cache
+def popularity_cumulants(exponent: float, ratio: float) -> tuple[float, float, float]:
     """
-    Squared coefficient of variation of the experts' loads.
+    Second, third and fourth cumulant of an expert's load over the mean one.
 
-        v = E[x^2] / E[x]^2 - 1,  E[x^j] = int x^(j - b) / int x^-b over [1, R]
+        v = q2 - 1,  c3 = q3 - 3 q2 + 2,  c4 = q4 - 4 q3 - 3 q2^2 + 12 q2 - 6,
+        qj = E[x^j] / E[x]^j,  E[x^j] = int x^(j - b) / int x^-b over [1, R]
         (docs/model.md, eq. W11)
 
     Args:
-        exponent: b of the density x^-b; none of 1, 2 and 3.
+        exponent: b of the density x^-b; none of 1 to 5.
         ratio: R, the most popular expert's load over the least popular's.
 
     Source:
@@ -90,23 +92,28 @@ def popularity_variance(exponent: float, ratio: float) -> float:
         That few experts are a small sample of it.
     """
     if ratio <= 1:
-        return 0.0
+        return 0.0, 0.0, 0.0
 
     def moment(j: int) -> float:
         power = j + 1 - exponent
         return (float(ratio**power) - 1) / power
 
-    return moment(2) * moment(0) / moment(1) ** 2 - 1
+    q2, q3, q4 = (moment(j) * moment(0) ** (j - 1) / moment(1) ** j for j in (2, 3, 4))
+    return q2 - 1, q3 - 3 * q2 + 2, q4 - 4 * q3 - 3 * q2**2 + 12 * q2 - 6
 
 
 def busiest_share(
     num_experts: int, per_token: int, tokens: NDArray[np.float64], *, groups: int
 ) -> NDArray[np.float64]:
     """
-    Rows of the busiest of *groups* groups of experts over those of the average group.
+    Mean rows of the busiest of *groups* groups of experts over those of the average group.
 
-        b = 1 + z sqrt((g - 1) (v / E + 1 / (m k))),  at most g min(1, E / (g k))
-        (docs/model.md, eq. W11)
+        b = 1 + w sqrt(K2),  w = z + (z^2 - 1) a/6 + (z^3 - 3 z) e/24 - (2 z^3 - 5 z) a^2/36,
+        a = K3 / K2^1.5,  e = K4 / K2^2,  at most g min(1, E / (g k))   (docs/model.md, eq. W11)
+
+    K are cumulants of a group's rows over their mean r = m k / g: with s = g / E and those of one
+    expert's load, K2 = s v + 1/r, K3 = s^2 c3 + 3 s v/r + 1/r^2 and
+    K4 = s^3 c4 + 6 s^2 c3/r + 7 s v/r^2 + 1/r^3.
 
     Args:
         num_experts: E, dealt out evenly and without regard to their loads.
@@ -115,21 +122,28 @@ def busiest_share(
         groups: g, the expert-parallel degree.
 
     Source:
-        Variance of the mean of E / g of E loads drawn without return, and of m k draws; z is the
-        mean largest of g normal deviates (Blom 1958: the quantile at (g - 3/8) / (g + 1/4)).
+        Poisson rows at the load of E / g experts; z is the mean largest of g normal deviates (Blom
+        1958: the quantile at (g - 3/8) / (g + 1/4)), w that of rows so skewed (Cornish and Fisher
+        1938). Within 2.5 % of a Monte Carlo for 2 to 72 groups of 256 or more experts.
 
     Ignores:
         Balancers that copy popular experts (EPLB): they bring b closer to 1; the skew of real
-        traffic, which is taken as aiconfigurator's.
+        traffic, which is taken as aiconfigurator's; that b differs between layers (p99 1.4 times
+        the mean at EP 32): over 58 layers, whose sum a step takes, 4 % are left of that.
     """
     if groups == 1:
         return np.ones_like(tokens)
+    v, c3, c4 = popularity_cumulants(POPULARITY_EXPONENT, POPULARITY_RATIO)
+    s, drawn = groups / num_experts, groups / np.maximum(tokens * per_token, 1e-9)
+    variance = s * v + drawn
+    third = s**2 * c3 + 3 * s * v * drawn + drawn**2
+    fourth = s**3 * c4 + 6 * s**2 * c3 * drawn + 7 * s * v * drawn**2 + drawn**3
+    skewness, excess = third / variance**1.5, fourth / variance**2
     z = NormalDist().inv_cdf((groups - 0.375) / (groups + 0.25))
-    v = popularity_variance(POPULARITY_EXPONENT, POPULARITY_RATIO)
-    drawn = 1 / np.maximum(tokens * per_token, 1e-9)
-    spread = np.sqrt((groups - 1) * (v / num_experts + drawn))
+    largest = z + (z**2 - 1) * skewness / 6 + (z**3 - 3 * z) * excess / 24
+    largest -= (2 * z**3 - 5 * z) * skewness**2 / 36
     most = groups * min(1.0, num_experts / (groups * per_token))
-    return np.asarray(np.clip(1 + z * spread, 1, max(1.0, most)))
+    return np.asarray(np.clip(1 + largest * np.sqrt(variance), 1, max(1.0, most)))
 
 
 def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op, ...]:

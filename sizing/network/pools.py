@@ -35,7 +35,6 @@ class PoolRules:
     Attributes:
         seconds_per_byte: between two GPUs that meet at a tier, by tier, never falling outwards.
         pair_bytes_per_s: that every prefill replica sends every decode replica.
-        straddle: TP may leave the HB domain; it then takes equal shares of as few as can be.
         replica_within: the widest tier that one replica may spread over; `None`: any.
         pairs_within: the widest tier between a prefill and a decode replica; `None`: any.
         spread_tier: failure domain that no more than a share of a role may be in.
@@ -44,7 +43,6 @@ class PoolRules:
 
     seconds_per_byte: tuple[float, ...]
     pair_bytes_per_s: float = 0.0
-    straddle: bool = False
     replica_within: int | None = None
     pairs_within: int | None = None
     spread_tier: int | None = None
@@ -105,7 +103,6 @@ def place_pools(
     over the units of every tier.
 
     Raises:
-        InputError: TP wider than the HB domain without permission.
         NegativeAnswer: too few free GPUs, or a constraint that cannot be met; says by how many.
 
     Source:
@@ -114,7 +111,7 @@ def place_pools(
     Ignores:
         Uneven traffic between pairs; traffic inside a replica, which its units carry.
     """
-    cut, warnings = _cut(requests, root, tiers, rules)
+    cut, warnings = _cut(requests, root, tiers)
     task = _PoolTask(requests=cut, root=root, tiers=tiers, rules=rules)
     leaf = _leaf_tier(task)
     taken = _best(task, leaf)
@@ -165,14 +162,14 @@ class _Taken:
 
 
 def _cut(
-    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str], rules: PoolRules
+    requests: Sequence[PoolRequest], root: TopologyUnit, tiers: Sequence[str]
 ) -> tuple[list[PoolRequest], tuple[str, ...]]:
-    """Cut TP that straddles HB domains into equal groups, where that is allowed."""
+    """Cut TP that leaves the HB domain into equal groups, inside as few as can be."""
     found: list[PoolRequest] = []
     warnings: tuple[str, ...] = ()
     for request in requests:
         role, tp = request.role, request.tp
-        parts = tp_parts(f"{role} tp", tp, root, tiers[0], straddle=rules.straddle)
+        parts = tp_parts(f"{role} tp", tp, root, tiers[0], straddle=True)
         if parts > 1:
             warnings += (f"{role}: TP{tp} straddles {parts} units of {tiers[0]}",)
         found.append(replace(request, tp=tp // parts, pp=request.pp * parts))

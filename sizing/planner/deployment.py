@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
 from minicluster.specs.slicing import Slicing
-from sizing.network.gpu_groups import PoolRequest
 from sizing.network.spares import replica_spares
 from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes, max_model_len
-from sizing.planner.placement import place
+from sizing.planner.placement import place, request_of
 from sizing.planner.tandem import PoolStage
 
 if TYPE_CHECKING:
@@ -117,11 +116,7 @@ def _pools(
     """Return pools of *shapes* by role, with the limits of their *stages*, and place them."""
     counts = {role: replicas[role] + spares.get(role, 0) for role in shapes}
     requests = [
-        (
-            shape.gpu,
-            PoolRequest(role=role, replicas=counts[role], tp=shape.slicing.tp, pp=shape.lanes),
-        )
-        for role, shape in shapes.items()
+        (shape.gpu, request_of(role, counts[role], shape.slicing)) for role, shape in shapes.items()
     ]
     placement = place(inputs.cluster, requests)
     # A prompt's KV cache stays with prefill until decode has pulled it.

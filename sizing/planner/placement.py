@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import NegativeAnswer
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.topology_units import unit_tree
 
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Placement
     from minicluster.specs.cluster import ClusterSpec
-    from sizing.network.gpu_groups import PoolRequest
+    from minicluster.specs.slicing import Slicing
 
 STEP = 10.0
 """Price of a byte across a tier, times that of the tier inside it: what is near is nearer first."""
+
+
+def request_of(role: str, replicas: int, slicing: Slicing) -> PoolRequest:
+    """Return the groups of TP that *replicas* need: one a stage and copy of attention."""
+    return PoolRequest(role=role, replicas=replicas, tp=slicing.tp, pp=slicing.pp * slicing.dp)
 
 
 def place(
@@ -57,7 +63,6 @@ def _placed(cluster: ClusterSpec, requests: Sequence[PoolRequest], first_node: i
     rules = PoolRules(
         seconds_per_byte=tuple(STEP**index for index in range(len(tiers))),
         pair_bytes_per_s=1.0,
-        straddle=True,
     )
     if cluster.nodes:
         listed = Inventory(nodes=cluster.nodes, tiers=tuple(name for name, _ in tiers))

@@ -19,6 +19,7 @@ CHILD = """
 import pathlib, signal, time
 told = []
 signal.signal(signal.SIGINT, lambda *_: told.append(1))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 pathlib.Path("started").touch()
 while not told:
     time.sleep(0.01)
@@ -104,6 +105,15 @@ def test_a_command_interrupted_while_it_is_imported_says_so_in_one_line(
     line = [sys.executable, "-c", IMPORTED.format(command=command, module=module)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{command}: interrupted\n")
+
+
+def test_a_command_interrupted_while_its_interpreter_starts_says_so_in_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The signal waits until the command can answer it, whatever is imported before."""
+    early = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    code = run_child([sys.executable, "-c", f"{early}from sizing.cli import main\nmain()"])
+    assert (code, capfd.readouterr().err) == (130, "sizing: interrupted\n")
 
 
 def test_a_command_that_is_interrupted_says_so_in_one_line(

@@ -14,12 +14,12 @@ import pytest
 
 from tests.serving.client import send
 from tests.serving.command import serving
-from tests.serving.deployed import Shared, healthy, outstanding, until, up
+from tests.serving.deployed import healthy, outstanding, until, up
 from tests.serving.faults.load import body_of, refused, under_way
 from tests.serving.faults.processes import processes
 from tests.serving.simulated.conftest import plan_for_gpus
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.simulated
 
 BODIES = [body_of(seed, tokens=50, max_tokens=24) for seed in range(3)]
 
@@ -32,9 +32,8 @@ def stopping(base_url: str) -> bool:
     return False
 
 
-def test_answers_under_way_end_first(tmp_path: Path, small_model: Path, shared: Shared) -> None:
+def test_answers_under_way_end_first(tmp_path: Path, small_model: Path) -> None:
     """At SIGTERM to the endpoint, after which Serve starts another one, and at `serving down`."""
-    shared.end()
     options = ("--engine", "simulated", "--slowdown", "10")
     with up(tmp_path, plan_for_gpus(small_model), *options) as base_url:
         state = json.loads((tmp_path / ".minicluster/serving/state.json").read_text())

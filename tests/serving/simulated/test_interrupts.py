@@ -18,11 +18,11 @@ from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 from tests.serving.client import answers
 from tests.serving.command import LIMIT_S, SERVING, serving
-from tests.serving.deployed import Shared, until, up
+from tests.serving.deployed import until, up
 from tests.serving.faults.processes import processes
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.simulated
 
 STATE = Path(".minicluster/serving")
 SIMULATED = ("--engine", "simulated", "--slowdown", "30")
@@ -101,12 +101,10 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_interrupted_start_leaves_nothing(
     place: Path,
     small_model: Path,
-    shared: Shared,
     moment: str,
     pressed: Sequence[signal.Signals],
 ) -> None:
     """However often Ctrl-C is pressed, or SIGTERM sent; and the same command works right after."""
-    shared.end()
     prefill, decode = (
         make_pool(role, gpu="h100-sxm", tp=2, placement=places((f"node-{role}", (0, 1))))
         for role in ("prefill", "decode")

@@ -23,6 +23,17 @@ def test_one_user_waits_for_nobody() -> None:
     assert predict_row(one).tpot_s == pytest.approx(float(step), rel=0.03)
 
 
+def test_a_version_that_prepares_no_step_ahead_has_slower_steps() -> None:
+    """By what its host does between two steps, which grows with the sequences (eq. S5)."""
+    slower = []
+    for users in ("1", "64"):
+        old, new = (predict_row(row(engine_version=v, concurrency=users)) for v in ("0.13", "0.14"))
+        slower.append(old.tpot_s - new.tpot_s)
+    engine = row_config(row()).machine.engine
+    assert slower[0] == pytest.approx(engine.exposed_step_s, rel=0.1)
+    assert slower[1] > engine.exposed_step_s + 32 * engine.exposed_sequence_s
+
+
 @pytest.mark.parametrize("engine", ["vllm", "trtllm"])
 def test_more_users_wait_longer(engine: str) -> None:
     """TTFT and TPOT grow with concurrency, whatever the scheduler."""

@@ -13,7 +13,7 @@ from minicluster.specs.parameters import num_active_parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
-from sizing.latency.feedforward import busiest_share, experts_touched, popularity_variance
+from sizing.latency.feedforward import busiest_share, experts_touched, popularity_cumulants
 from sizing.latency.load import decode_load, keys_in_reach, pairs, prefill_load
 from sizing.latency.work import step_ops
 
@@ -109,20 +109,27 @@ def test_more_tokens_touch_no_fewer_experts(experts: int, k: int, tokens: int, g
     assert 1 <= share <= groups
 
 
-def test_the_busiest_group_by_simulation() -> None:
-    rng = np.random.default_rng(7)
-    grid = (200.0**-0.01 - 1) * (np.arange(256) + 0.5) / 256 + 1
-    loads = grid ** (1 / -0.01)
-    found = [
-        8 * rng.permutation(loads).reshape(8, 32).sum(axis=1).max() / loads.sum()
-        for _ in range(2000)
-    ]
-    predicted = float(busiest_share(256, 8, np.array(1e9), groups=8))
-    assert predicted == pytest.approx(np.mean(found), rel=0.1)
-    assert popularity_variance(1.01, 200.0) == pytest.approx(
-        loads.var() / loads.mean() ** 2, rel=0.05
-    )
-    assert popularity_variance(1.01, 1.0) == 0
+@pytest.mark.parametrize("tokens", [64, 32_768])
+@pytest.mark.parametrize(
+    ("experts", "groups"), [(256, 2), (256, 8), (256, 16), (256, 32), (256, 64), (288, 72)]
+)
+def test_the_busiest_group_by_simulation(experts: int, groups: int, tokens: int) -> None:
+    """The mean rows of the busiest group are those of experts whose loads are drawn."""
+    rng, rows = np.random.default_rng(7), 8 * tokens
+    loads = (1 - (1 - 200.0**-0.01) * rng.random((4000, experts))) ** (1 / -0.01)
+    shares = loads.reshape(4000, groups, -1).sum(axis=2) / loads.sum(axis=1)[:, None]
+    found = rng.multinomial(rows, shares).max(axis=1).mean() * groups / rows
+    predicted = float(busiest_share(experts, 8, np.array(float(tokens)), groups=groups))
+    assert predicted == pytest.approx(found, rel=0.025)
+
+
+def test_cumulants_of_an_experts_load_by_quadrature() -> None:
+    loads = (1 - (1 - 200.0**-0.01) * (np.arange(100_000) + 0.5) / 100_000) ** (1 / -0.01)
+    off = loads / loads.mean() - 1
+    second, third, fourth = ((off**power).mean() for power in (2, 3, 4))
+    found = (second, third, fourth - 3 * second**2)
+    assert popularity_cumulants(1.01, 200.0) == pytest.approx(found, rel=1e-3)
+    assert popularity_cumulants(1.01, 1.0) == (0, 0, 0)
 
 
 @given(n=st.integers(1, 60), p=st.integers(0, 60), chunk=st.integers(1, 80))

@@ -171,9 +171,8 @@ def test_spares_are_kept_free() -> None:
         ({"tp": 8, "dp": 3}, {}, "8 GPUs too few"),
         ({"tp": 8, "pp": 3}, {}, "needs 24 GPUs, 16 are free: 8 too few"),
         ({"tp": 8, "pp": 2}, {"replica_within": 0}, r"8 too few \(constraint: replica within hb"),
-        ((16, 1), {}, "prefill tp"),
-        ((16, 8), {"straddle": True}, "need 24 GPUs, 16 are free: 8 too few"),
-        ((8, 16), {"straddle": True, "replica_within": 0}, "a decode replica .* not fit one hb"),
+        ((16, 8), {}, "need 24 GPUs, 16 are free: 8 too few"),
+        ((8, 16), {"replica_within": 0}, "a decode replica .* not fit one hb"),
         ((8, 8), {"pairs_within": 0}, r"16 GPUs, 8 are free: 8 too few.*within one hb"),
     ],
 )
@@ -289,6 +288,6 @@ def test_tp_that_may_straddle_takes_equal_shares_of_domains() -> None:
         wide = place_ranks(Degrees(tp=tp), root, TIERS, RankRules(straddle=True))
         assert f"TP{tp} straddles 2 units of hb" in wide.warnings[0]
         assert [node for node, _ in wide.ranks] == ["n0"] * (tp // 2) + ["n1"] * (tp // 2)
-    found = pooled(site([8, 8, 8]), (1, 1), (16, 8), straddle=True)
+    found = pooled(site([8, 8, 8]), (1, 1), (16, 8))
     assert "prefill: TP16 straddles 2 units" in found.warnings[0]
     assert [len(group.gpus) for group in found.groups] == [16, 8]
