@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -208,10 +209,11 @@ def main() -> int:
     finally:
         ended = {"exit_code": int(code), "others_fraction": demo.disturbed_fraction()}
         (OUT / "demo.json").write_text(json.dumps(ended) + "\n", encoding="utf-8")
-        # However often Ctrl-C is pressed from here on, `serving down` runs to its end.
+        # Whatever signals come from here on, `serving down` runs to its end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not keep and RUNNING.exists():
-            demo.command("serving", "down", endings=tuple(range(256)))
+            with suppress(KeyboardInterrupt):
+                demo.command("serving", "down", endings=tuple(range(256)))
     return code
 
 

@@ -36,7 +36,7 @@ TRUST = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is planned, how much slower it runs, how much it is asked, and where results go."""
+    """Scenario, folder of the results, slowdown of the engines, and requests of the load test."""
 
     scenario: str
     out: Path

@@ -46,7 +46,8 @@ def expert_rule(model: ModelSpec, slicing: Slicing) -> str | None:
     if model.moe.num_experts % slicing.ep:
         return f"an ep that divides the model's {model.moe.num_experts} experts"
     if slicing.ep == 1 and model.moe.expert_ffn_size % ranks:
-        return f"tp x dp that divides an expert's width {model.moe.expert_ffn_size}, or ep {ranks}"
+        rule = f"tp x dp that divides an expert's width {model.moe.expert_ffn_size}"
+        return rule if model.moe.num_experts % ranks else f"{rule}, or ep {ranks}"
     return None
 
 

@@ -151,12 +151,12 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
 
 
 @contextmanager
-def naming(scenario: Path) -> Iterator[None]:
-    """Put the scenario's file before the key that an error names."""
+def naming(place: Path | str) -> Iterator[None]:
+    """Put the file or option that holds a key before the key that an error names."""
     try:
         yield
     except InputError as error:
-        raise error.inside(str(scenario)) from None
+        raise error.inside(str(place)) from None
 
 
 def leave_interrupted(what: str) -> NoReturn:

@@ -148,7 +148,9 @@ def parse_pool_size(text: str, place: str) -> PoolSize:
         raise InputError(place, text, "replicas x TP, for example 2xTP4 or 2xTP4xPP2@h200-sxm")
     found = match.groupdict()
     degrees = {name: int(found[name] or 1) for name in ("tp", "pp", "dp", "ep")}
-    return PoolSize(replicas=int(found["replicas"]), slicing=Slicing(**degrees), gpu=found["gpu"])
+    with naming(place):
+        slicing = Slicing(**degrees)
+    return PoolSize(replicas=int(found["replicas"]), slicing=slicing, gpu=found["gpu"])
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:

@@ -37,7 +37,7 @@ MOST_DRAFTS = 32
 """Most drafts of a step, as in a scenario."""
 SERVING = ("aggregated", "disaggregated")
 SPECULATIVE = "speculative"
-"""Kind of rows with speculative decoding, whatever their load."""
+"""Kind of every row that was measured with speculative decoding, under any load."""
 WIDTHS = ("replicas", "tp", "pp", "ep", "dp")
 """Columns of an aggregated row; those of a pool have its role before them."""
 NUMBERS = (

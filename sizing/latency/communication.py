@@ -93,7 +93,7 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
     found = (
         Exchange("embedding all-reduce", "X1", "all-reduce", slicing.tp, 1, hidden),
         Exchange("attention all-reduce", "X1", "all-reduce", slicing.tp, by_attention, hidden),
-        Exchange("feed-forward all-reduce", "X1", "all-reduce", slicing.tp, by_feedforward, hidden),
+        Exchange("ffn all-reduce", "X1", "all-reduce", slicing.tp, by_feedforward, hidden),
         Exchange("logits gather", "X1", "all-gather", slicing.tp, 1, logits),
         Exchange("query norm all-reduce", "X3", "all-reduce", slicing.tp, norms, squares),
     )

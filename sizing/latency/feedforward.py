@@ -122,9 +122,9 @@ def busiest_share(
         groups: g, the expert-parallel degree.
 
     Source:
-        Poisson rows at the load of E / g experts; z is the mean largest of g normal deviates (Blom
-        1958: the quantile at (g - 3/8) / (g + 1/4)), w that of rows so skewed (Cornish and Fisher
-        1938). Within 2.5 % of a Monte Carlo for 2 to 72 groups of 256 or more experts.
+        Poisson rows at the load of E / g experts; z is the mean largest of g normal deviates, w
+        that of rows so skewed (Cornish and Fisher 1938). Within 2.5 % of a Monte Carlo for 2 to 72
+        groups of 256 or more experts.
 
     Ignores:
         Balancers that copy popular experts (EPLB): they bring b closer to 1; the skew of real

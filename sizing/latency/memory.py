@@ -133,7 +133,7 @@ tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's
 """
 
 DRAFT_BYTES_PER_LOGIT = 6.0
-"""What verifying one draft keeps per logit: a copy in 16 and one in 32 bits (not measured)."""
+"""Bytes per logit while a draft is verified: a copy in 16 bits, one in 32 (assumed)."""
 
 EXCHANGE_BYTES = {2: 358_612_992, 4: 411_041_792}
 """

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan import Inputs
+    from sizing.latency.load import StepLoad
     from sizing.latency.step import Term
     from sizing.planner.candidates import Candidate
+    from sizing.planner.layout import LayoutShape
 
 
 def mean_batch(chosen: Candidate, tpot_s: float) -> float:
@@ -65,13 +67,17 @@ def representative_terms(
     inputs: Inputs, chosen: Candidate, role: str, batch: float
 ) -> tuple[Term, ...]:
     """Split a step of *role* at the load's mean lengths into the terms of eq. S5."""
-    tandem = chosen.tandem
-    shape = chosen.layout.decode
-    load = decode_load(max(1.0, batch), tandem.context[0])
-    if role == "prefill":
-        shape = chosen.layout.prefill or shape
-        load = prefill_load(float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens)
+    shape, load = representative_load(chosen, role, batch)
     return step_terms(machine(inputs, shape.gpu), load, slicing=shape.slicing)
+
+
+def representative_load(chosen: Candidate, role: str, batch: float) -> tuple[LayoutShape, StepLoad]:
+    """Return the replica of *role*, and its step at the load's mean lengths."""
+    tandem, decode = chosen.tandem, chosen.layout.decode
+    if role == "prefill":
+        tokens, prefix = float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens
+        return chosen.layout.prefill or decode, prefill_load(tokens, prefix)
+    return decode, decode_load(max(1.0, batch), tandem.context[0])
 
 
 def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:

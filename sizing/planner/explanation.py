@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.step import StepCoefficients
+from minicluster.workload.sources import RequestSource, drawn
+from sizing.latency.feedforward import busiest_share
+from sizing.latency.step import verified
 from sizing.planner import bounds
-from sizing.planner.bottleneck import mean_batch, representative_terms
+from sizing.planner.bottleneck import mean_batch, representative_load, representative_terms
 from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
+from sizing.planner.simulated_check import PREDICTION_SEED
 from sizing.planner.tandem import PoolStage, TandemLoad
+from sizing.simulation.outcome import simulate
+from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.plan import Plan, Pool
     from sizing.latency.step import Term
 
 TTFT_EQUATION = "Q5"
 """Equation of the phases of TTFT: all are read off the simulation."""
+
+WAIT_REQUESTS = 6000
+"""Simulated requests of `group_wait_s`: DeepSeek-V3's plan gives 0.227 to 0.238 ms by seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,9 @@ class Explanation:
         interference: per role, the share by which the other pool slows its steps.
         drafts: of each sequence that a decode step verifies; 0: none.
         tokens_per_step: that a sequence gets of a decode step on average.
+        busiest_experts: per step, rows of the busiest rank's experts over the average rank's;
+            empty without expert parallelism.
+        group_wait_s: added to the mean TPOT because the ranks of a decode group step together.
     """
 
     terms: tuple[ExplainedTerm, ...]
@@ -70,6 +84,8 @@ class Explanation:
     interference: dict[str, float]
     drafts: int = 0
     tokens_per_step: float = 1.0
+    busiest_experts: dict[str, float] = field(default_factory=dict)
+    group_wait_s: float = 0.0
 
 
 def explain_plan(plan: Plan) -> Explanation:
@@ -100,6 +116,41 @@ def explain_plan(plan: Plan) -> Explanation:
         ),
         drafts=plan.inputs.engine.speculative_tokens,
         tokens_per_step=plan.inputs.engine.tokens_per_step,
+        busiest_experts=dict(_busiest_experts(plan, chosen, batch)),
+        group_wait_s=_group_wait_s(plan),
+    )
+
+
+def _busiest_experts(plan: Plan, chosen: Candidate, batch: float) -> Iterator[tuple[str, float]]:
+    """Yield the imbalance that the experts of each step are timed with (eq. W11)."""
+    moe = plan.inputs.model.moe
+    for role in ("prefill", "decode"):
+        shape, load = representative_load(chosen, role, batch)
+        if moe is not None and shape.slicing.ep > 1:
+            tokens = verified(load, plan.inputs.engine).tokens * shape.slicing.dp
+            share = busiest_share(
+                moe.num_experts, moe.experts_per_token, tokens, groups=shape.slicing.ep
+            )
+            yield role, float(share)
+
+
+def _group_wait_s(plan: Plan) -> float:
+    """
+    Return how much longer mean TPOT is because the ranks of a decode group step together.
+
+    Simulates the plan, and the same ranks with steps of their own (docs/model.md, eq. Q11).
+    """
+    system = deployed_system(plan.deployment, plan.step_model)
+    if system.decode.group == 1:
+        return 0.0
+    load = plan.inputs.scenario.workload
+    arrivals = drawn(load, RequestSource(), count=WAIT_REQUESTS, seed=PREDICTION_SEED)
+    together, apart = (
+        simulate(each, arrivals, seed=PREDICTION_SEED)
+        for each in (system, replace(system, decode=replace(system.decode, group=1)))
+    )
+    return float(
+        np.nanmean(together.tpot_s[together.counts]) - np.nanmean(apart.tpot_s[apart.counts])
     )
 
 

@@ -106,7 +106,7 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
                 )
         return (LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name),)
     for tp in asked:
-        check_degree(inputs, tp, place="search.tp")
+        check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     widest = min(inputs.cluster.gpus_per_hb_domain, inputs.model.num_heads)
     degrees = tuple(sorted(set(asked))) or tuple(
         tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None
@@ -143,22 +143,24 @@ def _widest(inputs: Inputs) -> int:
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
     """Return the rule of the engine profile, as `serving` deploys it, that a layout breaks."""
     for role, shape in layout.shapes.items():
-        cut = shape.slicing
-        if cut.pp not in inputs.engine.pp:
-            return f"{role} PP{cut.pp}: NIXL pairs PP {', '.join(map(str, inputs.engine.pp))}"
-        rule = expert_rule(inputs.model, cut)
-        if rule is not None:
-            return f"{role} {shape}: expected {rule}"
+        pp = shape.slicing.pp
+        if pp not in inputs.engine.pp:
+            return f"{role} PP{pp}: NIXL pairs PP {', '.join(map(str, inputs.engine.pp))}"
     return None
 
 
-def check_degree(inputs: Inputs, tp: int, *, place: str) -> None:
-    """Refuse a degree that does not divide the model, or that no cluster of this size holds."""
-    rule = tp_rule(inputs.model, tp)
+def check_slicing(inputs: Inputs, slicing: Slicing, *, place: str) -> None:
+    """Refuse degrees that do not divide the model, or that no cluster of this size holds."""
+    rule, layers = tp_rule(inputs.model, slicing.tp), inputs.model.num_layers
     if rule is not None:
-        raise InputError(place, tp, rule)
-    if tp > inputs.cluster.max_gpus:
-        raise InputError(place, tp, f"at most cluster.max_gpus = {inputs.cluster.max_gpus}")
+        raise InputError(place, f"TP{slicing.tp}", rule)
+    rule = expert_rule(inputs.model, slicing)
+    if slicing.pp > layers:
+        rule = f"at most {layers} stages: the model has {layers} layers"
+    elif slicing.gpus > inputs.cluster.max_gpus:
+        rule = f"at most cluster.max_gpus = {inputs.cluster.max_gpus} GPUs"
+    if rule is not None:
+        raise InputError(place, str(slicing), rule)
 
 
 def pairing_rule(model: ModelSpec, layout: Layout) -> str | None:

@@ -21,7 +21,7 @@ from sizing.planner.error_model import StepErrors, interval_around, validation
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
-    check_degree,
+    check_slicing,
     memory_rule,
     pairing_rule,
     profile_rule,
@@ -152,10 +152,10 @@ def _shape(inputs: Inputs, size: PoolSize) -> LayoutShape:
 def _check_layout(inputs: Inputs, layout: Layout) -> None:
     """Refuse what cannot be deployed or was never measured."""
     for role, shape in layout.shapes.items():
-        option, tp = f"--{role}", shape.slicing.tp
+        option = f"--{role}"
         if shape.gpus != 1 and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
             raise InputError(option, str(shape), "TP1: step times come from a calibration at TP 1")
-        check_degree(inputs, tp, place=option)
+        check_slicing(inputs, shape.slicing, place=option)
         rule = memory_rule(inputs, shape)
         if rule is not None:
             raise InputError(option, str(shape), f"a layout that the model fits on: {rule}")
@@ -163,7 +163,8 @@ def _check_layout(inputs: Inputs, layout: Layout) -> None:
     if rule is None and inputs.scenario.search.layouts == "deployable":
         rule = profile_rule(inputs, layout)
     if rule is not None:
-        raise InputError("--prefill, --decode", str(layout), rule)
+        options = ", ".join(f"--{role}" for role in layout.shapes)
+        raise InputError(options, str(layout), rule)
 
 
 def _beyond_hb_domain_s(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]:

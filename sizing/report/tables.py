@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
     from sizing.planner.explanation import ExplainedTerm, Explanation
 
+BOUND = "bound by,\nof peak"
 GB = 1e9
 MB = 1e6
 SHOWN = tuple(each for each in PERCENTILES if each != "p90")
@@ -179,8 +181,8 @@ def parts_table(prediction: Prediction) -> Table:
     return made
 
 
-def explanation_tables(found: Explanation) -> Iterator[Table]:
-    """Yield one table per group of terms of a prediction."""
+def explanation_tables(found: Explanation) -> Iterator[Table | str]:
+    """Yield one table per group of terms of a prediction, and what ranks wait for."""
     at = {
         "TTFT": "Mean TTFT",
         "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
@@ -189,12 +191,15 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
     }
     for of, title in at.items():
         terms = [term for term in found.terms if term.of == of]
-        heads = ["term", "equation", "seconds", "share"]
+        heads = ["term", "eq.", "seconds", "share"]
         if any(term.bound for term in terms):
-            heads += ["TFLOP", "GB", "of peak", "bound by"]
+            heads += ["TFLOP", "GB", BOUND]
         rows = (_term_cells(term)[: len(heads)] for term in terms)
         sources = "; ".join(sorted({term.source for term in terms}))
-        made = table(title, heads, rows, left=("equation", "bound by"), caption=sources)
+        made = table(
+            title, heads, rows, left=("eq.", BOUND), whole=heads, caption=sources,
+            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+        )  # fmt: skip
         total = sum(term.seconds for term in terms)
         made.add_row("sum", "", seconds(total), "100.0%", style="bold")
         yield made
@@ -202,6 +207,21 @@ def explanation_tables(found: Explanation) -> Iterator[Table]:
         slower = ((role, f"{fraction:.1%}") for role, fraction in found.interference.items())
         heads = ["pool", "steps take longer by"]
         yield table("Interference between the pools (eq. Q9)", heads, slower)
+    yield from _ranks_text(found)
+
+
+def _ranks_text(found: Explanation) -> Iterator[str]:
+    """Yield what the ranks of a group wait for; a step is timed on the busiest one."""
+    for role, share in found.busiest_experts.items():
+        yield (
+            f"{role.capitalize()}: `experts` are timed on the busiest rank, which has {share:.2f}"
+            " times the tokens of the average rank (eq. W11)."
+        )
+    if found.group_wait_s:
+        yield (
+            "Decode: the ranks of a group wait for the slowest one, which adds"
+            f" {seconds(found.group_wait_s)} to the mean TPOT (both are simulated, eq. Q11)."
+        )
 
 
 def _drafts(found: Explanation) -> str:
@@ -223,6 +243,6 @@ def _term_cells(term: ExplainedTerm) -> list[str]:
         f"{term.share_fraction:.1%}",
         f"{term.flops / 1e12:.3g}" if term.flops else "",
         f"{term.hbm_bytes / 1e9:.3g}" if term.hbm_bytes else "",
-        "" if term.achieved_fraction is None else f"{term.achieved_fraction:.0%}",
-        (term.bound or "").partition(" ")[0],
+        (term.bound or "").partition(" ")[0]
+        + ("" if term.achieved_fraction is None else f" {term.achieved_fraction:.0%}"),
     ]

@@ -50,6 +50,15 @@ main()
 """
 
 
+EARLY = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs run in the background
+os.kill(os.getpid(), signal.SIGINT)
+from sizing.cli import main
+main()
+"""
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Return the folder of this Python, and one on the path."""
@@ -110,9 +119,8 @@ def test_a_command_interrupted_while_it_is_imported_says_so_in_one_line(
 def test_a_command_interrupted_while_its_interpreter_starts_says_so_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The signal waits until the command can answer it, whatever is imported before."""
-    early = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    code = run_child([sys.executable, "-c", f"{early}from sizing.cli import main\nmain()"])
+    """SIGINT stays blocked until the command has set its handler."""
+    code = run_child([sys.executable, "-c", EARLY])
     assert (code, capfd.readouterr().err) == (130, "sizing: interrupted\n")
 
 

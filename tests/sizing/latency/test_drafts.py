@@ -117,7 +117,7 @@ def test_a_head_takes_memory_from_the_cache_and_has_a_cache_itself() -> None:
 
 
 def test_a_draft_head_of_its_own_is_dense_and_in_16_bits() -> None:
-    """EAGLE-3 beside gpt-oss: its 0.4 billion parameters, whatever the model's experts are in."""
+    """The EAGLE-3 head of gpt-oss has 0.4 billion 16-bit parameters; the experts have 4 bits."""
     model = catalog.find_model("gpt-oss-120b", drafts=True)
     assert model.draft is not None
     layer = draft_layer(model)

@@ -207,18 +207,18 @@ def test_exchanges() -> None:
     assert sizes("llama-3.1-70b", Slicing()) == {}
     dense = sizes("llama-3.1-70b", Slicing(tp=8))
     assert dense["attention all-reduce"] == (8, 1, 80, 100 * 8192 * 2)
-    assert dense["feed-forward all-reduce"] == (8, 1, 80, 100 * 8192 * 2)
+    assert dense["ffn all-reduce"] == (8, 1, 80, 100 * 8192 * 2)
     assert dense["logits gather"] == (8, 1, 1, 100 * 128_256 * 2)
     side_by_side = sizes("falcon-180b", Slicing(tp=8))
     assert "attention all-reduce" not in side_by_side
-    assert side_by_side["feed-forward all-reduce"][2] == 80
+    assert side_by_side["ffn all-reduce"][2] == 80
     assert sizes("mixtral-8x7b", Slicing(tp=8, ep=8)) == sizes("mixtral-8x7b", Slicing(tp=8))
     few = sizes("deepseek-v3", Slicing(dp=8, ep=8))
     assert few["expert gather"] == few["expert scatter"] == (8, 1, 58, 8 * 100 * 7168 * 2)
     assert "expert rejoin" not in few
     both = sizes("deepseek-v3", Slicing(tp=2, dp=4))
     assert both["expert rejoin"] == (2, 1, 58, 100 * 7168 * 2)
-    assert both["feed-forward all-reduce"][2] == 3
+    assert both["ffn all-reduce"][2] == 3
     staged = sizes("llama-3.1-70b", Slicing(tp=4, pp=3))
     assert staged["stage send"] == (2, 4, 2, 2 * 100 * 8192 * 2 / 4)
     assert staged["stage gather"] == (4, 1, 2, 2 * 100 * 8192 * 2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from minicluster.plan import read_plan, to_json
 from minicluster.specs.scenario import EngineChoice, ModelChoice
@@ -18,6 +20,7 @@ from sizing.planner.candidates import one_replica_each
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
 from sizing.planner.step_models import StepModels
+from sizing.report.tables import explanation_tables
 from tests.sizing.scenarios import LARGE, SMALL, found, inputs, proposed
 
 if TYPE_CHECKING:
@@ -62,6 +65,9 @@ def test_a_plan_carries_its_drafts_and_reads_them_back(tmp_path: Path) -> None:
     assert (terms.drafts, terms.tokens_per_step) == (1, 1.85)
     names = {term.name for term in terms.terms if term.of == "decode step"}
     assert {"draft combine", "draft lm_head", "lm_head"} <= names
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(*explanation_tables(terms))
+    assert "…" not in console.export_text()
     assert plan.prediction.itl.p50_s > plan.prediction.tpot.p50_s
     assert "none of them with speculative decoding" in plan.validated_on.note
 

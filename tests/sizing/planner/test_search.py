@@ -176,6 +176,7 @@ def test_explanation_adds_up() -> None:
     """Terms of each group add up, and each names its equation and source."""
     plan = proposed(at(20.0))
     explained = explain_plan(plan)
+    assert explained.group_wait_s == 0  # no groups of ranks
     ttft = [term for term in explained.terms if term.of == "TTFT"]
     assert sum(term.seconds for term in ttft) == pytest.approx(plan.prediction.ttft.mean_s)
     for of in {term.of for term in explained.terms}:

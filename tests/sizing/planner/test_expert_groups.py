@@ -1,0 +1,66 @@
+"""A plan whose replicas are groups of data-parallel ranks around one set of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from minicluster.phases import label
+from minicluster.plan import Plan, to_json
+from minicluster.specs.scenario import ModelChoice
+from minicluster.specs.slicing import Slicing
+from sizing.planner.build_plan import build_plan
+from sizing.planner.candidates import one_replica_each
+from sizing.planner.explanation import explain_plan
+from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.result import Found
+from sizing.planner.step_models import StepModels
+from sizing.report.tables import explanation_tables
+from tests.sizing.scenarios import LARGE, inputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sizing.conftest import Sizing
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Two decode replicas of 16 ranks, on two nodes each, beside prefill replicas of 8."""
+    load = replace(LARGE.workload, requests_per_s=2.0)
+    given = inputs(replace(LARGE, model=ModelChoice(id="qwen3-30b-a3b"), workload=load))
+    prefill, decode = (
+        LayoutShape(slicing=Slicing(dp=ranks, ep=ranks), gpu="h100-sxm") for ranks in (8, 16)
+    )
+    layout = Layout(prefill=prefill, decode=decode)
+    one = one_replica_each(given, layout, StepModels(given))
+    return build_plan(given, Found(candidate=one.limited(8).sized(2, 2)))
+
+
+def test_place_says_what_the_plan_says(plan: Plan, sizing: Sizing, tmp_path: Path) -> None:
+    """`sizing place` leaves the replicas where the plan has put them."""
+    path, placed = tmp_path / "plan.json", tmp_path / "placed.json"
+    path.write_text(to_json(plan))
+    assert sizing("place", str(path), "-o", str(placed)).code == 0
+    assert placed.read_text() == path.read_text()
+    assert {len(pool.placement) for pool in plan.pools} == {2, 4}
+
+
+def test_explain_says_what_ranks_wait_for(plan: Plan) -> None:
+    """Each exchange, the busiest rank's experts and the wait; names stay whole."""
+    explained = explain_plan(plan)
+    names = {term.name for term in explained.terms}
+    assert {"expert gather", "expert scatter", "experts up", "experts down"} <= names
+    assert 1 < explained.busiest_experts["prefill"] < explained.busiest_experts["decode"] < 16
+    assert 0 < explained.group_wait_s < 0.2 * plan.prediction.tpot.mean_s
+
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(*explanation_tables(explained))
+    said = " ".join(console.export_text().split())
+    assert all(f" {label(term.name)} {term.equation} " in said for term in explained.terms)
+    assert "wait for the slowest one, which adds" in said
+    assert f"has {explained.busiest_experts['decode']:.2f} times the tokens" in said
