@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +22,8 @@ from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import EngineDied, SimulatedEngine
-from serving.simulated.group import Lockstep
+from serving.simulated.gang import GangIncompleteError, join_gang
+from serving.simulated.group import Group, Lockstep
 from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -58,22 +63,45 @@ ONE_BY_ONE_S = 1e-8
 """Between prompts that end in one step, so that they reach decode in the order of their ranks."""
 
 
-def ranks(
-    limits: EngineLimits, step: PlannedStep, slowdown: float, *, prefill_only: bool = False
-) -> list[SimulatedEngine]:
-    """Return one group."""
-    group = Lockstep(RANKS)
-    return [
+Groups = Callable[[], Awaitable[Sequence[Group]]]
+"""Makes what each rank of a group is given."""
+
+
+async def in_one_process() -> list[Group]:
+    return [Lockstep(RANKS)] * RANKS
+
+
+async def by_sockets() -> list[Group]:
+    gang = uuid.uuid4().hex
+    return await asyncio.gather(*(join_gang(gang, rank, RANKS) for rank in range(RANKS)))
+
+
+either_way = pytest.mark.parametrize("groups", [in_one_process, by_sockets])
+
+
+@asynccontextmanager
+async def ranks(
+    limits: EngineLimits,
+    step: PlannedStep,
+    slowdown: float,
+    *,
+    prefill_only: bool = False,
+    groups: Groups = in_one_process,
+) -> AsyncIterator[list[SimulatedEngine]]:
+    """Have one group, which fails in the end."""
+    engines = [
         SimulatedEngine(limits, step, EngineClock(slowdown), prefill_only=prefill_only, group=group)
-        for _ in range(RANKS)
+        for group in await groups()
     ]
+    try:
+        yield engines
+    finally:
+        engines[0].fail()
+        await asyncio.sleep(1.0)
+        assert all(engine.died for engine in engines)
 
 
-async def mixed(
-    arrivals: Arrivals, limits: EngineLimits, step: PlannedStep, slowdown: float
-) -> np.ndarray:
-    engines = ranks(limits, step, slowdown)
-
+async def mixed(arrivals: Arrivals, engines: Sequence[SimulatedEngine]) -> np.ndarray:
     async def send(at: int) -> tuple[float, float]:
         engine = engines[at % RANKS]
         await engine.clock.sleep(float(arrivals.due_s[at]))
@@ -86,11 +114,12 @@ async def mixed(
 
 
 async def split(
-    arrivals: Arrivals, routes: list[tuple[int, int]], step: PlannedStep, slowdown: float
+    arrivals: Arrivals,
+    routes: list[tuple[int, int]],
+    prefill: Sequence[SimulatedEngine],
+    decode: Sequence[SimulatedEngine],
 ) -> np.ndarray:
-    """Send requests through ranks of two groups: one of prefill, one of decode."""
-    prefill = ranks(LIMITS, step, slowdown, prefill_only=True)
-    decode = ranks(LIMITS, step, slowdown)
+    """Send requests through ranks of two groups."""
     sources = [KvSource(engine, PATH) for engine in prefill]
 
     async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
@@ -114,13 +143,14 @@ async def split(
     return np.array(times)
 
 
+@either_way
 @given(
     seed=st.integers(0, 1000),
     slowdown=st.sampled_from([1.0, 50.0]),
     kv_blocks=st.sampled_from([120, 900]),
 )
 def test_a_group_takes_the_time_that_is_simulated(
-    seed: int, slowdown: float, kv_blocks: int
+    groups: Groups, seed: int, slowdown: float, kv_blocks: int
 ) -> None:
     """With too few blocks as well, where requests are preempted."""
     arrivals, limits = load(60.0, 40, seed), replace(LIMITS, kv_blocks=kv_blocks)
@@ -128,7 +158,11 @@ def test_a_group_takes_the_time_that_is_simulated(
     system = System(decode=pool, path=Path(), decode_policy="round-robin")
     expected = simulate(system, arrivals, seed=0)
 
-    times = run_virtual(mixed(arrivals, limits, BY_BATCH, slowdown))
+    async def run() -> np.ndarray:
+        async with ranks(limits, BY_BATCH, slowdown, groups=groups) as engines:
+            return await mixed(arrivals, engines)
+
+    times = run_virtual(run())
 
     assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, rel=1e-6)
     assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)
@@ -141,7 +175,11 @@ def test_a_rank_that_becomes_the_slowest_makes_little_difference() -> None:
     system = System(decode=pool, path=Path(), decode_policy="round-robin")
     expected = simulate(system, arrivals, seed=0)
 
-    times = run_virtual(mixed(arrivals, LIMITS, STEP, 1.0))
+    async def run() -> np.ndarray:
+        async with ranks(LIMITS, STEP, 1.0) as engines:
+            return await mixed(arrivals, engines)
+
+    times = run_virtual(run())
 
     found_s = times[:, 1] - arrivals.due_s
     assert found_s.mean() == pytest.approx(expected.e2e_s.mean(), rel=0.01)
@@ -155,32 +193,85 @@ def test_split_groups_take_the_time_that_is_simulated(seed: int, slowdown: float
     expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
     routes = list(zip(expected.prefill_of.tolist(), expected.decode_of.tolist(), strict=True))
 
-    times = run_virtual(split(arrivals, routes, BY_BATCH, slowdown))
+    async def run() -> np.ndarray:
+        async with (
+            ranks(LIMITS, BY_BATCH, slowdown, prefill_only=True) as prefill,
+            ranks(LIMITS, BY_BATCH, slowdown) as decode,
+        ):
+            return await split(arrivals, routes, prefill, decode)
+
+    times = run_virtual(run())
 
     assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, abs=NIC_S)
     assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, abs=NIC_S)
 
 
-def test_a_dead_rank_fails_its_group() -> None:
+@either_way
+@pytest.mark.parametrize("dead", range(RANKS))
+def test_a_dead_rank_fails_its_group(groups: Groups, dead: int) -> None:
     async def run() -> None:
-        engines = ranks(LIMITS, STEP, 1.0)
-        sequence = engines[0].add(100, (), 20)
-        await sequence.more_than(2)
-        engines[1].fail()
-        with pytest.raises(EngineDied):
-            await sequence.more_than(19)
-        assert all(engine.died for engine in engines)
+        async with ranks(LIMITS, STEP, 1.0, groups=groups) as engines:
+            sequence = engines[(dead + 1) % RANKS].add(100, (), 20)
+            await sequence.more_than(2)
+            engines[dead].fail()
+            with pytest.raises(EngineDied):
+                await sequence.more_than(19)
 
     run_virtual(run())
 
 
-def test_a_frozen_rank_holds_its_group() -> None:
+@either_way
+@pytest.mark.parametrize("frozen", range(RANKS))
+def test_a_frozen_rank_holds_its_group(groups: Groups, frozen: int) -> None:
     async def e2e_s(frozen_s: float) -> float:
-        engines = ranks(LIMITS, STEP, 2.0)
-        sequence = engines[0].add(100, (), 20)
-        await sequence.more_than(5)
-        engines[1].freeze(frozen_s)
-        await sequence.more_than(19)
-        return asyncio.get_running_loop().time()
+        async with ranks(LIMITS, STEP, 2.0, groups=groups) as engines:
+            sequence = engines[0].add(100, (), 20)
+            await sequence.more_than(5)
+            engines[frozen].freeze(frozen_s)
+            await sequence.more_than(19)
+            return asyncio.get_running_loop().time()
 
     assert run_virtual(e2e_s(7.0)) == pytest.approx(run_virtual(e2e_s(0.0)) + 7.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_does_not_start_without_all_ranks(rank: int) -> None:
+    """A rank on another machine is one that never comes."""
+    with pytest.raises(GangIncompleteError, match="share one machine"):
+        run_virtual(join_gang(uuid.uuid4().hex, rank, 2))
+
+
+def test_ranks_of_another_user_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either end asks the kernel whose process the other end is."""
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
+    gang = uuid.uuid4().hex
+
+    async def run() -> list[Group | BaseException]:
+        joining = (join_gang(gang, rank, 2) for rank in range(2))
+        return await asyncio.gather(*joining, return_exceptions=True)
+
+    assert all(isinstance(each, GangIncompleteError) for each in run_virtual(run()))
+
+
+ENDS_AT_ONCE = """
+import asyncio, sys
+from serving.simulated.gang import join_gang
+asyncio.run(join_gang(sys.argv[1], int(sys.argv[2]), 2))
+"""
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_process_that_ends_fails_its_group(ended: int) -> None:
+    """Whichever rank it is, and though it says nothing."""
+
+    async def run() -> None:
+        gang = uuid.uuid4().hex
+        command = (sys.executable, "-c", ENDS_AT_ONCE, gang, str(ended))
+        other = await asyncio.create_subprocess_exec(*command)
+        group = await join_gang(gang, 1 - ended, 2)
+        engine = SimulatedEngine(LIMITS, STEP, EngineClock(1.0), group=group)
+        with pytest.raises(EngineDied):
+            await engine.add(100, (), 20).more_than(19)
+        assert await other.wait() == 0
+
+    asyncio.run(run())
