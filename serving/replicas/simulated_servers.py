@@ -81,8 +81,10 @@ class SimulatedServer(EngineServer):
         await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
 
     async def inside(self) -> dict[str, Any]:
-        """Return name and process of this replica, and what its engine has inside."""
-        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+        """Return name, process and gang of this replica, and what its engine has inside."""
+        gang = serve.get_replica_context().gang_context
+        named = {"replica": _name(), "pid": os.getpid(), "gang": gang and gang.gang_id}
+        return named | asdict(self._engine.load())
 
     async def fault(
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
