@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from minicluster.plan import Plan
-from serving.measurement.demo_model import MOE_SHAPE, make_demo_model
 from tests.serving.deployed import Split, driven, until
 from tests.serving.faults.load import DEADLINE_S, body_of, under_way
 from tests.serving.plans import places
@@ -32,17 +31,12 @@ SLOW_FACTOR = 4.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a small model with experts."""
-    small = replace(MOE_SHAPE, num_layers=1, hidden_size=64, ffn_size=64)
-    return make_demo_model(tmp_path_factory.mktemp("models") / "moe", small)
-
-
-@pytest.fixture(scope="module")
-def gangs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Split]:
+def gangs(tmp_path_factory: pytest.TempPathFactory, moe_model: Path) -> Iterator[Split]:
     """Return two groups of two decode ranks, behind three prefill replicas."""
     options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
-    with driven(tmp_path_factory.mktemp("gangs"), grouped(model), DEADLINE_S, *options) as found:
+    with driven(
+        tmp_path_factory.mktemp("gangs"), grouped(moe_model), DEADLINE_S, *options
+    ) as found:
         yield found
 
 
@@ -89,7 +83,7 @@ def test_a_slow_rank_slows_its_group_alone(gangs: Split) -> None:
 
 
 def test_a_killed_rank_costs_its_group_alone(
-    gangs: Split, model: Path, capsys: pytest.CaptureFixture[str]
+    gangs: Split, moe_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
     Streams of its group break with an error event, and those of the other group go on.
@@ -98,7 +92,7 @@ def test_a_killed_rank_costs_its_group_alone(
     replaced, and the other one has not.
     """
     gangs.wait_until_whole()
-    limits = answer_limits(model)
+    limits = answer_limits(moe_model)
     load = Offered(requests=24, requests_per_s=RATE / SLOWDOWN)
     with under_way(gangs.base_url, streams()) as waiting:
         gangs.wait_until_decoding(STREAMS)
