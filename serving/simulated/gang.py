@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from serving.simulated.group import Group, Member, Propose
 
-JOIN_LIMIT_S = 300.0
-"""Longest wait for the other ranks, which start beside all other replicas."""
+JOIN_LIMIT_S = 600.0
+"""Longest wait for the other ranks: two busy cores start about twenty processes a minute."""
 
 CONNECT_POLL_S = 0.2
 """Interval at which a rank tries to reach rank 0 while that starts."""
@@ -33,8 +33,8 @@ async def join_gang(gang: str, rank: int, size: int) -> Group:
     Wait until all ranks of a gang are there; return their group.
 
     The caller must join its own engine before it awaits anything. The name of the socket is
-    abstract, so that no file outlives the ranks; only processes of the same user may join. A rank
-    that ends, however, ends the group.
+    abstract, so that no file outlives the ranks, and only processes of the same user may join. A
+    process that ends fails the group.
 
     Args:
         gang: its name, which no other gang of this machine has.
