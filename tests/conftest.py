@@ -48,7 +48,13 @@ IMPORTS_VLLM = {
 
 SIMULATED = {
     f"tests/serving/simulated/test_{name}.py"
-    for name in ("drain", "interrupts", "simulated_cluster", "simulated_endpoint")
+    for name in (
+        "drain",
+        "interrupts",
+        "simulated_cluster",
+        "simulated_endpoint",
+        "simulated_gangs",
+    )
 }
 """Files that deploy simulated engines: one worker runs them, most of the time it waits."""
 

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.engine_model.replica import Replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+class Stretch(NamedTuple):
+    """
+    Steps that a rank would do by itself, or that all ranks of its group do.
+
+    Attributes:
+        start_s: begin of the first.
+        steps: their number.
+        line_s: with *half_s* the terms of eq. Q2; those of a step that computes prompts are its
+            seconds and 0.
+    """
+
+    start_s: float
+    steps: int
+    line_s: float
+    half_s: float
+
+
+def common_stretch(stretches: Iterable[Stretch]) -> Stretch:
+    """Return the stretch of a group, by those of its ranks with work: the slowest's, cut short."""
+    proposed = list(stretches)
+    slowest = max(proposed, key=lambda each: (each.line_s + each.half_s, each.line_s))
+    return Stretch(
+        start_s=max(each.start_s for each in proposed),
+        steps=min(each.steps for each in proposed),
+        line_s=slowest.line_s,
+        half_s=slowest.half_s,
+    )
 
 
 class Rank(Replica):
@@ -17,10 +46,11 @@ class Rank(Replica):
     The ranks meet at the experts of every layer, so all are in a step or none is: while one has
     work, the others do dummy steps. After each call that may begin a stretch, or end one earlier,
     `keep_in_step` must be called; an event at `end_s` must call `end_stretch` and `start_stretch`
-    of all *ranks*, and `step_together`.
+    of all *ranks*, and `step_together`. Ranks in processes of their own send one another their
+    `stretch` instead, and follow the common one (`serving.simulated.group`).
 
     Attributes:
-        ranks: all of the group, this one included.
+        ranks: all of the group, this one included; unset where they are not in this process.
 
     Ignores: within a stretch, that another rank becomes the slowest one.
     """
@@ -30,9 +60,12 @@ class Rank(Replica):
     ranks: tuple[Rank, ...]
 
     @property
-    def steps(self) -> int:
-        """Steps of the stretch in progress."""
-        return self._steps
+    def stretch(self) -> Stretch:
+        """The stretch that has begun, before `follow` as this rank would do it alone."""
+        line_s, half_s = self._line_s, self._half_s
+        if self.scheduled_prefills:
+            line_s, half_s = self._seconds, 0.0
+        return Stretch(self.start_s, self._steps, line_s, half_s)
 
     def kv_received(self, request: int, now_s: float) -> None:
         """See `Replica`; the request joins where the whole group begins a step."""
@@ -42,20 +75,14 @@ class Rank(Replica):
         else:
             self.start_stretch(now_s)
 
-    def pace(self) -> tuple[float, float, float]:
-        """Return the seconds of the first step, and the two terms of eq. Q2 of all."""
-        if self.scheduled_prefills:
-            return self._seconds, self._seconds, 0.0
-        return self._line_s + self._half_s, self._line_s, self._half_s
-
-    def follow(self, start_s: float, steps: int, line_s: float, half_s: float) -> None:
+    def follow(self, common: Stretch) -> None:
         """Take the steps that the group takes: dummy ones, if there is nothing to compute."""
         if not self.active:
-            self.active, self.start_s, self._used_end = True, start_s, self.used_blocks
-        elif self.start_s < start_s:
-            self._wait(start_s - self.start_s)
-        self._line_s, self._half_s = line_s, half_s
-        self._take(steps)
+            self.active, self.start_s, self._used_end = True, common.start_s, self.used_blocks
+        elif self.start_s < common.start_s:
+            self._wait(common.start_s - self.start_s)
+        self._line_s, self._half_s = common.line_s, common.half_s
+        self._take(common.steps)
 
     def shorten(self, steps: int) -> None:
         """End the stretch after *steps* steps, as another rank does."""
@@ -65,13 +92,11 @@ class Rank(Replica):
 
 def step_together(ranks: Iterable[Rank]) -> None:
     """Let ranks that have begun a stretch, and those without work, step as the slowest does."""
-    working = [rank for rank in ranks if rank.active]
-    if working:
-        start_s = max(rank.start_s for rank in working)
-        steps = min(rank.steps for rank in working)
-        _, line_s, half_s = max(rank.pace() for rank in working)
+    stretches = [rank.stretch for rank in ranks if rank.active]
+    if stretches:
+        common = common_stretch(stretches)
         for rank in ranks:
-            rank.follow(start_s, steps, line_s, half_s)
+            rank.follow(common)
 
 
 def keep_in_step(changed: Rank) -> None:
@@ -79,7 +104,7 @@ def keep_in_step(changed: Rank) -> None:
     if not changed.active:
         return
     if all(rank.active for rank in changed.ranks):
-        steps = changed.steps
+        steps = changed.stretch.steps
         if not steps and any(rank.scheduled_prefills for rank in changed.ranks):
             steps = 1  # prompts that are scheduled are computed, though late (eq. Q9)
         for rank in changed.ranks:

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
 
 from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import HOSTS, ORIGINS
@@ -34,6 +34,9 @@ OPTIONS = "deployment_config"
 
 INGRESS_REQUESTS = 100_000
 """Serve's request limit of the ingress: never reached, because admission control is the limit."""
+
+GANG_CPUS = 0.001
+"""CPUs of Ray that a simulated rank asks for: a gang's placement group has to hold something."""
 
 ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
@@ -137,8 +140,7 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
 
     llm_config = copy.deepcopy(dict(pool.llm_config))
     llm_config[OPTIONS]["user_config"] = config
-    ranks = llm_config["engine_kwargs"].get("data_parallel_size", 1)
-    if ranks > 1:
+    if (ranks := _ranks(pool)) > 1:
         classes = (servers.GroupedPrefillServer, servers.GroupedAnswerServer)
         llm_config[OPTIONS]["num_replicas"] //= ranks  # Ray counts groups, and multiplies
     else:
@@ -150,12 +152,21 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     )
 
 
+def _ranks(pool: ServedPool) -> int:
+    """Return the number of replicas of Ray Serve that start and end together."""
+    ranks: int = pool.llm_config["engine_kwargs"].get("data_parallel_size", 1)
+    return ranks
+
+
 def _simulated(pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
-    """Bind simulated engines, whose replicas need no place of their own."""
+    """Bind simulated engines, whose replicas need no place; ranks of a group start together."""
     options = dict(pool.llm_config[OPTIONS])
     del options["placement_group_bundle_label_selector"]
     options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
     options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
+    if (ranks := _ranks(pool)) > 1:
+        options["gang_scheduling_config"] = GangSchedulingConfig(gang_size=ranks)
+        options["ray_actor_options"]["num_cpus"] = GANG_CPUS
     server = SimulatedPrefillServer if prefill is None else SimulatedAnswerServer
     made = serve.deployment(server, name=pool.name, user_config=config, **options)
     if prefill is None:

@@ -17,6 +17,7 @@ from serving.replicas.roles import EngineServer, PrefillRole
 from serving.simulated.answering import SimulatedAnswers
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
+from serving.simulated.gang import join_gang
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
@@ -42,17 +43,19 @@ class SimulatedServer(EngineServer):
         """Start the engine."""
         keep_log_open()
         self._settings = settings
+        context = serve.get_replica_context()
+        gang = context.gang_context
         self._engine = SimulatedEngine(
             settings.limits,
             PlannedStep(settings.step),
             EngineClock(settings.slowdown),
             prefill_only=settings.role == "prefill",
             lanes=settings.lanes,
+            group=gang and await join_gang(gang.gang_id, gang.rank, gang.world_size),
         )
         if settings.role == "prefill":
             self._source = KvSource(self._engine, settings.path)
-        rank = serve.get_replica_context().rank.rank
-        labels = settings.places[rank % len(settings.places)]
+        labels = settings.places[context.rank.rank % len(settings.places)]
         self.answers = self._simulated = SimulatedAnswers(
             self._engine,
             AnswerRules(
@@ -78,8 +81,10 @@ class SimulatedServer(EngineServer):
         await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
 
     async def inside(self) -> dict[str, Any]:
-        """Return name and process of this replica, and what its engine has inside."""
-        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+        """Return name, process and gang of this replica, and what its engine has inside."""
+        gang = serve.get_replica_context().gang_context
+        named = {"replica": _name(), "pid": os.getpid(), "gang": gang and gang.gang_id}
+        return named | asdict(self._engine.load())
 
     async def fault(
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None

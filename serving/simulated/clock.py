@@ -24,17 +24,17 @@ def check_slowdown(slowdown: float) -> float:
 
 class EngineClock:
     """
-    Seconds of the plan since the engine's start; each takes *slowdown* seconds of the event loop.
+    Seconds of the plan; each takes *slowdown* seconds of the event loop's clock.
 
-    Engine time never goes back: while the engine is frozen it stands still.
+    They count from that clock's zero, which is the same in all processes of a machine. Engine time
+    never goes back: while the engine is frozen it stands still.
     """
 
     def __init__(self, slowdown: float) -> None:
-        """Start at zero, inside the event loop that all calls are made in."""
+        """Start inside the event loop that all calls are made in."""
         self.slowdown = check_slowdown(slowdown)
         self._loop = asyncio.get_running_loop()
-        self._origin_s = self._loop.time()
-        self._now_s = 0.0
+        self._origin_s = self._now_s = 0.0
 
     def now_s(self) -> float:
         """Return the engine time."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from minicluster.engine_model.lockstep import Rank
 from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from minicluster.engine_model.limits import EngineLimits
+    from minicluster.engine_model.lockstep import Stretch
     from minicluster.engine_model.step_seconds import StepTime
     from serving.simulated.clock import EngineClock, EngineTimer
+    from serving.simulated.group import Group
 
 
 class EngineDied(Exception):
@@ -121,11 +125,13 @@ class _Lane:
         """End all steps that are over; return the engine time."""
         now_s, replica = self.engine.clock.now_s(), self.replica
         while replica.active and replica.end_s <= now_s:
-            end_s = replica.end_s
-            self._report(replica.end_stretch())
-            self._forget_aborted()
-            replica.start_stretch(end_s)
+            self._next_step()
         return now_s
+
+    def do(self, change: Callable[[float], None]) -> None:
+        """Change something now, by the engine time; begin what that allows."""
+        change(self.catch_up())
+        self.changed()
 
     def changed(self) -> None:
         """Begin the pulls that the last change allowed, and wake up when the step is over."""
@@ -139,11 +145,20 @@ class _Lane:
         if replica.active:
             self._timer = clock.call_at(replica.end_s, self._step_over)
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: Sequence, now_s: float) -> None:
         """Take a request out, after the step in progress and the pull of its KV cache."""
+        if sequence.done:
+            self.release(sequence, now_s)
+            return
         self.aborted.append(sequence)
         if not self.replica.active:
             self._forget_aborted()
+
+    def release(self, sequence: Sequence, now_s: float) -> None:
+        """Give back the blocks of a computed prompt that is kept here."""
+        if sequence.index in self.sequences:
+            self.replica.release(sequence.index, now_s)
+            self.end(sequence)
 
     def fail(self) -> None:
         """End every request: the engine died."""
@@ -164,6 +179,13 @@ class _Lane:
         self.catch_up()
         self.changed()
 
+    def _next_step(self) -> None:
+        """End the step in progress, and begin the next one at that time."""
+        end_s = self.replica.end_s
+        self._report(self.replica.end_stretch())
+        self._forget_aborted()
+        self.replica.start_stretch(end_s)
+
     def _forget_aborted(self) -> None:
         pulling = self.replica.waiting_for_kv
         ready = [each for each in self.aborted if each.index not in pulling]
@@ -173,9 +195,8 @@ class _Lane:
                 self.replica.abort(sequence.index)
                 sequence.progress(sequence.num_tokens, done=True)
                 self.end(sequence)
-            elif sequence.index in self.sequences:  # a prompt that this step computed, and keeps
-                self.replica.release(sequence.index, self.engine.clock.now_s())
-                self.end(sequence)
+            else:  # a prompt that this step computed, and keeps
+                self.release(sequence, self.engine.clock.now_s())
 
     def _report(self, finished: list[int]) -> None:
         """Give every request the tokens of the step that is over."""
@@ -193,6 +214,75 @@ class _Lane:
             sequence.progress(tokens, done=done)
             if done and not replica.prefill_only:
                 self.end(sequence)
+
+
+class _RankLane(_Lane):
+    """
+    The batch of a rank, whose steps are those of its group: `serving.simulated.group.Member`.
+
+    Between two steps the ranks agree on the next one. What happens meanwhile, and what happens
+    while another rank's step is under way, waits for its end.
+    """
+
+    replica: Rank
+
+    def __init__(self, engine: SimulatedEngine, replica: Rank, group: Group) -> None:
+        super().__init__(engine, replica)
+        self._stepping = self._agreeing = False
+        self._later: list[tuple[float, Callable[[float], None]]] = []
+        self._propose = group.join(self)
+
+    def catch_up(self) -> float:
+        """End the step that is over, and propose the next one; return the engine time."""
+        now_s = self.engine.clock.now_s()
+        if self._stepping and self.replica.end_s <= now_s:
+            self._stepping = False
+            self._next_step()
+            self.ask()
+        return now_s
+
+    def do(self, change: Callable[[float], None]) -> None:
+        """See `_Lane`; while the ranks agree on a step, it is done once it has begun."""
+        now_s = self.catch_up()
+        if self._agreeing:
+            self._later.append((now_s, change))
+        else:
+            self._do(now_s, change)
+            self.changed()
+
+    def changed(self) -> None:
+        """See `_Lane`; propose the step that the last change began in an idle group."""
+        super().changed()
+        if self.replica.active and not self._stepping:
+            self.ask()
+
+    def ask(self) -> None:
+        """See `Member`; a step that is proposed already will be agreed on."""
+        if not (self._agreeing or self._stepping):
+            self._agreeing = True
+            self._propose(self.replica.stretch if self.replica.active else None)
+
+    def begin(self, common: Stretch | None) -> None:
+        """See `Member`."""
+        self._agreeing, self._stepping = False, common is not None
+        if common is not None:
+            self.replica.follow(common)
+        later, self._later = self._later, []
+        for now_s, change in later:
+            self._do(now_s, change)
+        self.changed()
+
+    def freeze(self, seconds: float) -> None:
+        """See `Member`."""
+        self.engine.stand_still(seconds)
+
+    def died(self) -> None:
+        """See `Member`."""
+        self.engine.fail()
+
+    def _do(self, now_s: float, change: Callable[[float], None]) -> None:
+        # Another rank's clock may be ahead by less than a message takes.
+        change(max(now_s, self.replica.start_s) if self._stepping else now_s)
 
 
 class SimulatedEngine:
@@ -215,6 +305,7 @@ class SimulatedEngine:
         *,
         prefill_only: bool = False,
         lanes: int = 1,
+        group: Group | None = None,
     ) -> None:
         """
         Start idle and empty.
@@ -225,6 +316,7 @@ class SimulatedEngine:
             clock: engine time.
             prefill_only: requests keep their blocks until `release`.
             lanes: batches of the engine, each with its own queue and KV cache.
+            group: that it is a rank of, with one lane.
         """
         self.clock = clock
         self.step = SlowedStep(step)
@@ -232,22 +324,16 @@ class SimulatedEngine:
         self.pull_begins: Callable[[Sequence, float], None] = _no_pull
         self.died = False
         self._content: list[tuple[int, ...]] = []
-        self._lanes = [
-            _Lane(
-                self,
-                Replica(
-                    self.table,
-                    self.step,
-                    limits,
-                    prefill_only=prefill_only,
-                    prefix_cache=ContentCache(
-                        self._content, limits.block_size, tokens_each=limits.block_size
-                    ),
-                    stepwise=True,
-                ),
-            )
-            for _ in range(lanes)
-        ]
+        self._group = group
+        self._lanes = [self._lane(limits, prefill_only=prefill_only) for _ in range(lanes)]
+
+    def _lane(self, limits: EngineLimits, *, prefill_only: bool) -> _Lane:
+        cache = ContentCache(self._content, limits.block_size, tokens_each=limits.block_size)
+        make = partial(Replica if self._group is None else Rank, self.table, self.step, limits)
+        replica = make(prefill_only=prefill_only, prefix_cache=cache, stepwise=True)
+        if self._group is not None and isinstance(replica, Rank):
+            return _RankLane(self, replica, self._group)
+        return _Lane(self, replica)
 
     def add(
         self, prompt_tokens: int, blocks: tuple[int, ...], max_tokens: int, *, pulled: bool = False
@@ -273,50 +359,56 @@ class SimulatedEngine:
         sequence = Sequence(lane=lane, index=index, prompt_tokens=prompt_tokens, arrived_s=now_s)
         lane.sequences[index] = sequence
         take = lane.replica.add_remote_prefill if pulled else lane.replica.add
-        take(index, now_s)
-        lane.changed()
+        lane.do(partial(take, index))
         return sequence
 
     def kv_received(self, sequence: Sequence) -> None:
         """Note that a request's KV cache is there; it decodes from the next step on."""
-        now_s = sequence.lane.catch_up()
-        if sequence.index in sequence.lane.sequences:
-            sequence.scheduled_s = now_s
-            sequence.lane.replica.kv_received(sequence.index, now_s)
-        sequence.lane.changed()
+
+        def join(now_s: float) -> None:
+            if sequence.index in sequence.lane.sequences:
+                sequence.scheduled_s = now_s
+                sequence.lane.replica.kv_received(sequence.index, now_s)
+
+        sequence.lane.do(join)
 
     def kv_lost(self, sequence: Sequence) -> None:
         """Note that a request's KV cache will not come; the engine computes the prompt itself."""
-        now_s = sequence.lane.catch_up()
         sequence.kv_lost = True
-        if sequence.index in sequence.lane.sequences:
-            sequence.lane.replica.recompute(sequence.index, now_s)
-        sequence.lane.changed()
+
+        def recompute(now_s: float) -> None:
+            if sequence.index in sequence.lane.sequences:
+                sequence.lane.replica.recompute(sequence.index, now_s)
+
+        sequence.lane.do(recompute)
 
     def release(self, sequence: Sequence) -> None:
         """Give back the blocks of a prompt that was pulled, or never will be."""
-        if sequence.index in sequence.lane.sequences:
-            sequence.lane.replica.release(sequence.index, sequence.lane.catch_up())
-            sequence.lane.end(sequence)
-            sequence.lane.changed()
+        sequence.lane.do(partial(sequence.lane.release, sequence))
 
     def abort(self, sequence: Sequence) -> None:
         """End a request whose answer is not wanted any more, and free the prompt that it keeps."""
-        if sequence.done:
-            self.release(sequence)
-        else:
-            sequence.lane.catch_up()
-            sequence.lane.abort(sequence)
-            sequence.lane.changed()
+        sequence.lane.do(partial(sequence.lane.abort, sequence))
 
     def fail(self) -> None:
-        """Let the engine die: all requests fail, and it takes no more."""
+        """Let the engine die: all requests fail, it takes no more, and so do its group's."""
+        if self.died:
+            return
         self.died = True
         for lane in self._lanes:
             lane.fail()
+        if self._group is not None:
+            self._group.fail()
 
     def freeze(self, seconds: float) -> None:
-        """Let nothing happen for *seconds* of the clock."""
+        """Let nothing happen for *seconds* of the clock: no step ends while one rank stands."""
+        if self._group is None:
+            self.stand_still(seconds)
+        else:
+            self._group.freeze(seconds)
+
+    def stand_still(self, seconds: float) -> None:
+        """Freeze this engine alone."""
         for lane in self._lanes:
             lane.catch_up()
         self.clock.freeze(seconds)

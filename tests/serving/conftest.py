@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from minicluster.plan import Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.target import Target
-from serving.measurement.demo_model import DemoShape, make_demo_model
+from serving.measurement.demo_model import MOE_SHAPE, DemoShape, make_demo_model
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 
 from . import plans
@@ -61,6 +62,13 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the smallest model of the demo's kind, for tests that run no engine."""
     return make_demo_model(tmp_path_factory.mktemp("models") / "small", SMALL)
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small model with experts, likewise."""
+    small = replace(MOE_SHAPE, num_layers=1, hidden_size=64, ffn_size=64)
+    return make_demo_model(tmp_path_factory.mktemp("models") / "moe", small)
 
 
 @pytest.fixture(scope="session")

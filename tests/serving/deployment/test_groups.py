@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from minicluster.engine_model.parallelism import expert_rule
 from minicluster.errors import InputError
@@ -15,8 +16,8 @@ from minicluster.specs.slicing import Slicing
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
 from serving.deployment.feasibility import findings
+from serving.deployment.manifest import FORMATS, manifest_text
 from serving.deployment.target import Target
-from serving.measurement.demo_model import MOE_SHAPE, make_demo_model
 from serving.operations.scale import replica_changes
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
@@ -26,12 +27,6 @@ from sizing import catalog
 from tests.serving.plans import facts_of, make_deployment, make_plan, make_pool, places
 
 GPU = DeployTarget(kind="gpu")
-
-
-@pytest.fixture(scope="module")
-def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small = replace(MOE_SHAPE, num_layers=1, hidden_size=64, ffn_size=64)
-    return make_demo_model(tmp_path_factory.mktemp("models") / "moe", small)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +98,27 @@ def test_a_plan_with_groups_is_realisable_and_verified(grouped: Deployment, targ
     said = "\n".join(differences(grouped, Deployed(pools=running, answers=True), "cpu"))
     assert "decode.replicas: deployed 3, planned 4" in said
     assert "decode[0].dp: deployed 1, planned 2" in said
+
+
+def test_manifests_have_the_gpus_of_all_ranks(grouped: Deployment) -> None:
+    """Ray Serve gets the number of ranks, and the raylets of Kubernetes and compose their GPUs."""
+    gpu = replace(grouped, pools=tuple(replace(each, gpu="h100-sxm") for each in grouped.pools))
+    texts = {
+        kind: manifest_text(make_plan(gpu), Path("plan.json"), kind, image="x") for kind in FORMATS
+    }
+    serve = yaml.safe_load(texts["ray-serve"])
+    *_, service = yaml.safe_load_all(texts["kuberay"])
+    for found in (serve, yaml.safe_load(service["spec"]["serveConfigV2"])):
+        (application,) = found["applications"]
+        assert [each["num_replicas"] for each in application["deployments"]] == [1, 4]
+    limits = {
+        group["groupName"]: group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    assert limits["decode-laptop"] == {"cpu": "4", "nvidia.com/gpu": "4"}
+    services = yaml.safe_load(texts["compose"])["services"]
+    (devices,) = services["decode-laptop"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices["device_ids"] == ["1", "2", "3", "4"]
 
 
 def test_cores_may_be_shared_and_gpus_not(grouped: Deployment, target: Target) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from minicluster.plan import to_json
 from tests.serving.forks import Forks
+from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
 LOOK = """
 import inspect
@@ -52,3 +56,34 @@ assert prefill.kv_transfer_params == REMOTE_DECODE
 def test_what_ray_does_not_promise_is_there(forks: Forks) -> None:
     """Each private name of Ray Serve LLM and vLLM that we use is there and means what it meant."""
     forks.run(LOOK)
+
+
+GANGS = """
+import sys
+from pathlib import Path
+from ray.serve._private.build_app import build_app as build
+from serving.replicas.app import build_app, from_plan
+from minicluster.plan import read_plan
+from serving.deployment.compile import compile_app
+from serving.deployment.engine_args import DeployTarget
+
+plan = read_plan(Path(sys.argv[1]))
+simulated = compile_app(plan.deployment, DeployTarget(kind="simulated"), plan=plan)
+for app in (from_plan({"plan": sys.argv[1], "access": "open"}), build_app(simulated)):
+    for deployment in build(app, name="x").deployments:
+        options = deployment._deployment_config
+        gang = options.gang_scheduling_config
+        policy = gang and gang.runtime_failure_policy.value
+        print(deployment.name, options.num_replicas, gang and gang.gang_size, policy)
+"""
+
+
+def test_ranks_of_a_group_are_a_gang(forks: Forks, moe_model: Path, tmp_path: Path) -> None:
+    """Ray Serve starts two gangs of two ranks, and restarts a gang as a whole, with any engine."""
+    cores = places(("laptop", (0, 1)), ("laptop", (2, 3)))
+    decode = make_pool("decode", replicas=2, dp=2, ep=2, placement=cores)
+    file = tmp_path / "plan.json"
+    file.write_text(to_json(make_plan(make_deployment(moe_model, decode=decode))))
+    said = forks.run(GANGS, str(file))
+    expected = ["Decode:demo 4 2 RESTART_GANG", "Ingress 1 None None", "Prefill:demo 1 None None"]
+    assert (sorted(said[:3]), sorted(said[3:])) == (expected, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.serving.deployed import Split, driven
 from tests.serving.faults.load import DEADLINE_S
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
+from .rounds import AnswerLimits
+
 SLOWDOWN = 2.0
 REPLICAS = 3
 """Of each role."""
@@ -28,6 +31,10 @@ RATE = 5.0
 SLO = SloSpec(ttft_s=DEADLINE_S / SLOWDOWN / 2, tpot_s=0.1)
 
 
+BUSY_S = 5.0
+"""What a request may take beyond its limits: the endpoint's 2 s, and a machine of two cores."""
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Split]:
     """Return three prefill and three decode replicas of a plan for GPUs."""
@@ -35,6 +42,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iter
     options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
     with driven(place, plan_for_gpus(small_model), DEADLINE_S, *options) as found:
         yield found
+
+
+def answer_limits(model: Path) -> AnswerLimits:
+    """Return both deadlines, and what a token may take, of the clock."""
+    assert SLO.per_token_s is not None
+    return AnswerLimits(
+        first_s=2 * DEADLINE_S + BUSY_S,
+        token_s=10 * SLO.per_token_s * SLOWDOWN,  # as docs/operations.md says: `answer-timeout`
+        event_s=30.0,  # and `token-timeout`, once
+        vocab_size=json.loads((model / "config.json").read_text())["vocab_size"],
+    )
 
 
 def plan_for_gpus(model: Path) -> Plan:

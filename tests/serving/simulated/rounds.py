@@ -180,6 +180,13 @@ def play(
             assert played.fault == "exit"  # it cannot answer that it has ended
     ended = [(body, asked.result()) for body, asked in sent]
     _restore(cluster, played, victims)
+    return outcome(played, ended, limits)
+
+
+def outcome(
+    played: Round, ended: Sequence[tuple[dict[str, Any], Reply]], limits: AnswerLimits
+) -> RoundOutcome:
+    """Return how the requests of a round ended."""
     replies = [reply for _, reply in ended]
     return RoundOutcome(
         played=played,

@@ -11,9 +11,9 @@ import pytest
 from loadtest.client.endpoint import served_models
 from serving.simulated.request import answer_ids, prompt_seed
 from tests.serving.deployed import Split
-from tests.serving.faults.load import DEADLINE_S, body_of, under_way
+from tests.serving.faults.load import body_of, under_way
 
-from .conftest import RATE, SLO, SLOWDOWN
+from .conftest import RATE, SLOWDOWN, answer_limits
 from .rounds import HEAD, AnswerLimits, Offered, Round, RoundOutcome, all_rounds, play, total_row
 
 pytestmark = pytest.mark.simulated
@@ -21,22 +21,12 @@ pytestmark = pytest.mark.simulated
 OVERLOAD = 3.0
 """Times the plan's rate."""
 
-BUSY_S = 5.0
-"""What a request may take beyond its limits: the endpoint's 2 s, and a machine of two cores."""
-
 SEED = 19
 
 
 @pytest.fixture(scope="module")
 def limits(small_model: Path) -> AnswerLimits:
-    """Return both deadlines, and what a token may take, of the clock."""
-    assert SLO.per_token_s is not None
-    return AnswerLimits(
-        first_s=2 * DEADLINE_S + BUSY_S,
-        token_s=10 * SLO.per_token_s * SLOWDOWN,  # as docs/operations.md says: `answer-timeout`
-        event_s=30.0,  # and `token-timeout`, once
-        vocab_size=json.loads((small_model / "config.json").read_text())["vocab_size"],
-    )
+    return answer_limits(small_model)
 
 
 def test_answers_follow_from_prompts_and_say_that_they_are_simulated(
