@@ -14,6 +14,7 @@ from sizing.planner.candidates import (
     batch_limits,
     fewest_by_utilisation,
     list_candidates,
+    unloaded_checks,
     utilisations,
 )
 from sizing.planner.deployment import gpus_with_spares
@@ -35,14 +36,17 @@ if TYPE_CHECKING:
 THINK_S = 10.0
 """Seconds between an answer and the same user's next request, where nobody says otherwise."""
 
-FINALISTS = 3
+FINALISTS = 2
 """Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
 
-RESOLUTION = 0.02
+RESOLUTION = 0.03
 """Relative step to which quick runs resolve the rate, and by which precise runs lower it."""
 
-TOO_LOW = 0.7
+TOO_LOW = 0.85
 """Share of a rate that holds below which an estimate is not worth a simulation."""
+
+FAR_TOO_LOW = 0.6
+"""Share of the highest estimate below which one is not worth a simulation."""
 
 OPTIONS = 6
 """Layouts and batch limits of each kind whose rates are estimated: the highest by utilisation."""
@@ -200,33 +204,44 @@ class _RateSearch:
         """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""
         self.simulations = Simulations(self.inputs)
         self.quick = SloSimulator(self.simulations, self.errors, precise=False)
-        best, floor = None, 0.0 if before is None else before.rate
+        best = before
         for guess in self._finalists(gpus, before):
-            if _rate(guess) < TOO_LOW * floor:
-                continue
-            start = guess if best is None else guess.at_rate(floor)
-            found = self._climbed(start, gpus, floor)
-            if found is not None:
-                best, floor = found, found.rate * (1 + RESOLUTION)
-        sure = None if best is None else self._verified(best, before)
-        return before if sure is None else sure
+            floor = 0.0 if best is None else best.rate * (1 + RESOLUTION)
+            if _rate(guess) >= TOO_LOW * floor:
+                found = self._climbed(guess, gpus, floor)
+                sure = None if found is None else self._verified(found, floor)
+                best = sure or best
+        return best
 
     def _finalists(self, gpus: int, before: _Held | None) -> list[Candidate]:
-        """Return the configurations with the highest estimated rates, the best first."""
+        """
+        Return the configurations with the highest estimated rates: split ones, then aggregated.
+
+        The best layout of fewer GPUs comes first: it carries about as much a GPU.
+        """
         found = []
         for options in (self.split, self.mixed):
             guesses = [self._estimated(each, gpus) for each in self._promising(options, gpus)]
-            ranked = sorted(filter(None, guesses), key=_rate, reverse=True)
-            found += _distinct(ranked)[:FINALISTS]
-        found.sort(key=_rate, reverse=True)
+            ranked = sorted((each for each in guesses if each), key=self._rank)
+            found += list({each.layout: each for each in reversed(ranked)}.values())[
+                : -FINALISTS - 1 : -1
+            ]
+        highest = max((_rate(each) for each in found), default=0.0)
+        found = [each for each in found if _rate(each) >= FAR_TOO_LOW * highest]
         if before is None:
             return found
-        # The best layout of fewer GPUs is probably the best again, and carries as much a GPU.
-        per_gpu = before.rate / self._gpus(before.candidate)
+        known, per_gpu = before.candidate.layout, before.rate / self._gpus(before.candidate)
         return [
-            each.at_rate(per_gpu * gpus) if each.layout == before.candidate.layout else each
-            for each in sorted(found, key=lambda each: each.layout != before.candidate.layout)
+            each.at_rate(per_gpu * gpus) if each.layout == known else each
+            for each in sorted(found, key=lambda each: each.layout != known)
         ]
+
+    def _rank(self, guess: Candidate) -> float:
+        """Return less for what probably carries more: TTFT under load is not in eq. T6."""
+        if guess.layout.prefill is not None:
+            return -_rate(guess)
+        checks = unloaded_checks(guess, self.inputs.scenario.slo, self.errors)
+        return -_rate(guess) * (SLACK_CEILING - max(check.ratio for check in checks))
 
     def _promising(self, options: list[Candidate], gpus: int) -> list[Candidate]:
         """Return the options with the highest rates by utilisation and slack, a few of them."""
@@ -298,20 +313,16 @@ class _RateSearch:
         """
         ceiling = self._ceiling(guess, gpus)[0]
         low, high, best, binds = floor, ceiling, None, UTILISATION
-        rate, stride = max(_rate(guess), floor), 1 + 2 * RESOLUTION
+        rate, stride = floor or _rate(guess), 1 + 2 * RESOLUTION
         while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
             tried, missed = self._held((best or guess).at_rate(rate), gpus)
-            if tried is not None:
-                best, low = tried, rate
-            elif rate == floor:
-                break
-            else:
+            if tried is None:
                 high, binds = rate, missed
-            if best is None:
-                rate = max(high / stride, floor)
+                rate = (low * high) ** 0.5 if best else high / stride
             else:
-                up = low * stride
-                rate = up if high == ceiling and up < ceiling else (low * high) ** 0.5
+                best, low = tried, rate
+                up = max(low * stride, _rate(guess))
+                rate = up if high == ceiling and up < high else (low * high) ** 0.5
             stride **= 2
         return None if best is None else _Held(best, binds)
 
@@ -338,19 +349,18 @@ class _RateSearch:
         decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
         return chosen.sized(moved, decode) if decode else None
 
-    def _verified(self, best: _Held, before: _Held | None) -> _Held | None:
-        """Lower the rate until precise runs hold under every seed; `None`: down to *before*."""
+    def _verified(self, found: _Held, floor: float) -> _Held | None:
+        """Lower the rate until precise runs hold under every seed; `None`: down to *floor*."""
         precise = SloSimulator(self.simulations, self.errors)
-        floor = best.rate * LEAST_SHARE if before is None else before.rate
-        candidate, step = best.candidate, RESOLUTION
-        while _rate(candidate) > floor:
+        candidate, step = found.candidate, RESOLUTION
+        while _rate(candidate) > max(floor, found.rate * LEAST_SHARE):
             verdicts = (precise.verdict(candidate, seed=seed) for seed in SEEDS)
             missed = next((each for each in verdicts if not each.holds), None)
             if missed is None:
-                return replace(best, candidate=candidate)
+                return replace(found, candidate=candidate)
             if missed.exhausted:
                 return None
-            candidate, step = candidate.at_rate(_rate(candidate) * (1 - step)), 1.5 * step
+            candidate, step = candidate.at_rate(_rate(candidate) * (1 - step)), min(2 * step, 0.1)
         return None
 
     # --- results
@@ -400,8 +410,3 @@ def _rate(candidate: Candidate) -> float:
 
 def _one(candidate: Candidate) -> Sizes:
     return (0, 1) if candidate.layout.prefill is None else (1, 1)
-
-
-def _distinct(ranked: list[Candidate]) -> list[Candidate]:
-    """Keep the first of each layout: another batch limit rarely carries more."""
-    return list({each.layout: each for each in reversed(ranked)}.values())[::-1]
