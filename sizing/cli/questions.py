@@ -125,6 +125,10 @@ def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
 
 def decisions(
     scenario: Scenario,
+    only: Annotated[
+        str,
+        Option(help="Names in place of all, by commas: " + ", ".join(changed_plans.NAMES)),
+    ] = "",
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
@@ -133,7 +137,8 @@ def decisions(
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
     inputs = read_inputs(scenario, overrides or [], calibration)
     with naming(scenario), progress("planning") as told:
-        found = changed_plans.decisions(inputs, progress=told)
+        names = [each.strip() for each in only.split(",") if each.strip()]
+        found = changed_plans.decisions(inputs, only=names, progress=told)
     if html is not None:
         write_page(html, decisions_page(str(scenario), found))
     rows = [

@@ -19,7 +19,7 @@ from sizing.planner.studies.changes import (
 from sizing.planner.studies.result import StudyResult, plan_scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from minicluster.plan import Inputs
 
@@ -29,6 +29,11 @@ PREFIX_SHARES = (0.0, 0.25, 0.5)
 SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
+NAMES = (
+    *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
+    *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),
+)
+"""What is changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +74,30 @@ def needed(result: StudyResult) -> int | None:
     return found.nearest_gpus if found is not None and found.binds == "max_gpus" else None
 
 
-def decisions(inputs: Inputs, *, progress: Callable[[int, int], None] | None = None) -> Decisions:
+def decisions(
+    inputs: Inputs,
+    *,
+    only: Collection[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Decisions:
     """
     Plan anew with one decision or one forecast changed at a time.
 
     Args:
         inputs: a scenario.
+        only: names of what is changed, of `NAMES`; empty: everything.
         progress: is told how many plans are done, and of how many.
+
+    Raises:
+        InputError: a name that is none.
 
     Ignores:
         Changes of two things at once: what they save together is not the sum.
     """
-    asked = list(changes(inputs))
+    unknown = sorted(set(only) - set(NAMES))
+    if unknown:
+        raise InputError("--only", ", ".join(unknown), "names among: " + ", ".join(NAMES))
+    asked = [each for each in changes(inputs) if not only or each[0] in only]
     tell = progress or (lambda *_: None)
     base = plan_scenario(inputs, "as given")
     before = needed(base)
