@@ -133,7 +133,7 @@ def capacity(
     """
     Return the highest rate that each number of GPUs holds within the SLO.
 
-        users = rate (E[e2e] + think)      (Little's law; docs/model.md, eq. U5)
+        users = rate (E[e2e] + think)      (Little's law; docs/model.md, eq. E3)
 
     Layouts are ranked by an estimate (eq. L2); the GPUs of the best are divided between the pools
     and the rate is bisected with the quick simulations of `sizing plan`, then lowered until its

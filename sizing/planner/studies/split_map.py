@@ -105,7 +105,7 @@ def split_map(
     with long ones. The confidence is that of two needs with lognormal errors:
 
         P = Phi(|ln(m / s)| / sqrt(var_s + var_m)),
-        var = (ln(g(c) / g(0.5)) / z(c))^2 + (r / g)^2 / 12      (docs/model.md, eq. U6)
+        var = (ln(g(c) / g(0.5)) / z(c))^2 + (r / g)^2 / 12      (docs/model.md, eq. E4)
 
     g(c): cost of what a kind needs at confidence c; r: cost of its last replica, because needs
     are rounded up to whole replicas.
@@ -257,7 +257,7 @@ def _mixed_key(inputs: Inputs, search: LayoutSearch) -> object:
 
 def sign_confidence(one: float, other: float, variance: float) -> float:
     """
-    Return the chance that the lesser of two estimates is the lesser in truth (eq. U6).
+    Return the chance that the lesser of two estimates is the lesser in truth (eq. E4).
 
     Args:
         one, other: estimates whose errors are lognormal; the order does not matter.
