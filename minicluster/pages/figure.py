@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT = (
-    f"var(--{name})" for name in ("blue", "green", "orange", "purple", "red", "amber", "soft")
+BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT, PALE, INK = (
+    f"var(--{name})"
+    for name in ("blue", "green", "orange", "purple", "red", "amber", "soft", "line", "ink")
 )
 """Colours of the style sheet (page.css); page.js looks them up, for light and dark screens."""
 POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}
@@ -166,7 +167,7 @@ def contour(name: str, values: Sequence[Sequence[float]], *, at: float) -> Json:
         "name": plain(name),
         "z": [numbers(row) for row in values],
         "contours": {"start": at, "end": at, "size": 1, "coloring": "none"},
-        "line": {"color": "var(--ink)", "width": 3},
+        "line": {"color": INK, "width": 3},
         "hoverinfo": "skip",
         "showscale": False,
         "showlegend": True,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from minicluster.pages.figure import BLUE, RED, SOFT, Figure, axes, axis, contour, heat_map
+from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
 from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
 from sizing.planner.studies.decisions import needed
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
 NO_PRICE = "no price: --set cluster.price_usd_per_gpu_hour=PRICE gives $ per million output tokens"
+BREAK_EVEN = -0.5
+"""Per cent at which the line is drawn: just below zero, because whole replicas often tie."""
 SURE = 0.8
 """Confidence below which the sign of a point of a map is marked as open."""
 
@@ -110,7 +112,7 @@ def capacity_page(scenario: str, found: Capacity) -> Page:
 def split_map_table(found: SplitMap) -> Table:
     """Return the map: what splitting saves, or costs (negative), and the confidence of the sign."""
     title = f"Saved by splitting, share of {found.objective}; ? where the sign is open"
-    made = table(title, (f"{found.y.key} \\ {found.x.key}", *found.x.values), ())
+    made = table(title, (f"{found.y.key}\n{found.x.key} →", *found.x.values), ())
     for y, row in _rows(found):
         made.add_row(y, *(_split_cell(each) for each in row))
     return made
@@ -167,10 +169,10 @@ def _map_figure(found: SplitMap) -> Figure:
     return Figure(
         title="Saved by splitting",
         caption=f"Saved by splitting, % of {found.objective}, over {found.x.key} and"
-        f" {found.y.key}; the line is where both cost the same",
+        f" {found.y.key}; beyond the line split pools cost no more than aggregated ones",
         traces=(
-            heat_map(name, percent, texts, hover=hover, colours=(RED, SOFT, BLUE)),
-            contour("break-even", percent, at=0.0),
+            heat_map(name, percent, texts, hover=hover, colours=(RED, PALE, BLUE)),
+            contour("break-even", percent, at=BREAK_EVEN),
         ),
         layout=axes(_ticks(found.x.key, found.x.values), _ticks(found.y.key, found.y.values)),
     )
@@ -227,12 +229,12 @@ def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
 
 def decisions_page(scenario: str, found: Decisions) -> Page:
     """Return the page of decisions: a bar each."""
-    known = [each for each in found.rows if each.against_gpus is not None]
+    known = [each for each in found.rows if each.against_gpus]
     names = [f"{each.name}: {each.value.rpartition('=')[2]}" for each in known]
     bars = {"GPUs more": (names, [float(each.against_gpus or 0) for each in known])}
     base = needed(found.base)
     chart = series_figure(
-        "GPUs more than as given", bars, axis("changed"), axis("GPUs"), unit="GPUs"
+        "GPUs more than as given", bars, axis("") | {"tickangle": -30}, axis("GPUs"), unit="GPUs"
     )
     return Page(
         title=f"{scenario}: decisions",
