@@ -85,7 +85,8 @@ def parse_gpus(text: str) -> list[int]:
     first, last = counts
     if first > last:
         raise InputError("--gpus", text, "the smaller number first", f"{last}..{first}")
-    return [*(first << step for step in range((last // first).bit_length())), last]
+    doubles = (first << step for step in range((last // first).bit_length()))
+    return list(dict.fromkeys([*doubles, last]))
 
 
 def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
