@@ -118,7 +118,10 @@ def _planned(change: Callable[[], Inputs], label: str) -> StudyResult:
         changed = change()
     except InputError as error:
         return StudyResult(label=label, refused=str(error))
-    return plan_scenario(changed, label, keep_refusals=True)
+    found = plan_scenario(changed, label, keep_refusals=True)
+    if found.interrupted:
+        raise KeyboardInterrupt(f"while planning {label}")
+    return found
 
 
 def changes(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:
