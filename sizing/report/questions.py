@@ -73,7 +73,10 @@ def capacity_lines(found: Capacity) -> Iterable[str]:
     if costs and costs[0].usd_per_hour is None:
         yield NO_PRICE
     elif costs:
-        yield f"$: {costs[0].price_source}, per million output tokens; every GPU is paid for and draws full power all the time"
+        yield (
+            f"$: {costs[0].price_source}, per million output tokens; every GPU is paid for and"
+            " draws full power all the time"
+        )
 
 
 def capacity_page(scenario: str, found: Capacity) -> Page:
