@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT = (
-    f"var(--{name})" for name in ("blue", "green", "orange", "purple", "red", "amber", "soft")
+BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT, PALE, INK = (
+    f"var(--{name})"
+    for name in ("blue", "green", "orange", "purple", "red", "amber", "soft", "line", "ink")
 )
 """Colours of the style sheet (page.css); page.js looks them up, for light and dark screens."""
 POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}
@@ -126,6 +127,51 @@ def bars(name: str, labels: Sequence[str], ys: ArrayLike, *, colour: str, hover:
     """Return a bar a label; *hover* is Plotly's `hovertemplate`, our own words."""
     drawn = _trace("bar", name, [plain(label) for label in labels], numbers(ys), hover)
     return drawn | {"marker": {"color": colour}}
+
+
+def heat_map(
+    name: str,
+    values: Sequence[Sequence[float]],
+    texts: Sequence[Sequence[str]],
+    *,
+    hover: str,
+    colours: tuple[str, str, str],
+) -> Json:
+    """
+    Return a cell a value, shape (rows, columns), at the places 0, 1, ... of both axes.
+
+    Args:
+        texts: what *hover* calls `%{text}`, likewise.
+        colours: of the lowest value, of zero and of the highest; the scale is symmetric.
+    """
+    most = max((abs(each) for row in values for each in row if math.isfinite(each)), default=1.0)
+    scale = [[place, colour] for place, colour in zip((0, 0.5, 1), colours, strict=True)]
+    return {
+        "type": "heatmap",
+        "name": plain(name),
+        "z": [numbers(row) for row in values],
+        "text": [[plain(each) for each in row] for row in texts],
+        "hovertemplate": hover + "<extra></extra>",
+        "colorscale": scale,
+        "zmin": -(most or 1.0),
+        "zmax": most or 1.0,
+        "xgap": 1,
+        "ygap": 1,
+    }
+
+
+def contour(name: str, values: Sequence[Sequence[float]], *, at: float) -> Json:
+    """Return the line over a heat map of the same *values* where they are *at*."""
+    return {
+        "type": "contour",
+        "name": plain(name),
+        "z": [numbers(row) for row in values],
+        "contours": {"start": at, "end": at, "size": 1, "coloring": "none"},
+        "line": {"color": INK, "width": 3},
+        "hoverinfo": "skip",
+        "showscale": False,
+        "showlegend": True,
+    }
 
 
 def _trace(kind: str, name: str, xs: Sequence[object], ys: Sequence[object], hover: str) -> Json:

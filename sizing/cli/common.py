@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from typer import Argument, Exit, Option
 
 from minicluster.config import parse_scenario
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
-from minicluster.plan import Inputs
 from minicluster.shell import say, talk
 from sizing import catalog
 from sizing.latency.calibration import read_calibration
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from minicluster.plan import Plan
+    from minicluster.plan import Inputs, Plan
 
 Scenario = Annotated[Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")]
 PlanFile = Annotated[Path, Argument(help="Plan file written by `sizing plan -o`")]
@@ -119,16 +118,10 @@ def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) 
     Raises:
         InputError: anything missing, unknown or contradictory.
     """
-    chosen = catalog.read_scenario(scenario, overrides)
-    named = [catalog.find_gpu(n, place=f"{scenario}: search.gpus") for n in chosen.search.gpus]
-    kinds = {gpu.name: gpu for gpu in named}
-    chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
-    found = catalog.resolve(chosen, str(scenario))
-    return Inputs(
-        scenario=chosen,
-        **found._asdict(),
+    return catalog.inputs_of(
+        catalog.read_scenario(scenario, overrides),
+        str(scenario),
         calibration=None if calibration is None else read_calibration(calibration),
-        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
     )
 
 
@@ -170,6 +163,14 @@ def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> It
     return track(
         items, what, total=total, console=talk, disable=not talk.is_terminal, transient=True
     )
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr, on a terminal only, that is told done and total."""
+    with Progress(console=talk, disable=not talk.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_json(data: object, *, sort_keys: bool = False) -> None:

@@ -12,7 +12,7 @@ from sizing.planner.candidates import (
     fewest_by_utilisation,
     list_candidates,
 )
-from sizing.planner.deployment import spare_replicas
+from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.layout import Layout
@@ -135,14 +135,41 @@ class LayoutSearch:
         if best is None:
             return self._infeasible()
         self.best = replace(best, other=self._comparison(best, split, mixed))
-        shapes = best.candidate.layout.shapes
-        spares = spare_replicas(self.inputs, best.candidate)
-        needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
+        needed = sum(gpus_with_spares(self.inputs, best.candidate).values())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
         others = gpus_by_confidence(self.simulations, best)
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
+
+    def quick_split(self, near: Candidate | None, below: float) -> Found | None:
+        """
+        Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
+
+        Args:
+            near: pools that probably hold: where they do, only cheaper ones are looked for.
+            below: cost that pools have to stay below.
+        """
+        known = None if near is None else self._like(near)
+        if known is not None and cost(self.inputs, known) < below:
+            held = self.quick.verdict(known).holds
+            known, below = (known, cost(self.inputs, known)) if held else (None, below)
+        else:
+            known = None
+        looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
+        best = min(looks, key=lambda each: each.cost, default=None)
+        if best is not None and best.cost < below:
+            known = self._as_predicted(best.bounded.slow).sized(*best.sizes)
+        return None if known is None else self._found(known, ())
+
+    def _like(self, near: Candidate) -> Candidate | None:
+        """Return pools as those of another search; `None` where this one has no such layout."""
+        found = [each for each in self.candidates.split if each.layout == near.layout]
+        return found[0].limited(_batch_limit(near)).sized(*near.sizes) if found else None
+
+    def quick_mixed(self) -> Found | None:
+        """Return the cheapest aggregated pool by quick runs, unverified; `None`: none holds."""
+        return self._mixed_below(NO_LIMIT, self.quick)
 
     def _so_far(self) -> Found:
         """Return the best within `cluster.max_gpus` so far: verified, else as estimated."""
@@ -210,21 +237,24 @@ class LayoutSearch:
                     looks.remove(look)
         return None if best is None else choose_local_threshold(self.simulations, best)
 
-    def _looks(self) -> list[QuickLook]:
+    def _looks(self, cheapest: float = NO_LIMIT) -> list[QuickLook]:
         """
         Estimate the size of every layout and batch limit, and size the cheapest quickly.
 
-        Where no size of the first ones holds, more are tried.
+        While no size of any holds, more are tried.
+
+        Args:
+            cheapest: cost of pools that are known to hold.
         """
         looks: list[QuickLook] = []
-        cheapest, held, tried = NO_LIMIT, dict[Layout, float](), 0
+        held, tried = dict[Layout, float](), 0
         for bounded, guess in self._sized():
             layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
             estimate = cost(self.inputs, bounded.slow.sized(*guess))
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
             if estimate * ESTIMATE_TOLERANCE >= below or estimate >= held.get(layout, NO_LIMIT):
                 continue
-            if tried >= (FINALISTS if held else MOST_TRIED):
+            if tried >= (FINALISTS if cheapest < NO_LIMIT else MOST_TRIED):
                 break
             tried += 1
             found = self._size(bounded, guess, self.quick, below)
