@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sizing.planner.pool_sizing import Sizes
 
 THINK_S = 10.0
-"""Seconds between an answer and the same user's next request, where nobody says otherwise."""
+"""Seconds between an answer and the same user's next request, where none are given."""
 
 FINALISTS = 2
 """Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
