@@ -150,7 +150,8 @@ def capacity(
 
     Ignores:
         Local prefill thresholds that a plan's search would choose (`search.local_threshold_tokens`
-        is obeyed), so that a plan at this rate may need fewer GPUs. That users in a closed loop
+        is obeyed), so that a plan at this rate may need fewer GPUs; and that its search may leave
+        out the layout that was found here, so that it may need more. That users in a closed loop
         slow down with the system: arrivals are Poisson, which is harder.
     """
     counts = _checked(gpus, think_s)
