@@ -18,10 +18,7 @@ from minicluster.config import parse_scenario
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
-from minicluster.plan import Inputs
 from minicluster.shell import say, talk
-from sizing import catalog
-from sizing.latency.calibration import read_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +27,9 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
 
-Scenario = Annotated[Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")]
+ScenarioFile = Annotated[
+    Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")
+]
 PlanFile = Annotated[Path, Argument(help="Plan file written by `sizing plan -o`")]
 Overrides = Annotated[
     list[str] | None,
@@ -110,26 +109,6 @@ def with_keys(
         return command
 
     return decorated
-
-
-def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:
-    """
-    Read a scenario with its catalog entries and its calibration.
-
-    Raises:
-        InputError: anything missing, unknown or contradictory.
-    """
-    chosen = catalog.read_scenario(scenario, overrides)
-    named = [catalog.find_gpu(n, place=f"{scenario}: search.gpus") for n in chosen.search.gpus]
-    kinds = {gpu.name: gpu for gpu in named}
-    chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
-    found = catalog.resolve(chosen, str(scenario))
-    return Inputs(
-        scenario=chosen,
-        **found._asdict(),
-        calibration=None if calibration is None else read_calibration(calibration),
-        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
-    )
 
 
 def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:

@@ -19,13 +19,13 @@ from minicluster.pages.page import Page
 from minicluster.pages.write import render
 from minicluster.plan import Plan, read_plan
 from minicluster.stats.quantiles import LEVELS
-from sizing.cli.common import read_inputs
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import front
 from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_page import plan_page
+from sizing.scenario import Scenario
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing
 
@@ -149,7 +149,7 @@ def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
 
 def test_changes_of_sensitivity() -> None:
     """Each number changes alone and by what is said; the hit rate by points where it is zero."""
-    inputs = read_inputs(Path("llama-3.1-70b-h100"), [], None)
+    inputs = Scenario.load(Path("llama-3.1-70b-h100"))
     found = [(name, change, value) for name, change, value, _ in changed_inputs(inputs)]
     at = {(name, change): value for name, change, value in found}
     assert at["input tokens", 0.5] == 6000
@@ -159,7 +159,7 @@ def test_changes_of_sensitivity() -> None:
     assert ("prefix hit rate", -0.1) not in at
     assert at["link bytes/s", -0.5] == pytest.approx(25e9)
     assert len(found) == 4 * len(CHANGES) + 3
-    whole = read_inputs(Path("llama-3.1-70b-h100"), ["workload.prefix_tokens=3200"], None)
+    whole = Scenario.load(Path("llama-3.1-70b-h100"), ["workload.prefix_tokens=3200"], None)
     rates = [change for name, change, *_ in changed_inputs(whole) if name == "prefix hit rate"]
     assert rates == [-0.5, -0.25, -0.1, 0.1]  # of a prompt that is cached whole nothing is left
     for name, change, value, other in changed_inputs(inputs):
