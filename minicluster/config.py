@@ -24,7 +24,8 @@ Overrides = Mapping[str, object] | Sequence[str]
 Values that go over those of a file.
 
 Texts `key=value`, the key dotted as in `workload.requests_per_s`, the value as TOML writes it
-(quotes around text may be left out); or values by dotted key, where `None` takes the key away.
+(quotes around text may be left out); or values by dotted key, where `None` takes the key away:
+its default holds.
 """
 
 
@@ -172,6 +173,8 @@ def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
                 place = words.partition("=")[0]
                 raise InputError(place, value, f"a key inside a table; {name} is not a table")
         table[last] = value
+        if value is None:
+            del table[last]
     return raw
 
 
@@ -180,7 +183,7 @@ def _pair(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("--set", text, "key=value, for example workload.requests_per_s=20")
-    return key.strip(), _toml_value(value.strip())
+    return key.strip(), toml_value(value.strip())
 
 
 def _words(overrides: Overrides) -> Iterator[str]:
@@ -191,7 +194,8 @@ def _words(overrides: Overrides) -> Iterator[str]:
         yield from (f"--set {text}" for text in overrides)
 
 
-def _toml_value(text: str) -> object:
+def toml_value(text: str) -> object:
+    """Return a value as TOML writes it; text may stand without quotes."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

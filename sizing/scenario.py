@@ -52,7 +52,7 @@ class Scenario(Inputs, Shown):
         Args:
             name: TOML file, or a shipped scenario such as `llama-3.1-70b-h100`.
             overrides: values by dotted key, such as `{"workload.requests_per_s": 50}`; `None`
-                takes a key away.
+                takes a key away, so that its default holds.
             calibration: file of `sizing calibrate`.
 
         Raises:
@@ -89,7 +89,11 @@ class Scenario(Inputs, Shown):
         """Return the keys of the scenario file that are not at their defaults, and their values."""
         named = (key for key in scenario_keys() if key.type != LENGTHS)
         values = ((key, attrgetter(key.key)(self.scenario)) for key in named)
-        return {key.key: value for key, value in values if value != key.default}
+        return {
+            key.key: value
+            for key, value in values
+            if value is not None and value != key.default
+        }
 
     def to_toml(self) -> str:
         """Write the scenario file: every key that is not at its default, a table a paragraph."""
