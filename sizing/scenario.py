@@ -90,9 +90,7 @@ class Scenario(Inputs, Shown):
         named = (key for key in scenario_keys() if key.type != LENGTHS)
         values = ((key, attrgetter(key.key)(self.scenario)) for key in named)
         return {
-            key.key: value
-            for key, value in values
-            if value is not None and value != key.default
+            key.key: value for key, value in values if value is not None and value != key.default
         }
 
     def to_toml(self) -> str:

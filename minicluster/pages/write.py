@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from minicluster.pages.page import Page, Section
+    from minicluster.pages.page import Page, Section, Tile
 
 SCRIPT = "plotly.min.js"
 """Name of the file that draws the charts; all pages of a folder share it."""
@@ -37,9 +37,17 @@ def render(page: Page, script: str = SCRIPT) -> str:
 
 
 def render_parts(parts: Sequence[Section]) -> str:
-    """Return sections as HTML inside another page, without a style sheet; empty if there are."""
-    blocks: Any = _templates().get_template("blocks.html.j2").module
-    return "".join(blocks.section(part) for part in parts)
+    """Return sections as HTML inside another page, without a style sheet."""
+    return "".join(_blocks().section(part) for part in parts)
+
+
+def render_tiles(tiles: Sequence[Tile]) -> str:
+    """Return figures likewise."""
+    return str(_blocks().tiles(tiles))
+
+
+def _blocks() -> Any:  # noqa: ANN401  (macros of a template)
+    return _templates().get_template("blocks.html.j2").module
 
 
 def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> None:

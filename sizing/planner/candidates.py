@@ -93,6 +93,11 @@ class Candidate:
         stage = replace(self.tandem.decode, max_batch_size=max_batch_size)
         return replace(self, tandem=replace(self.tandem, decode=stage))
 
+    def at_rate(self, requests_per_s: float) -> Candidate:
+        """Return the same under another rate of the same requests."""
+        load = replace(self.tandem.workload, requests_per_s=requests_per_s)
+        return replace(self, tandem=replace(self.tandem, workload=load))
+
     def sized(self, prefill: int, decode: int) -> Candidate:
         """Return the same with other numbers of replicas; *prefill* is 0 where pools are mixed."""
         first, last = self.layout.prefill or self.layout.decode, self.layout.decode

@@ -181,3 +181,12 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
         ).spares
         for role, shape in shapes.items()
     }
+
+
+def gpus_with_spares(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
+    """Return the GPUs of each kind that a plan of *chosen* has, its spare replicas included."""
+    found = dict(chosen.gpus_by_kind)
+    for role, count in spare_replicas(inputs, chosen).items():
+        shape = chosen.layout.shapes[role]
+        found[shape.gpu] += count * shape.gpus
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -274,9 +274,7 @@ def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) 
     simulator = SloSimulator(Simulations(inputs), StepErrors(), precise=False)
     while high - low > HEADROOM_STEP * low:
         middle = (low + high) / 2
-        load = replace(inputs.scenario.workload, requests_per_s=middle * rate)
-        loaded = replace(chosen, tandem=replace(chosen.tandem, workload=load))
-        verdict = simulator.verdict(loaded)
+        verdict = simulator.verdict(chosen.at_rate(middle * rate))
         if verdict.holds:
             low = middle
         else:

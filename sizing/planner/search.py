@@ -12,7 +12,7 @@ from sizing.planner.candidates import (
     fewest_by_utilisation,
     list_candidates,
 )
-from sizing.planner.deployment import spare_replicas
+from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.layout import Layout
@@ -132,9 +132,7 @@ class LayoutSearch:
         if best is None:
             return self._infeasible()
         self.best = replace(best, other=self._comparison(best, split, mixed))
-        shapes = best.candidate.layout.shapes
-        spares = spare_replicas(self.inputs, best.candidate)
-        needed = best.candidate.gpus + sum(n * shapes[role].gpus for role, n in spares.items())
+        needed = sum(gpus_with_spares(self.inputs, best.candidate).values())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.candidate, self.inputs, needed=needed)
         others = gpus_by_confidence(self.simulations, best)

@@ -7,7 +7,7 @@ import binascii
 import json
 import tempfile
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -148,7 +148,7 @@ class Case:
     """
 
     base: str = FIRST
-    changes: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[tuple[str, str], ...] = ()
     config: str = ""
 
     def scenario(self) -> Scenario:
@@ -160,7 +160,7 @@ class Case:
         """
         needed = {key.key for key in scenario_keys() if key.default is not None}
         typed: dict[str, object] = {}
-        for key, text in self.changes.items():
+        for key, text in self.changes:
             typed[key] = toml_value(text.strip()) if text.strip() else None
             if key in needed and not text.strip():
                 raise InputError(key, None, "a value")
@@ -170,7 +170,7 @@ class Case:
 
     def texts(self) -> dict[str, str]:
         """Return the text of every field: what was typed, else what *base* says."""
-        texts = {**base_texts(self.base), **self.changes}
+        texts = {**base_texts(self.base), **dict(self.changes)}
         return texts | ({MODEL: DROPPED + config_name(self.config)} if self.config else {})
 
     @classmethod
@@ -181,12 +181,12 @@ class Case:
         dropped = changes.get(MODEL, "").startswith(DROPPED)
         if dropped:
             del changes[MODEL]
-        return cls(base=base, changes=changes, config=config if dropped else "")
+        return cls(base=base, changes=tuple(changes.items()), config=config if dropped else "")
 
     def query(self, number: int) -> dict[str, str]:
         """Return the case as parameters of an address; the first case has no number there."""
         prefix = f"{number}." if number > 1 else ""
-        found = {"scenario": self.base, **self.changes}
+        found = {"scenario": self.base, **dict(self.changes)}
         if self.config:
             packed = zlib.compress(self.config.encode(), 9)
             found["config"] = base64.urlsafe_b64encode(packed).decode().rstrip("=")
@@ -208,9 +208,9 @@ def cases_of(query: Mapping[str, str]) -> list[Case]:
         base = query[f"{prefix}scenario"]
         if base not in bases():
             raise InputError("scenario", base, f"one of {', '.join(bases())}")
-        changes = {
-            each.key: query[prefix + each.key] for each in fields() if prefix + each.key in query
-        }
+        changes = tuple(
+            (each.key, query[prefix + each.key]) for each in fields() if prefix + each.key in query
+        )
         config = _unpacked(query[f"{prefix}config"]) if f"{prefix}config" in query else ""
         cases.append(Case(base=base, changes=changes, config=config))
     return cases
@@ -294,7 +294,9 @@ def lengths_text(lengths: Lengths) -> str:
     names = ("low", "high", "median", "sigma")
     given = {name: getattr(lengths, name) for name in names if getattr(lengths, name) is not None}
     parts = [f"distribution = {json.dumps(lengths.distribution)}"]
-    return "{ " + ", ".join([*parts, *(f"{name} = {_plain(v)}" for name, v in given.items())]) + " }"
+    return (
+        "{ " + ", ".join([*parts, *(f"{name} = {_plain(v)}" for name, v in given.items())]) + " }"
+    )
 
 
 def field_of(error: InputError) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
 
@@ -10,11 +10,9 @@ from minicluster.errors import InputError
 from sizing.ui import answer, form
 from sizing.ui.style import STYLE
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+# Of the session: cases that were asked for (`None`: not yet), errors by case and field, and the
+# tab in front. (No docstring: Streamlit would show it.)
 CASES, ERRORS, TAB = "cases", "errors", "scenario"
-"""Of the session: cases that were asked for (`None`: not yet), errors by case and field, tab."""
 
 
 def main() -> None:
@@ -42,7 +40,7 @@ def _begin(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
         found = form.cases_of(st.query_params.to_dict())
     except InputError as error:
         found, state[ERRORS] = [], {(0, ""): f"The address: {error}"}
-    state[CASES] = [case for case in found] or [None]
+    state[CASES] = [*found] if found else [None]
     for at, case in enumerate(found or [form.Case()]):
         _fill(state, at, case)
         _check(state, at)
@@ -90,23 +88,10 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
         args=(state, at),
         help="A shipped scenario, whose values fill the fields",
     )
-    helps = form.help_texts()
-    errors: Mapping[tuple[int, str], str] = state[ERRORS]
     with st.form(f"{at}:form", border=False):
-        if (at, "") in errors:
-            st.error(errors[at, ""])
+        _said(state, at, "")
         for group in form.groups():
-            wrong = any((at, field.key) in errors for field in group.fields)
-            place = st.expander(group.title, expanded=wrong) if group.folded else st.container()
-            with place:
-                if not group.folded:
-                    st.markdown(f"**{group.title}**")
-                for field in group.fields:
-                    _field(state, at, field, helps[field.key])
-                    if (at, field.key) in errors:
-                        st.error(errors[at, field.key])
-                if group.title == "Model":
-                    _config(at, errors)
+            _group(state, at, group)
         st.form_submit_button(
             "Plan", type="primary", width="stretch", on_click=_submit, args=(state, at)
         )
@@ -115,6 +100,30 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
         more.button("Compare with another", key=f"{at}:more", on_click=_more, args=(state, at))
     if len(state[CASES]) > 1:
         less.button("Remove this one", key=f"{at}:less", on_click=_less, args=(state, at))
+
+
+def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
+    wrong = any((at, field.key) in state[ERRORS] for field in group.fields)
+    helps = form.help_texts()
+    with st.expander(group.title, expanded=wrong) if group.folded else st.container():
+        if not group.folded:
+            st.markdown(f"**{group.title}**")
+        for field in group.fields:
+            _field(state, at, field, helps[field.key])
+            _said(state, at, field.key)
+        if group.title == "Model":
+            st.file_uploader(
+                "or the config.json of another model",
+                key=f"{at}:file",
+                help="The config.json of a model on Hugging Face; weights are not needed",
+            )
+            _said(state, at, "file")
+
+
+def _said(state: Any, at: int, field: str) -> None:  # noqa: ANN401  (Streamlit's session)
+    """Show what is wrong with a field, if anything is."""
+    if (at, field) in state[ERRORS]:
+        st.error(state[ERRORS][at, field])
 
 
 def _field(state: Any, at: int, field: form.Field, help_text: str) -> None:  # noqa: ANN401
@@ -132,16 +141,6 @@ def _shown_choice(value: str) -> str:
     if value.startswith(form.DROPPED):
         return f"{value.removeprefix(form.DROPPED)} (config.json)"
     return value or "as the model has it"
-
-
-def _config(at: int, errors: Mapping[tuple[int, str], str]) -> None:
-    st.file_uploader(
-        "or the config.json of another model",
-        key=f"{at}:file",
-        help="The config.json of a model on Hugging Face; weights are not needed",
-    )
-    if (at, "file") in errors:
-        st.error(errors[at, "file"])
 
 
 # --- what the buttons do
@@ -231,7 +230,7 @@ def _answer(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
             " fewest GPUs that hold the limits, and their layout."
         )
     else:
-        answer.draw(case, f"{at}")
+        answer.draw(case)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import minicluster.pages
-from minicluster.pages.page import Section
 from minicluster.pages.write import render_parts
+
+if TYPE_CHECKING:
+    from minicluster.pages.page import Section
 
 CSS = (Path(minicluster.pages.__file__).parent / "page.css").read_text(encoding="utf-8")
 OWN = """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minicluster.plan import Inputs, Plan
 
 YOURS = "yours"
@@ -37,8 +40,16 @@ class Running:
 
 
 def running(plan: Plan) -> Running:
+    """Return the running cost of a plan at its load, spare replicas included."""
+    kinds: Counter[str] = Counter()
+    for pool in plan.pools:
+        kinds[pool.gpu] += pool.gpus
+    return running_of(plan.inputs, kinds, plan.prediction.output_tokens_per_s)
+
+
+def running_of(inputs: Inputs, gpus: Mapping[str, int], output_tokens_per_s: float) -> Running:
     """
-    Return the running cost of a plan at its load.
+    Return the running cost of GPUs, counts by kind, that give so many tokens/s.
 
         J/token = W / (rate E[o]);  $/Mtok = 10^6 ($/h + kW $/kWh) / (3600 rate E[o])
         (docs/model.md, eq. E2)
@@ -50,19 +61,20 @@ def running(plan: Plan) -> Running:
         Power that idle GPUs save; hosts, switches and cooling where the scenario does not give
         power at the wall; prompts, whose price is in that of the answers.
     """
-    choice = plan.inputs.scenario.cluster
+    choice = inputs.scenario.cluster
     own = choice.power_w_per_gpu
-    power_w = plan.cost.gpu_power_w
-    usd = plan.cost.price_usd_per_hour
+    power_w = inputs.power_w(gpus)
+    usd = inputs.price_usd_per_hour(gpus)
     if usd is not None and choice.energy_usd_per_kwh is not None and power_w is not None:
         usd += power_w / 1e3 * choice.energy_usd_per_kwh
-    per_s = plan.prediction.output_tokens_per_s
     return Running(
         power_w=power_w,
         power_source=None if power_w is None else DATASHEET if own is None else YOURS,
-        joules_per_output_token=None if power_w is None else power_w / per_s,
+        joules_per_output_token=None if power_w is None else power_w / output_tokens_per_s,
         usd_per_hour=usd,
-        usd_per_million_output_tokens=None if usd is None else 1e6 * usd / (3600 * per_s),
+        usd_per_million_output_tokens=None
+        if usd is None
+        else 1e6 * usd / (3600 * output_tokens_per_s),
         price_source=None if usd is None else YOURS,
     )
 

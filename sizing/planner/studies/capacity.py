@@ -1,0 +1,413 @@
+"""The inverse of a plan: the highest rate that so many GPUs hold within the SLO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
+from minicluster.plan import Prediction
+from sizing.planner.candidates import (
+    Candidate,
+    batch_limits,
+    fewest_by_utilisation,
+    list_candidates,
+    unloaded_checks,
+    utilisations,
+)
+from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.error_model import step_errors
+from sizing.planner.pool_sizing import estimated_sizes, fluid_replicas
+from sizing.planner.predict import prediction_of
+from sizing.planner.result import below_floor, fits_nowhere
+from sizing.planner.search import SLACK_CEILING
+from sizing.planner.simulated_check import SEEDS, Simulations, SloSimulator
+from sizing.planner.step_models import StepModels
+from sizing.planner.studies.cost import Running, running_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from minicluster.plan import Inputs
+    from sizing.planner.pool_sizing import Sizes
+
+THINK_S = 10.0
+"""Seconds between an answer and the same user's next request, where nobody says otherwise."""
+
+FINALISTS = 2
+"""Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
+
+RESOLUTION = 0.03
+"""Relative step to which quick runs resolve the rate, and by which precise runs lower it."""
+
+TOO_LOW = 0.85
+"""Share of a rate that holds below which an estimate is not worth a simulation."""
+
+FAR_TOO_LOW = 0.6
+"""Share of the highest estimate below which one is not worth a simulation."""
+
+OPTIONS = 6
+"""Layouts and batch limits of each kind whose rates are estimated: the highest by utilisation."""
+
+LEAST_SHARE = 1e-3
+"""Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
+
+UTILISATION = "search.max_utilisation_fraction"
+"""What binds where no latency does."""
+
+MAX_SHIFTS = 4
+"""Moves of replicas from one pool to the other at one rate."""
+
+MAX_GPUS = 131_072
+"""GPUs beyond which a search is no matter of minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPoint:
+    """
+    What so many GPUs carry within the SLO, at its percentile and confidence.
+
+    Attributes:
+        gpus: that are there.
+        used_gpus: of these, in the layout, spares included.
+        requests_per_s: the highest rate that was found to hold; 0: none.
+        layout: pools as options of `sizing predict`; empty where there is none.
+        max_num_seqs: batch limit of a decode or mixed replica.
+        users: in a closed loop with the think time; each has one request or thinks.
+        prediction: latencies and throughput at that rate, with step times as predicted.
+        running: power and price at that rate.
+        binds: the limit that is missed first above that rate.
+        reason: why there is no rate; empty where there is one.
+    """
+
+    gpus: int
+    used_gpus: int = 0
+    requests_per_s: float = 0.0
+    layout: str = ""
+    max_num_seqs: int = 0
+    users: float = 0.0
+    prediction: Prediction | None = None
+    running: Running | None = None
+    binds: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity(Shown):
+    """
+    The capacity of one or several numbers of GPUs, ascending.
+
+    Attributes:
+        think_s: of a user, between an answer and the next request.
+        confidence_fraction: chance that the SLO holds at each point's rate.
+    """
+
+    think_s: float
+    percentile: str
+    confidence_fraction: float
+    points: tuple[CapacityPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A configuration at a rate, and what is missed first above it."""
+
+    candidate: Candidate
+    binds: str
+
+    @property
+    def rate(self) -> float:
+        """Requests/s."""
+        return self.candidate.tandem.workload.requests_per_s
+
+
+def capacity(
+    inputs: Inputs,
+    gpus: Sequence[int],
+    *,
+    think_s: float = THINK_S,
+    progress: Callable[[int, int], None] | None = None,
+) -> Capacity:
+    """
+    Return the highest rate that each number of GPUs holds within the SLO.
+
+        users = rate (E[e2e] + think)      (Little's law; docs/model.md, eq. U5)
+
+    Layouts are ranked by an estimate (eq. L2); the GPUs of the best are divided between the pools
+    and the rate is bisected with the quick simulations of `sizing plan`, then lowered until its
+    precise ones hold under every seed. What fewer GPUs carry more of them carry, too.
+
+    Args:
+        inputs: a scenario; its rate does not matter.
+        gpus: numbers of GPUs, spare replicas included.
+        think_s: seconds between an answer and the same user's next request.
+        progress: is told how many of the numbers are done, and of how many.
+
+    Raises:
+        InputError: an impossible number, or a scenario that cannot be planned at all.
+
+    Ignores:
+        Local prefill thresholds that a plan's search would choose (`search.local_threshold_tokens`
+        is obeyed), so that a plan at this rate may need fewer GPUs. That users in a closed loop
+        slow down with the system: arrivals are Poisson, which is harder.
+    """
+    counts = _checked(gpus, think_s)
+    found = _RateSearch(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])))
+    held: _Held | None = None
+    points: list[CapacityPoint] = []
+    for count in counts:
+        before = held
+        held = found.highest(count, before)
+        same = held is not None and held is before
+        points.append(
+            replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
+        )
+        if progress is not None:
+            progress(len(points), len(counts))
+    return Capacity(
+        think_s=think_s,
+        percentile=inputs.scenario.slo.percentile,
+        confidence_fraction=inputs.scenario.search.confidence_fraction,
+        points=tuple(points),
+    )
+
+
+def _checked(gpus: Sequence[int], think_s: float) -> list[int]:
+    counts = sorted(set(gpus))
+    if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_GPUS:
+        raise InputError("--gpus", list(gpus), f"whole numbers from 1 to {MAX_GPUS:,}")
+    if not 0 <= think_s < np.inf:
+        raise InputError("--think-seconds", think_s, "seconds, 0 or more")
+    return counts
+
+
+class _RateSearch:
+    """Layouts and simulations of one scenario, whatever the number of GPUs."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        search = inputs.scenario.search
+        self.inputs = inputs
+        self.errors = step_errors(inputs, search.confidence_fraction)
+        self.known = list_candidates(inputs, StepModels(inputs), self.errors)
+        split = () if search.pools == "mixed" else self.known.split
+        mixed = () if search.pools == "split" else self.known.mixed
+        self.split = [
+            each.limited(bounded.slow.tandem.decode.max_batch_size)
+            for each in split
+            for bounded in batch_limits(each.with_errors(self.errors), inputs)
+        ]
+        self.mixed = list(mixed)
+
+    def highest(self, gpus: int, before: _Held | None) -> _Held | None:
+        """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""
+        self.simulations = Simulations(self.inputs)
+        self.quick = SloSimulator(self.simulations, self.errors, precise=False)
+        best = before
+        for guess in self._finalists(gpus, before):
+            floor = 0.0 if best is None else best.rate * (1 + RESOLUTION)
+            if _rate(guess) >= TOO_LOW * floor:
+                found = self._climbed(guess, gpus, floor)
+                sure = None if found is None else self._verified(found, floor)
+                best = sure or best
+        return best
+
+    def _finalists(self, gpus: int, before: _Held | None) -> list[Candidate]:
+        """
+        Return the configurations with the highest estimated rates: split ones, then aggregated.
+
+        The best layout of fewer GPUs comes first: it carries about as much a GPU.
+        """
+        found = []
+        for options in (self.split, self.mixed):
+            guesses = [self._estimated(each, gpus) for each in self._promising(options, gpus)]
+            ranked = sorted((each for each in guesses if each), key=self._rank)
+            found += list({each.layout: each for each in reversed(ranked)}.values())[
+                : -FINALISTS - 1 : -1
+            ]
+        highest = max((_rate(each) for each in found), default=0.0)
+        found = [each for each in found if _rate(each) >= FAR_TOO_LOW * highest]
+        if before is None:
+            return found
+        known, per_gpu = before.candidate.layout, before.rate / self._gpus(before.candidate)
+        return [
+            each.at_rate(per_gpu * gpus) if each.layout == known else each
+            for each in sorted(found, key=lambda each: each.layout != known)
+        ]
+
+    def _rank(self, guess: Candidate) -> float:
+        """Return less for what probably carries more: TTFT under load is not in eq. T6."""
+        if guess.layout.prefill is not None:
+            return -_rate(guess)
+        checks = unloaded_checks(guess, self.inputs.scenario.slo, self.errors)
+        return -_rate(guess) * (SLACK_CEILING - max(check.ratio for check in checks))
+
+    def _promising(self, options: list[Candidate], gpus: int) -> list[Candidate]:
+        """Return the options with the highest rates by utilisation and slack, a few of them."""
+        used = {each.layout: check.ratio for check, each in self.known.unloaded}
+        known = [(self._ceiling(each, gpus)[0], each) for each in options]
+        ranked = sorted(
+            (each for each in known if each[0] > 0),
+            key=lambda pair: -pair[0] * (SLACK_CEILING - used.get(pair[1].layout, 0.0)),
+        )
+        return [each for _, each in ranked[:OPTIONS]]
+
+    def _ceiling(self, option: Candidate, gpus: int) -> tuple[float, Sizes]:
+        """Return the rate at the allowed utilisation, and the sizes that reach it; 0: none fit."""
+        slow = option.sized(1, 1).with_errors(self.errors)
+        most = self.inputs.scenario.search.max_utilisation_fraction * _rate(option)
+        load = utilisations(slow)
+        last = load.get("decode") or load["mixed"]
+        found: tuple[float, Sizes] = (0.0, (0, 0))
+        if option.layout.prefill is None:
+            count = self._fitting(option, gpus, 0)
+            return most * count / last, (0, count)
+        for prefill in range(1, gpus // option.layout.prefill.gpus + 1):
+            decode = self._fitting(option, gpus, prefill)
+            rate = most * min(prefill / load["prefill"], decode / last)
+            if rate <= found[0]:
+                break  # the rate rises to the best division, then falls
+            found = rate, (prefill, decode)
+        return found
+
+    def _fitting(self, option: Candidate, gpus: int, prefill: int) -> int:
+        """Return the most decode or mixed replicas that fit beside those of prefill."""
+        first, each = option.layout.prefill, option.layout.decode.gpus
+        count = (gpus - (0 if first is None else prefill * first.gpus)) // each
+        while count > 0 and self._gpus(option.sized(prefill, count)) > gpus:
+            count -= 1
+        return max(0, count)
+
+    def _gpus(self, chosen: Candidate) -> int:
+        return sum(gpus_with_spares(self.inputs, chosen).values())
+
+    def _estimated(self, option: Candidate, gpus: int) -> Candidate | None:
+        """Return the option at the highest rate whose estimated sizes (eq. L2, T6) fit."""
+        high, sizes = self._ceiling(option, gpus)
+        low, best = high * LEAST_SHARE, sizes
+        while high > low * (1 + RESOLUTION):
+            middle = (low * high) ** 0.5
+            one = option.at_rate(middle).sized(min(1, sizes[0]), 1)
+            slow = one.with_errors(self.errors)
+            lowest = fewest_by_utilisation(slow, self.inputs)
+            wanted = (
+                estimated_sizes(one, self.inputs, self.errors, lowest)
+                if sizes[0]
+                else (0, fluid_replicas(self.inputs, slow, lowest[1]))
+            )
+            if self._gpus(one.sized(*wanted)) <= gpus:
+                low, best = middle, wanted
+            else:
+                high = middle
+        most = self._fitting(option, gpus, best[0])
+        return option.at_rate(low).sized(best[0], most) if most else None
+
+    # --- simulations
+
+    def _climbed(self, guess: Candidate, gpus: int, floor: float) -> _Held | None:
+        """
+        Bisect the rate that quick runs hold, from that of a guess on; `None`: none above *floor*.
+
+        Strides double away from the guess, until one rate holds and another does not.
+        """
+        ceiling = self._ceiling(guess, gpus)[0]
+        low, high, best, binds = floor, ceiling, None, UTILISATION
+        rate, stride = floor or _rate(guess), 1 + 2 * RESOLUTION
+        while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
+            tried, missed = self._held((best or guess).at_rate(rate), gpus)
+            if tried is None:
+                high, binds = rate, missed
+                rate = (low * high) ** 0.5 if best else high / stride
+            else:
+                best, low = tried, rate
+                up = max(low * stride, _rate(guess))
+                rate = up if high == ceiling and up < high else (low * high) ** 0.5
+            stride **= 2
+        return None if best is None else _Held(best, binds)
+
+    def _held(self, chosen: Candidate, gpus: int) -> tuple[Candidate | None, str]:
+        """Return sizes that hold at the candidate's rate; without any, what is missed."""
+        tried: list[Candidate] = []
+        while True:
+            verdict = self.quick.verdict(chosen)
+            if verdict.holds:
+                return chosen, ""
+            tried.append(chosen)
+            pool = f"{verdict.bottleneck_role} pool"
+            check = verdict.check
+            missed = f"{pool} saturates" if check is None else f"{check.name}: {pool}"
+            shifted = self._shifted(chosen, verdict.bottleneck_role, gpus)
+            if shifted is None or shifted in tried or len(tried) == MAX_SHIFTS:
+                return None, missed
+            chosen = shifted
+
+    def _shifted(self, chosen: Candidate, role: str, gpus: int) -> Candidate | None:
+        """Move replicas to the pool that a missed limit asks for, from the other one."""
+        prefill = chosen.sizes[0]
+        moved = prefill + max(1, prefill // 32) * (1 if role == "prefill" else -1)
+        decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
+        return chosen.sized(moved, decode) if decode else None
+
+    def _verified(self, found: _Held, floor: float) -> _Held | None:
+        """Lower the rate until precise runs hold under every seed; `None`: down to *floor*."""
+        precise = SloSimulator(self.simulations, self.errors)
+        candidate, step = found.candidate, RESOLUTION
+        while _rate(candidate) > max(floor, found.rate * LEAST_SHARE):
+            verdicts = (precise.verdict(candidate, seed=seed) for seed in SEEDS)
+            missed = next((each for each in verdicts if not each.holds), None)
+            if missed is None:
+                return replace(found, candidate=candidate)
+            if missed.exhausted:
+                return None
+            candidate, step = candidate.at_rate(_rate(candidate) * (1 - step)), min(2 * step, 0.1)
+        return None
+
+    # --- results
+
+    def point(self, gpus: int, held: _Held | None, think_s: float) -> CapacityPoint:
+        """Return what a configuration carries at its rate; without one, why there is none."""
+        if held is None:
+            return CapacityPoint(gpus=gpus, reason=self._reason(gpus))
+        chosen, load = held.candidate, self.inputs.scenario.workload
+        at_rate = replace(
+            self.inputs,
+            scenario=replace(
+                self.inputs.scenario, workload=replace(load, requests_per_s=held.rate)
+            ),
+        )
+        predicted = prediction_of(at_rate, chosen, self.simulations.predicted(chosen))
+        kinds = gpus_with_spares(self.inputs, chosen)
+        return CapacityPoint(
+            gpus=gpus,
+            used_gpus=sum(kinds.values()),
+            requests_per_s=held.rate,
+            layout=str(chosen),
+            max_num_seqs=chosen.tandem.decode.max_batch_size,
+            users=held.rate * (predicted.e2e.mean_s + think_s),
+            prediction=predicted,
+            running=running_of(self.inputs, kinds, predicted.output_tokens_per_s),
+            binds=held.binds,
+        )
+
+    def _reason(self, gpus: int) -> str:
+        """Say why so many GPUs hold the SLO at no rate."""
+        unloaded = list(self.known.unloaded)
+        if not unloaded:
+            return fits_nowhere(self.inputs, list(self.known.unfit)).reason
+        options = [*self.split, *self.mixed]
+        if not options:
+            return below_floor(unloaded, self.inputs).reason
+        least = min(self._gpus(each.sized(*_one(each))) for each in options)
+        if least > gpus:
+            return f"the smallest layout that may hold the SLO has {least} GPUs"
+        return "no rate holds the SLO in simulations"
+
+
+def _rate(candidate: Candidate) -> float:
+    return candidate.tandem.workload.requests_per_s
+
+
+def _one(candidate: Candidate) -> Sizes:
+    return (0, 1) if candidate.layout.prefill is None else (1, 1)

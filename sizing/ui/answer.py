@@ -1,0 +1,274 @@
+"""What the page answers: a plan with its figures, charts and files, or why there is none."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from io import BytesIO
+from typing import TYPE_CHECKING
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import streamlit as st
+
+from minicluster.errors import MiniclusterError
+from minicluster.pages.page import FactTable, Section, Text, Tile
+from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
+from minicluster.plan import to_json
+from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.explanation import explain_plan
+from sizing.planner.studies.capacity import capacity
+from sizing.planner.studies.loss import as_confident
+from sizing.planner.studies.result import layout_of
+from sizing.report.capacity_chart import capacity_figure
+from sizing.report.plan_charts import latency_figures, layout_grid
+from sizing.report.plan_page import plan_page, plan_tiles
+from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
+from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
+from sizing.simulation.planned import simulate
+from sizing.ui import form
+from sizing.ui.style import coloured, kit, palette
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from minicluster.pages.figure import Figure
+    from minicluster.plan import Plan
+    from sizing.planner.studies.capacity import Capacity
+    from sizing.simulation.outcome import Outcome
+
+REQUESTS = 6_000
+"""Requests simulated for the distributions: a p99 rests on 60 of them."""
+CHART_HEIGHT = 340
+"""Pixels."""
+TILES_A_ROW = 3
+SHARES = (0.25, 0.5, 1.0, 2.0)
+"""GPUs of the capacity curve, as shares of the plan's."""
+FACTS_OF = {
+    "GPUs": ("Compared", "By confidence", "Network", "Routing", "Deployment"),
+    "confidence": ("Confidence", "Simulated", "By confidence", "Measured", "Step times"),
+    "headroom": ("Headroom", "Capacity"),
+    "energy": ("Cost",),
+    "price": ("Cost",),
+}
+"""Facts of a plan's screen that say where a figure comes from, by the figure's name."""
+
+
+@lru_cache(maxsize=64)
+def planned(case: form.Case) -> Plan | NoPlan:
+    """
+    Return the plan of a case, or why there is none.
+
+    Raises:
+        InputError: a scenario that cannot be planned at all.
+    """
+    try:
+        return plan(case.scenario())
+    except NoPlan as none:
+        return none
+
+
+def draw(case: form.Case) -> None:
+    """Draw the answer to one case."""
+    found = _planned(case)
+    if found is None:
+        return
+    st.subheader(headline(found), anchor=False)
+    st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
+    _tiles(case, found)
+    pools = titled_section(layout_table(found.pools, found.prediction))
+    st.html(kit(Section("", (layout_grid(found),)), pools))
+    st.html(kit(titled_section(latency_table(found.prediction, found.slo))))
+    _downloads(case, found)
+    _distributions(case, found)
+    _capacity(case, found)
+    with st.expander("Assumptions, errors and sources"):
+        st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
+
+
+def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
+    """Draw the figures of several plans in columns."""
+    for (name, case), column in zip(cases, st.columns(len(cases)), strict=True):
+        with column, st.container(border=True):
+            st.markdown(f"**{name}**")
+            found = _planned(case)
+            if found is not None:
+                st.markdown(headline(found))
+                rows = [("layout", layout_of(found)), ("then binds", found.headroom.binds)]
+                rows += [(tile.name, tile.value) for tile in plan_tiles(found)]
+                st.html(kit(Section("", (FactTable(tuple(rows)),))))
+
+
+def _planned(case: form.Case) -> Plan | None:
+    """Plan a case, or say why it has no plan."""
+    try:
+        with st.spinner("Searching layouts; each is simulated", show_time=True):
+            found = planned(case)
+    except MiniclusterError as error:
+        st.error(str(error))
+        return None
+    if not isinstance(found, NoPlan):
+        return found
+    none = found.infeasible
+    st.error(f"**No plan**: {none.reason}")
+    rows = [("What binds", none.binds)]
+    if none.nearest:
+        rows.append(("Nearest miss", f"{none.nearest} ({none.nearest_gpus} GPUs)"))
+    rows += [("Missed by", none.missed_by), ("To change", none.way_out)]
+    st.html(kit(Section("", (FactTable(tuple(rows)),))))
+    return None
+
+
+def _binds(found: Plan) -> str:
+    used = found.prediction.utilisation_fraction
+    parts = [
+        f"{role} is {used[role]:.0%} used and bound by {bound}"
+        for role, bound in found.prediction.bottleneck.items()
+    ]
+    return f"{'; '.join(parts)}. First limit beyond this load: {found.headroom.binds}."
+
+
+def _facts(found: Plan) -> Iterator[tuple[str, str]]:
+    yield from answer_facts(found)
+    yield from evidence_facts(found)
+    yield from detail_facts(found)
+
+
+# --- figures, each with its terms
+
+
+def _tiles(case: form.Case, found: Plan) -> None:
+    """Draw the figures, and below each a button that opens the terms it is made of."""
+    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=f"on {found.cost.nodes} nodes")]
+    tiles += plan_tiles(found)
+    for start in range(0, len(tiles), TILES_A_ROW):
+        row = tiles[start : start + TILES_A_ROW]
+        for tile, column in zip(row, st.columns(TILES_A_ROW), strict=False):
+            with column:
+                st.html(f'<div class="kit">{render_tiles([tile])}</div>')
+                with st.popover(f"{tile.name}: how?", type="tertiary"):
+                    st.html(kit(*_terms(case, found, tile.name.partition(" ")[0])))
+
+
+def _terms(case: form.Case, found: Plan, figure: str) -> Iterator[Section]:
+    """Yield what a figure is made of: terms of `sizing explain`, or what it is divided from."""
+    if figure not in FACTS_OF:
+        groups = {"TTFT": ("Mean TTFT", "Prefill"), "TPOT": ("Decode",)}[figure]
+        for each in _explained(case):
+            title = each if isinstance(each, str) else str(each.title)
+            if title.startswith((*groups, "Interference")):
+                text = isinstance(each, str)
+                yield Section("", (Text(each),)) if text else titled_section(each)
+        yield titled_section(latency_table(found.prediction, found.slo))
+        return
+    kept = tuple(row for row in _facts(found) if row[0] in FACTS_OF[figure])
+    yield Section("", (FactTable(kept),))
+    if figure in {"GPUs", "headroom"}:
+        yield titled_section(layout_table(found.pools, found.prediction))
+    elif figure != "confidence":
+        yield Section("Terms (docs/model.md, eq. E2)", (FactTable(tuple(_cost_terms(found))),))
+
+
+@lru_cache(maxsize=64)
+def _explained(case: form.Case) -> list[Table | str]:
+    found = planned(case)
+    return [] if isinstance(found, NoPlan) else list(explanation_tables(explain_plan(found)))
+
+
+def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what energy and price per token are divided from."""
+    yield "GPUs", f"{found.cost.gpus}"
+    if found.cost.gpu_power_w is not None:
+        yield "Power of all", f"{found.cost.gpu_power_w:,.0f} W"
+    if found.cost.price_usd_per_hour is not None:
+        yield "Price of all", f"{found.cost.price_usd_per_hour:,.2f} US dollars per hour"
+    yield "Output tokens", f"{found.prediction.output_tokens_per_s:,.0f} per second"
+
+
+# --- files
+
+
+def _downloads(case: form.Case, found: Plan) -> None:
+    name = found.model.id.replace("/", "-")
+    scenario, written, report = st.columns(3)
+    scenario.download_button(
+        "Scenario (TOML)", form.scenario_file(case), f"{name}.toml", key="scenario", width="stretch"
+    )
+    written.download_button(
+        "Plan (JSON)", to_json(found), f"{name}-plan.json", key="plan", width="stretch"
+    )
+    report.download_button(
+        "Report (HTML, zip)",
+        lambda: _report(found),
+        f"{name}-report.zip",
+        key="report",
+        width="stretch",
+        help="The page of `sizing plan --html`; it is made when you ask for it, in 10 seconds",
+    )
+
+
+def _report(found: Plan) -> bytes:
+    """Return the page of a plan with the script of its charts."""
+    packed = BytesIO()
+    with ZipFile(packed, "w", ZIP_DEFLATED) as files:
+        files.writestr("plan.html", render(plan_page(found)))
+        files.write(plotly_script(), SCRIPT)
+    return packed.getvalue()
+
+
+# --- charts
+
+
+def chart(figure: Figure) -> None:
+    """Draw a chart of the page kit in the colours of this page."""
+    st.markdown(f"**{figure.title}**")
+    colours = palette(dark=st.context.theme.type == "dark")
+    shared = {
+        "height": CHART_HEIGHT,
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": True,
+    }
+    drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
+    st.plotly_chart(
+        coloured(drawn, colours),
+        key=figure.title,
+        config={"displaylogo": False},
+        alt=figure.caption,
+    )
+    st.caption(figure.caption)
+
+
+def _distributions(case: form.Case, found: Plan) -> None:
+    with st.spinner(f"Simulating {REQUESTS:,} requests", show_time=True):
+        outcome, slowed = _simulated(case)
+    drawn = list(latency_figures(found, outcome, slowed))
+    for figure, column in zip(drawn, st.columns(len(drawn)), strict=True):
+        with column:
+            chart(figure)
+
+
+@lru_cache(maxsize=16)
+def _simulated(case: form.Case) -> tuple[Outcome, Outcome | None]:
+    """Simulate a plan that there is, with steps as predicted, and as its confidence allows for."""
+    found = planned(case)
+    assert not isinstance(found, NoPlan)  # noqa: S101  (drawn for plans only)
+    outcome = simulate(found, requests=REQUESTS)
+    slow = None if found.confidence is None else simulate(as_confident(found), requests=REQUESTS)
+    return outcome, slow
+
+
+def _capacity(case: form.Case, found: Plan) -> None:
+    """Draw the rates that other numbers of GPUs carry, once asked for: it takes seconds."""
+    st.markdown("**What other numbers of GPUs carry**")
+    known: dict[form.Case, Capacity] = st.session_state.setdefault("capacities", {})
+    if case not in known:
+        if not st.button("Capacity curve", help="The highest rate within the SLO, about 10 s"):
+            return
+        bar = st.progress(0.0, "Searching the highest rate within the SLO")
+        counts = sorted({max(1, round(found.cost.gpus * share)) for share in SHARES})
+        known[case] = capacity(
+            found.inputs, counts, progress=lambda done, total: bar.progress(done / total)
+        )
+        bar.empty()
+    chart(capacity_figure(known[case], found.workload.requests_per_s))
