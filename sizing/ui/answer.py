@@ -41,7 +41,8 @@ REQUESTS = 6_000
 """Requests simulated for the distributions: a p99 rests on 60 of them."""
 CHART_HEIGHT = 340
 """Pixels."""
-TILES_A_ROW = 3
+TILE_WIDTH = 165
+"""Pixels: two beside one another on a phone."""
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """GPUs of the capacity curve, as shares of the plan's."""
 FACTS_OF = {
@@ -73,7 +74,7 @@ def draw(case: form.Case) -> None:
     found = _planned(case)
     if found is None:
         return
-    st.subheader(headline(found), anchor=False)
+    st.subheader(headline(found), anchor="answer")
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
     _tiles(case, found)
     pools = titled_section(layout_table(found.pools, found.prediction))
@@ -139,12 +140,12 @@ def _facts(found: Plan) -> Iterator[tuple[str, str]]:
 
 def _tiles(case: form.Case, found: Plan) -> None:
     """Draw the figures, and below each a button that opens the terms it is made of."""
-    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=f"on {found.cost.nodes} nodes")]
-    tiles += plan_tiles(found)
-    for start in range(0, len(tiles), TILES_A_ROW):
-        row = tiles[start : start + TILES_A_ROW]
-        for tile, column in zip(row, st.columns(TILES_A_ROW), strict=False):
-            with column:
+    nodes = found.cost.nodes
+    below = f"on {nodes} node{'' if nodes == 1 else 's'}"
+    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=below), *plan_tiles(found)]
+    with st.container(horizontal=True, gap="small"):
+        for tile in tiles:
+            with st.container(width=TILE_WIDTH, gap=None):
                 st.html(f'<div class="kit">{render_tiles([tile])}</div>')
                 with st.popover(f"{tile.name}: how?", type="tertiary"):
                     st.html(kit(*_terms(case, found, tile.name.partition(" ")[0])))
@@ -155,10 +156,11 @@ def _terms(case: form.Case, found: Plan, figure: str) -> Iterator[Section]:
     if figure not in FACTS_OF:
         groups = {"TTFT": ("Mean TTFT", "Prefill"), "TPOT": ("Decode",)}[figure]
         for each in _explained(case):
-            title = each if isinstance(each, str) else str(each.title)
-            if title.startswith((*groups, "Interference")):
-                text = isinstance(each, str)
-                yield Section("", (Text(each),)) if text else titled_section(each)
+            if isinstance(each, str):
+                if each.startswith(groups):
+                    yield Section("", (Text(each),))
+            elif str(each.title).startswith((*groups, "Interference")):
+                yield titled_section(each)
         yield titled_section(latency_table(found.prediction, found.slo))
         return
     kept = tuple(row for row in _facts(found) if row[0] in FACTS_OF[figure])
@@ -192,16 +194,16 @@ def _downloads(case: form.Case, found: Plan) -> None:
     name = found.model.id.replace("/", "-")
     scenario, written, report = st.columns(3)
     scenario.download_button(
-        "Scenario (TOML)", form.scenario_file(case), f"{name}.toml", key="scenario", width="stretch"
+        "Scenario (TOML)", form.scenario_file(case), f"{name}.toml", key="scenario-file", width="stretch"
     )
     written.download_button(
-        "Plan (JSON)", to_json(found), f"{name}-plan.json", key="plan", width="stretch"
+        "Plan (JSON)", to_json(found), f"{name}-plan.json", key="plan-file", width="stretch"
     )
     report.download_button(
         "Report (HTML, zip)",
         lambda: _report(found),
         f"{name}-report.zip",
-        key="report",
+        key="report-file",
         width="stretch",
         help="The page of `sizing plan --html`; it is made when you ask for it, in 10 seconds",
     )
@@ -225,8 +227,8 @@ def chart(figure: Figure) -> None:
     colours = palette(dark=st.context.theme.type == "dark")
     shared = {
         "height": CHART_HEIGHT,
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
+        "legend": {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"},
         "showlegend": True,
     }
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}

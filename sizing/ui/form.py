@@ -17,6 +17,7 @@ from minicluster.config import toml_value
 from minicluster.errors import InputError
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.slo import PERCENTILES
+from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.catalog.huggingface.reader import model_from
 from sizing.catalog.schema import scenario_keys
@@ -25,7 +26,6 @@ from sizing.scenario import Scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from minicluster.specs.workload import Lengths
 
 FIRST = "llama-3.1-8b-h100"
 """Scenario that the page begins with."""
@@ -73,16 +73,16 @@ def groups() -> tuple[FieldGroup, ...]:
         FieldGroup(
             "Load",
             (
-                Field("workload.requests_per_s", "Requests per second"),
-                Field("workload.input_tokens", "Prompt, tokens"),
-                Field("workload.output_tokens", "Answer, tokens"),
+                Field("workload.requests_per_s", "Requests/s"),
+                Field("workload.input_tokens", "Prompt tokens"),
+                Field("workload.output_tokens", "Answer tokens"),
             ),
         ),
         FieldGroup(
-            "Latency limits (SLO)",
+            "Latency limits",
             (
-                Field("slo.ttft_s", "Time to first token, seconds"),
-                Field("slo.tpot_s", "Time per output token, seconds"),
+                Field("slo.ttft_s", "TTFT, seconds"),
+                Field("slo.tpot_s", "TPOT, seconds"),
                 Field("slo.percentile", "Percentile", PERCENTILES[1:]),
             ),
         ),
@@ -92,21 +92,21 @@ def groups() -> tuple[FieldGroup, ...]:
                 Field("cluster.gpu", "GPU", gpus),
                 Field("cluster.max_gpus", "GPUs at most"),
                 Field("cluster.gpus_per_node", "GPUs per node"),
-                Field("cluster.price_usd_per_gpu_hour", "Your price, US dollars per GPU and hour"),
+                Field("cluster.price_usd_per_gpu_hour", "$ per GPU and hour"),
             ),
         ),
         FieldGroup(
             "Engine and search",
             (
-                Field("model.weight_dtype", "Precision of weights", dtypes),
-                Field("model.kv_dtype", "Precision of the KV cache", dtypes),
-                Field("workload.prefix_tokens", "Prompt tokens in the prefix cache"),
-                Field("engine.max_num_seqs", "Sequences per replica at most"),
-                Field("engine.max_num_batched_tokens", "Tokens per step at most"),
-                Field("engine.gpu_memory_utilization", "Share of GPU memory"),
+                Field("model.weight_dtype", "Weights", dtypes),
+                Field("model.kv_dtype", "KV cache", dtypes),
+                Field("workload.prefix_tokens", "Cached prompt tokens"),
+                Field("engine.max_num_seqs", "Sequences at most"),
+                Field("engine.max_num_batched_tokens", "Tokens per step"),
+                Field("engine.gpu_memory_utilization", "GPU memory share"),
                 Field("search.pools", "Pools", ("any", "split", "mixed")),
-                Field("search.confidence_fraction", "Confidence that the SLO holds"),
-                Field("search.spare_replicas", "Spare replicas per pool"),
+                Field("search.confidence_fraction", "Confidence"),
+                Field("search.spare_replicas", "Spare replicas"),
             ),
             folded=True,
         ),
@@ -277,13 +277,13 @@ def base_texts(base: str) -> dict[str, str]:
     texts = {}
     for each in fields():
         value = resolved.get(each.key, attrgetter(each.key)(asked.scenario))
-        if each.key.endswith("put_tokens"):
-            value = lengths_text(value)
         texts[each.key] = "" if value is None else _plain(value)
     return texts
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, Lengths):
+        return lengths_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -294,9 +294,8 @@ def lengths_text(lengths: Lengths) -> str:
     names = ("low", "high", "median", "sigma")
     given = {name: getattr(lengths, name) for name in names if getattr(lengths, name) is not None}
     parts = [f"distribution = {json.dumps(lengths.distribution)}"]
-    return (
-        "{ " + ", ".join([*parts, *(f"{name} = {_plain(v)}" for name, v in given.items())]) + " }"
-    )
+    parts += [f"{name} = {_plain(value)}" for name, value in given.items()]
+    return f"{{ {', '.join(parts)} }}"
 
 
 def field_of(error: InputError) -> str:

@@ -12,7 +12,7 @@ from sizing.ui.style import STYLE
 
 # Of the session: cases that were asked for (`None`: not yet), errors by case and field, and the
 # tab in front. (No docstring: Streamlit would show it.)
-CASES, ERRORS, TAB = "cases", "errors", "scenario"
+CASES, ERRORS, TAB = "cases", "errors", "tab"
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     state: Any = st.session_state
     if CASES not in state:
         _begin(state)
-    asked, answer_side = st.columns([2, 5], gap="large")
+    asked, answer_side = st.columns([3, 7], gap="large")
     with asked:
         chosen = _forms(state)
     _compare(state)
@@ -95,11 +95,24 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
         st.form_submit_button(
             "Plan", type="primary", width="stretch", on_click=_submit, args=(state, at)
         )
-    more, less = st.columns(2)
+    if state[CASES][at] is not None:
+        st.markdown("[To the answer](#answer)")
     if len(state[CASES]) < form.MOST_CASES:
-        more.button("Compare with another", key=f"{at}:more", on_click=_more, args=(state, at))
+        st.button(
+            "Compare with another",
+            key=f"{at}:more",
+            on_click=_more,
+            args=(state, at),
+            width="stretch",
+        )
     if len(state[CASES]) > 1:
-        less.button("Remove this one", key=f"{at}:less", on_click=_less, args=(state, at))
+        st.button(
+            "Remove this one",
+            key=f"{at}:less",
+            on_click=_less,
+            args=(state, at),
+            width="stretch",
+        )
 
 
 def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
@@ -108,9 +121,12 @@ def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
     with st.expander(group.title, expanded=wrong) if group.folded else st.container():
         if not group.folded:
             st.markdown(f"**{group.title}**")
-        for field in group.fields:
-            _field(state, at, field, helps[field.key])
-            _said(state, at, field.key)
+        for at_pair in range(0, len(group.fields), 2):
+            pair = group.fields[at_pair : at_pair + 2]
+            for field, place in zip(pair, st.columns(len(pair), wrap=False), strict=True):
+                with place:
+                    _field(state, at, field, helps[field.key])
+                    _said(state, at, field.key)
         if group.title == "Model":
             st.file_uploader(
                 "or the config.json of another model",

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 CSS = (Path(minicluster.pages.__file__).parent / "page.css").read_text(encoding="utf-8")
 OWN = """
+.stMainBlockContainer { padding-top: 2.5rem; }
+h1 { font-size: 2rem !important; padding-top: 0 !important; }
 .kit { background: none; }
+.kit .tiles { margin: 0; grid-template-columns: 1fr; }
+.kit .tile { min-height: 92px; }
 .kit section { padding: 10px 0; margin: 0; border: 0; background: none; overflow-x: auto; }
 .kit td, .kit th { padding: 4px 8px; font-size: 14px; }
 """
