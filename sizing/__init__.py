@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from sizing.planner.build_plan import plan as plan
     from sizing.planner.explanation import explain_plan as explain_plan
     from sizing.planner.predict import predict as predict
+    from sizing.planner.studies.capacity import capacity as capacity
+    from sizing.planner.studies.decisions import decisions as decisions
+    from sizing.planner.studies.split_map import split_map as split_map
+    from sizing.planner.studies.sweep import Swept as Swept
     from sizing.scenario import Scenario as Scenario
     from sizing.simulation.planned import simulate as simulate
 
@@ -33,12 +37,16 @@ _HOMES = {
     "Plan": "minicluster.plan",
     "RequestSource": "minicluster.workload.sources",
     "Scenario": "sizing.scenario",
+    "Swept": "sizing.planner.studies.sweep",
+    "capacity": "sizing.planner.studies.capacity",
+    "decisions": "sizing.planner.studies.decisions",
     "explain_plan": "sizing.planner.explanation",
     "plan": "sizing.planner.build_plan",
     "predict": "sizing.planner.predict",
     "read_plan": "minicluster.plan",
     "read_trace": "minicluster.workload.traces",
     "simulate": "sizing.simulation.planned",
+    "split_map": "sizing.planner.studies.split_map",
     "validate": "sizing.evidence.validated",
 }
 """Module of each public name: commands start fast because none is imported before it is used."""

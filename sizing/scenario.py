@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +64,8 @@ class Scenario(Inputs, Shown):
     @classmethod
     def of(cls, chosen: ScenarioSpec, place: str, measured: CalibrationSpec | None) -> Scenario:
         """Look up what a parsed scenario names; raises as `load`, naming *place*."""
-        named = [catalog.find_gpu(n, place=f"{place}: search.gpus") for n in chosen.search.gpus]
-        kinds = {gpu.name: gpu for gpu in named}
-        chosen = replace(chosen, search=replace(chosen.search, gpus=tuple(kinds)))
-        found = catalog.resolve(chosen, place)
-        return cls(
-            scenario=chosen,
-            **found._asdict(),
-            calibration=measured,
-            other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
-        )
+        found = catalog.inputs_of(chosen, place, calibration=measured)
+        return cls(**{each.name: getattr(found, each.name) for each in fields(found)})
 
     def with_(self, overrides: Overrides) -> Scenario:
         """

@@ -128,6 +128,51 @@ def bars(name: str, labels: Sequence[str], ys: ArrayLike, *, colour: str, hover:
     return drawn | {"marker": {"color": colour}}
 
 
+def heat_map(
+    name: str,
+    values: Sequence[Sequence[float]],
+    texts: Sequence[Sequence[str]],
+    *,
+    hover: str,
+    colours: tuple[str, str, str],
+) -> Json:
+    """
+    Return a cell a value, shape (rows, columns), at the places 0, 1, ... of both axes.
+
+    Args:
+        texts: what *hover* calls `%{text}`, likewise.
+        colours: of the lowest value, of zero and of the highest; the scale is symmetric.
+    """
+    most = max((abs(each) for row in values for each in row if math.isfinite(each)), default=1.0)
+    scale = [[place, colour] for place, colour in zip((0, 0.5, 1), colours, strict=True)]
+    return {
+        "type": "heatmap",
+        "name": plain(name),
+        "z": [numbers(row) for row in values],
+        "text": [[plain(each) for each in row] for row in texts],
+        "hovertemplate": hover + "<extra></extra>",
+        "colorscale": scale,
+        "zmin": -(most or 1.0),
+        "zmax": most or 1.0,
+        "xgap": 1,
+        "ygap": 1,
+    }
+
+
+def contour(name: str, values: Sequence[Sequence[float]], *, at: float) -> Json:
+    """Return the line over a heat map of the same *values* where they are *at*."""
+    return {
+        "type": "contour",
+        "name": plain(name),
+        "z": [numbers(row) for row in values],
+        "contours": {"start": at, "end": at, "size": 1, "coloring": "none"},
+        "line": {"color": "var(--ink)", "width": 3},
+        "hoverinfo": "skip",
+        "showscale": False,
+        "showlegend": True,
+    }
+
+
 def _trace(kind: str, name: str, xs: Sequence[object], ys: Sequence[object], hover: str) -> Json:
     extra = "<extra>%{fullData.name}</extra>"
     return {"type": kind, "name": plain(name), "x": xs, "y": ys, "hovertemplate": hover + extra}

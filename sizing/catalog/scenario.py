@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
+from minicluster.plan import Inputs
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.config import Overrides
+    from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
@@ -96,6 +99,46 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
             "shorten one of them, or take a model with a longer context",
         )
     return resolved
+
+
+def inputs_of(
+    scenario: ScenarioSpec, place: str, *, calibration: CalibrationSpec | None = None
+) -> Inputs:
+    """
+    Return a scenario with the catalog entries that it names.
+
+    Args:
+        place: its file, named in errors.
+        calibration: of this machine.
+
+    Raises:
+        InputError: an unknown name, or values that contradict each other.
+    """
+    named = [find_gpu(name, place=f"{place}: search.gpus") for name in scenario.search.gpus]
+    kinds = {gpu.name: gpu for gpu in named}
+    chosen = replace(scenario, search=replace(scenario.search, gpus=tuple(kinds)))
+    found = resolve(chosen, place)
+    return Inputs(
+        scenario=chosen,
+        **found._asdict(),
+        calibration=calibration,
+        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
+    )
+
+
+def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:
+    """
+    Return the inputs of the same scenario with some keys changed, looked up again.
+
+    Args:
+        overrides: `key=value` each; see `parse_scenario`.
+        place: what changes them, named in errors.
+
+    Raises:
+        InputError: an impossible key or value.
+    """
+    changed = parse_scenario(asdict(inputs.scenario), overrides, place=place)
+    return inputs_of(changed, place, calibration=inputs.calibration)
 
 
 def check_draft(model: ModelSpec, engine: EngineProfile, *, place: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from typer import Argument, Exit, Option
 
 from minicluster.config import parse_scenario
@@ -149,6 +149,14 @@ def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> It
     return track(
         items, what, total=total, console=talk, disable=not talk.is_terminal, transient=True
     )
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr, on a terminal only, that is told done and total."""
+    with Progress(console=talk, disable=not talk.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_json(data: object, *, sort_keys: bool = False) -> None:

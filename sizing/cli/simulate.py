@@ -7,12 +7,11 @@ from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 from typer import Option
 
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
-from minicluster.shell import say, talk
+from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
 from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
@@ -23,6 +22,7 @@ from sizing.cli.common import (
     PlanFile,
     Seed,
     out_file,
+    progress,
     show,
     tracked,
     with_overrides,
@@ -96,8 +96,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         if read.skipped:
             say(f"left out {read.skipped:,} requests without an answer")
         source = read.arrivals
-    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as bar:
-        task = bar.add_task("simulating", total=None)
+    with progress("simulating") as said:
         outcome = simulate_requests(
             planned,
             source,
@@ -105,7 +104,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             requests_per_s=rate,
             seed=seed,
             handshake_s=handshake_s,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=said,
         )
     if out is not None:
         try:

@@ -1,4 +1,4 @@
-"""`sizing compare`, `sweep`, `sensitivity`, `pareto` and `long-context`: what-if studies."""
+"""`sizing compare`, `sweep`, `pareto` and `long-context`: what-if studies."""
 
 from __future__ import annotations
 
@@ -40,15 +40,12 @@ from sizing.planner.studies.result import (
     result_json,
 )
 from sizing.planner.studies.rule import find_rule
-from sizing.planner.studies.sensitivity import CHANGES, VARIED
-from sizing.planner.studies.sensitivity import sensitivity as planned_changes
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.long_context import long_context_parts
 from sizing.report.study import (
     comparison_lines,
     comparison_table,
     front_table,
-    sensitivity_table,
     sweep_table,
 )
 from sizing.report.study_pages import pareto_page, sweep_page
@@ -218,32 +215,6 @@ def _planned(case: Inputs | InputError, label: str) -> StudyResult:
     if isinstance(case, InputError):
         return StudyResult(label=label, refused=str(case))
     return plan_scenario(case, label, keep_refusals=True)
-
-
-# --- sensitivity
-
-
-def sensitivity(
-    scenario: ScenarioFile,
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-) -> None:
-    """Plan anew with lengths, rate, hit rate and link bandwidth 10, 25 and 50 % off."""
-    inputs = Scenario.load(scenario, overrides or [], calibration)
-    with naming(scenario):
-        base = plan_scenario(inputs, "as given")
-        if base.plan is None:
-            raise NegativeAnswer(f"{scenario}: no plan to vary: {base.reason}")
-        changes = planned_changes(inputs)
-        found = list(tracked(changes, "planning", total=len(VARIED) * len(CHANGES)))
-    changed = [
-        {"name": each.name, "change_fraction": each.change_fraction, "value": each.value}
-        | result_json(each.answer)
-        for each in found
-    ]
-    data = {"base": result_json(base), "changes": changed}
-    show(data, sensitivity_table(base, found), as_json=as_json, wide=True)
 
 
 # --- pareto

@@ -47,7 +47,7 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
                 before = best.candidate
             errors = step_errors(inputs, confidence)
             simulator = SloSimulator(simulations, errors, precise=False)
-            before = _sized_again(inputs, best, simulator, before)
+            before = sized_again(inputs, best, simulator, before)
             if before is None or simulator.exhausted:
                 break
             # Chance in a quick run must not make a lower confidence need more GPUs.
@@ -55,10 +55,10 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
     return dict(sorted(found.items()))
 
 
-def _sized_again(
-    inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None
+def sized_again(
+    inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None = None
 ) -> Candidate | None:
-    """Size the plan's layout with the simulator's step times, from the sizes of *floor* on."""
+    """Size a plan's layout with the simulator's step times, from the sizes of *floor* on."""
     chosen = best.candidate
     split = chosen.layout.prefill is not None
     smallest = chosen.sized(1 if split else 0, 1)

@@ -15,7 +15,6 @@ from sizing.planner.candidates import (
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
-from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import (
@@ -43,7 +42,7 @@ from sizing.planner.step_models import StepModels
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
-    from sizing.planner.layout import LayoutShape
+    from sizing.planner.layout import Layout, LayoutShape
 
 __all__ = ["Found", "Infeasible", "search"]
 
@@ -139,6 +138,35 @@ class LayoutSearch:
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
+    def quick_split(self, near: Candidate | None, below: float) -> Found | None:
+        """
+        Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
+
+        Args:
+            near: pools that probably hold: where they do, only cheaper ones are looked for.
+            below: cost that pools have to stay below.
+        """
+        known = None if near is None else self._like(near)
+        if known is not None and cost(self.inputs, known) < below:
+            held = self.quick.verdict(known).holds
+            known, below = (known, cost(self.inputs, known)) if held else (None, below)
+        else:
+            known = None
+        looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
+        best = min(looks, key=lambda each: each.cost, default=None)
+        if best is not None and best.cost < below:
+            known = self._as_predicted(best.bounded.slow).sized(*best.sizes)
+        return None if known is None else self._found(known, ())
+
+    def _like(self, near: Candidate) -> Candidate | None:
+        """Return pools as those of another search; `None` where this one has no such layout."""
+        found = [each for each in self.candidates.split if each.layout == near.layout]
+        return found[0].limited(_batch_limit(near)).sized(*near.sizes) if found else None
+
+    def quick_mixed(self) -> Found | None:
+        """Return the cheapest aggregated pool by quick runs, unverified; `None`: none holds."""
+        return self._mixed_below(NO_LIMIT, self.quick)
+
     def _so_far(self) -> Found:
         """Return the best within `cluster.max_gpus` so far: verified, else as estimated."""
         budget = self.inputs.cluster.max_gpus
@@ -203,10 +231,10 @@ class LayoutSearch:
                     looks.remove(look)
         return None if best is None else choose_local_threshold(self.simulations, best)
 
-    def _looks(self) -> list[QuickLook]:
+    def _looks(self, cheapest: float = NO_LIMIT) -> list[QuickLook]:
         """Estimate the size of every layout and batch limit, and size the cheapest quickly."""
         looks: list[QuickLook] = []
-        cheapest, held = NO_LIMIT, dict[Layout, float]()
+        held: dict[Layout, float] = {}
         for bounded, guess in self._sized():
             layout = bounded.slow.layout
             if cost(self.inputs, bounded.slow.sized(*guess)) >= held.get(layout, NO_LIMIT):

@@ -13,8 +13,18 @@ from sizing.evidence.validate import record
 from sizing.evidence.validated import Validated
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction
+from sizing.planner.studies.capacity import Capacity
+from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
+from sizing.planner.studies.split_map import SplitMap
 from sizing.report.plan_screen import answer_facts, evidence_facts, headline, measured
+from sizing.report.questions import (
+    capacity_lines,
+    capacity_table,
+    decisions_table,
+    split_map_lines,
+    split_map_table,
+)
 from sizing.report.simulation import (
     pools_table,
     request_columns,
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Pool
+    from sizing.planner.studies.capacity import CapacityPoint
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
@@ -129,6 +140,58 @@ def _validated_sections(found: Validated) -> list[Section]:
 @columns_of.register(Validated)
 def _validated_columns(found: Validated) -> dict[str, list[Any]]:
     return _columns(record(each) for each in found.verdicts)
+
+
+@sections_of.register(Capacity)
+def _capacity_sections(found: Capacity) -> list[Section]:
+    return [titled_section(capacity_table(found)), _lines(capacity_lines(found))]
+
+
+@columns_of.register(Capacity)
+def _capacity_columns(found: Capacity) -> dict[str, list[Any]]:
+    return _columns(_capacity_row(point, found.percentile) for point in found.points)
+
+
+def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
+    cost, predicted = point.running, point.prediction
+    names = ("gpus", "used_gpus", "requests_per_s", "users", "layout", "binds", "reason")
+    costs = ("power_w", "joules_per_output_token", "usd_per_million_output_tokens")
+    return {
+        **{name: getattr(point, name) for name in names},
+        "output_tokens_per_s": predicted and predicted.output_tokens_per_s,
+        f"ttft_{percentile}_s": predicted and predicted.ttft.at(percentile),
+        f"tpot_{percentile}_s": predicted and predicted.tpot.at(percentile),
+        **{name: cost and getattr(cost, name) for name in costs},
+    }
+
+
+@sections_of.register(SplitMap)
+def _map_sections(found: SplitMap) -> list[Section]:
+    return [titled_section(split_map_table(found)), _lines(split_map_lines(found))]
+
+
+@columns_of.register(SplitMap)
+def _map_columns(found: SplitMap) -> dict[str, list[Any]]:
+    return _columns(
+        {**asdict(point), "saved_fraction": point.saved_fraction} for point in found.points
+    )
+
+
+@sections_of.register(Decisions)
+def _decisions_sections(found: Decisions) -> list[Section]:
+    return [titled_section(decisions_table(found))]
+
+
+@columns_of.register(Decisions)
+def _decisions_columns(found: Decisions) -> dict[str, list[Any]]:
+    return _columns(
+        {name: getattr(row, name) for name in ("name", "value", "gpus", "against_gpus")}
+        for row in found.rows
+    )
+
+
+def _lines(texts: Iterable[str]) -> Section:
+    return Section("", tuple(Paragraph(text) for text in texts))
 
 
 @sections_of.register(Scenario)

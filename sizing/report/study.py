@@ -1,4 +1,4 @@
-"""Comparisons, sweeps, sensitivity, losses and Pareto fronts as tables."""
+"""Comparisons, sweeps, losses and Pareto fronts as tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import Front
     from sizing.planner.studies.result import Figures, StudyResult
-    from sizing.planner.studies.sensitivity import Changed
     from sizing.planner.studies.sweep import Swept
 
-LEFT = ("scenario", "layout", "then binds", "bound by", "number", "what binds", "lost", "missed")
+LEFT = ("scenario", "layout", "then binds", "lost", "missed")
 MOST_ROWS = 20
 """Maximum rows per front in a terminal; `--json` has all."""
 
@@ -92,19 +91,6 @@ def sweep_table(
     return made
 
 
-def sensitivity_table(base: StudyResult, found: Sequence[Changed]) -> Table:
-    """Return one row per change: GPUs needed, latencies, the first limit."""
-    heads = ("number", "change", "is then", "GPUs", "against", "TTFT", "TPOT", "what binds")
-    made = table("Sensitivity: planned anew with one number changed", heads, (), left=LEFT)
-    before = figures(base.plan).gpus if base.plan else None
-    for at, each in enumerate(found):
-        last = at + 1 == len(found) or found[at + 1].name != each.name
-        value = f"{each.value:.3g}" if each.value < 1 or each.value >= 1e6 else f"{each.value:,.4g}"  # noqa: PLR2004
-        changed = (each.name, f"{each.change_fraction:+.0%}", value)
-        made.add_row(*changed, *_needed(each.answer, before), end_section=last)
-    return made
-
-
 def losses_table(found: Sequence[Loss], statistic: str) -> Table:
     """Return one row per pool that loses a replica."""
     left = [", ".join(f"{count} {role}" for role, count in each.replicas.items()) for each in found]
@@ -146,18 +132,6 @@ def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
         rows,
         caption=f"{more} more: --json" if more > 0 else None,
     )
-
-
-def _needed(answer: StudyResult, before: int | None) -> tuple[str, ...]:
-    """Return GPUs needed, the change against *before*, latencies and the first limit."""
-    if answer.plan is None:
-        needed = answer.infeasible.nearest_gpus if answer.infeasible else None
-        over = answer.infeasible is not None and answer.infeasible.binds == "max_gpus"
-        return (str(needed) if over else "none", "", "", "", answer.reason)
-    found = figures(answer.plan)
-    against = "" if before is None else f"{found.gpus - before:+d}"
-    latencies = seconds(found.ttft_s), seconds(found.tpot_s)
-    return (str(found.gpus), against, *latencies, found.binds)
 
 
 def _number(value: float | None, form: str) -> str:

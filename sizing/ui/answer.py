@@ -16,26 +16,30 @@ from minicluster.plan import to_json
 from sizing.planner.build_plan import NoPlan, plan
 from sizing.planner.explanation import explain_plan
 from sizing.planner.studies.capacity import capacity
+from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
-from sizing.report.capacity_chart import capacity_figure
+from sizing.planner.studies.split_map import split_map
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
 from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
+from sizing.report.questions import capacity_page, decisions_page, split_map_page
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
 from sizing.simulation.planned import simulate
 from sizing.ui import form
 from sizing.ui.style import coloured, kit, palette
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.table import Table
 
     from minicluster.pages.figure import Figure
+    from minicluster.pages.page import Page
     from minicluster.plan import Plan
-    from sizing.planner.studies.capacity import Capacity
     from sizing.simulation.outcome import Outcome
+
+    Progress = Callable[[int, int], None]
 
 REQUESTS = 6_000
 """Requests simulated for the distributions: a p99 rests on 60 of them."""
@@ -82,7 +86,7 @@ def draw(case: form.Case) -> None:
     st.html(kit(titled_section(latency_table(found.prediction, found.slo))))
     _downloads(case, found)
     _distributions(case, found)
-    _capacity(case, found)
+    _questions(case, found)
     with st.expander("Assumptions, errors and sources"):
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
 
@@ -194,7 +198,11 @@ def _downloads(case: form.Case, found: Plan) -> None:
     name = found.model.id.replace("/", "-")
     scenario, written, report = st.columns(3)
     scenario.download_button(
-        "Scenario (TOML)", form.scenario_file(case), f"{name}.toml", key="scenario-file", width="stretch"
+        "Scenario (TOML)",
+        form.scenario_file(case),
+        f"{name}.toml",
+        key="scenario-file",
+        width="stretch",
     )
     written.download_button(
         "Plan (JSON)", to_json(found), f"{name}-plan.json", key="plan-file", width="stretch"
@@ -260,17 +268,55 @@ def _simulated(case: form.Case) -> tuple[Outcome, Outcome | None]:
     return outcome, slow
 
 
-def _capacity(case: form.Case, found: Plan) -> None:
-    """Draw the rates that other numbers of GPUs carry, once asked for: it takes seconds."""
-    st.markdown("**What other numbers of GPUs carry**")
-    known: dict[form.Case, Capacity] = st.session_state.setdefault("capacities", {})
-    if case not in known:
-        if not st.button("Capacity curve", help="The highest rate within the SLO, about 10 s"):
+# --- questions that take longer
+
+
+def _questions(case: form.Case, found: Plan) -> None:
+    """Offer what takes longer, each by a button; what was asked stays."""
+    st.markdown("**Further questions**, each a search of its own")
+    name = case.base
+    counts = sorted({max(1, round(found.cost.gpus * share)) for share in SHARES})
+    questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
+        (
+            "What do other numbers of GPUs carry?",
+            "The highest rate within the limits, about 10 s",
+            lambda said: capacity_page(name, capacity(found.inputs, counts, progress=said)),
+        ),
+        (
+            "When does splitting prefill and decode pay?",
+            "Lengths of prompts over answers, and the speed of the link: about a minute",
+            lambda said: split_map_page(name, split_map(found.inputs, progress=said)),
+        ),
+        (
+            "What does each decision cost?",
+            "Router, percentile, confidence, precision and more: about a minute",
+            lambda said: decisions_page(name, decisions(found.inputs, progress=said)),
+        ),
+    )
+    for question, takes, ask in questions:
+        _question(case, question, takes, ask)
+
+
+def _question(case: form.Case, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
+    known: dict[tuple[form.Case, str], Page] = st.session_state.setdefault("answers", {})
+    if (case, question) not in known:
+        if not st.button(question, help=takes):
             return
-        bar = st.progress(0.0, "Searching the highest rate within the SLO")
-        counts = sorted({max(1, round(found.cost.gpus * share)) for share in SHARES})
-        known[case] = capacity(
-            found.inputs, counts, progress=lambda done, total: bar.progress(done / total)
-        )
-        bar.empty()
-    chart(capacity_figure(known[case], found.workload.requests_per_s))
+        bar = st.progress(0.0, question)
+
+        def said(done: int, total: int) -> None:
+            bar.progress(done / total, f"{question} {done} of {total}")
+
+        try:
+            known[case, question] = ask(said)
+        except MiniclusterError as error:
+            st.error(str(error))
+            return
+        finally:
+            bar.empty()
+    page = known[case, question]
+    st.markdown(f"**{page.headline}**")
+    for figure in page.figures:
+        chart(figure)
+    sections = [part for part in page.parts if isinstance(part, Section)]
+    st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))

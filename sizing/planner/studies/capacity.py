@@ -55,7 +55,7 @@ OPTIONS = 6
 LEAST_SHARE = 1e-3
 """Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
 
-UTILISATION = "search.max_utilisation_fraction"
+UTILISATION = "a pool saturates"
 """What binds where no latency does."""
 
 MAX_SHIFTS = 4

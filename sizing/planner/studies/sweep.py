@@ -23,19 +23,23 @@ class Swept:
     values: tuple[str, ...]
 
 
-def parse_key(text: str) -> Swept:
+def parse_key(text: str, place: str = "--key") -> Swept:
     """
     Read `workload.requests_per_s=1,2,5`.
 
     Commas in brackets, braces and quotes belong to a value.
 
+    Args:
+        text: as typed.
+        place: the option that it was typed for.
+
     Raises:
         InputError: no key, no value, or brackets that do not close.
     """
     key, equals, values = text.partition("=")
-    found = tuple(each.strip() for each in _split(values))
+    found = tuple(each.strip() for each in _split(values, place))
     if not equals or not key.strip() or not all(found):
-        raise InputError("--key", text, "key=value,value, for example workload.requests_per_s=1,2")
+        raise InputError(place, text, "key=value,value, for example workload.requests_per_s=1,2")
     return Swept(key=key.strip(), values=found)
 
 
@@ -62,7 +66,7 @@ def points(keys: Sequence[Swept]) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _split(text: str) -> Iterator[str]:
+def _split(text: str, place: str) -> Iterator[str]:
     """Split at commas outside brackets and quotes."""
     depth, quoted, start = 0, "", 0
     for at, char in enumerate(text):
@@ -78,5 +82,5 @@ def _split(text: str) -> Iterator[str]:
             yield text[start:at]
             start = at + 1
     if depth or quoted:
-        raise InputError("--key", text, "brackets and quotes that close")
+        raise InputError(place, text, "brackets and quotes that close")
     yield text[start:]

@@ -1,4 +1,4 @@
-"""compare, sweep, sensitivity, pareto, losses and the page: figures, streams, refusals."""
+"""compare, sweep, pareto, losses and the page: figures, streams, refusals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from minicluster.stats.quantiles import LEVELS
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import front
-from sizing.planner.studies.sensitivity import CHANGES, changed_inputs
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_page import plan_page
-from sizing.scenario import Scenario
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing
 
@@ -145,30 +143,6 @@ def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
     front = figures[0]["data"][1]
     assert front["x"] == [gpus for gpus, _ in pairs]
     assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
-
-
-def test_changes_of_sensitivity() -> None:
-    """Each number changes alone and by what is said; the hit rate by points where it is zero."""
-    inputs = Scenario.load(Path("llama-3.1-70b-h100"))
-    found = [(name, change, value) for name, change, value, _ in changed_inputs(inputs)]
-    at = {(name, change): value for name, change, value in found}
-    assert at["input tokens", 0.5] == 6000
-    assert at["output tokens", -0.25] == 375
-    assert at["requests/s", 0.1] == pytest.approx(22)
-    assert at["prefix hit rate", 0.25] == pytest.approx(0.25)
-    assert ("prefix hit rate", -0.1) not in at
-    assert at["link bytes/s", -0.5] == pytest.approx(25e9)
-    assert len(found) == 4 * len(CHANGES) + 3
-    whole = Scenario.load(Path("llama-3.1-70b-h100"), ["workload.prefix_tokens=3200"], None)
-    rates = [change for name, change, *_ in changed_inputs(whole) if name == "prefix hit rate"]
-    assert rates == [-0.5, -0.25, -0.1, 0.1]  # of a prompt that is cached whole nothing is left
-    for name, change, value, other in changed_inputs(inputs):
-        if name == "link bytes/s":
-            assert other.gpu.scale_out_bytes_per_s == pytest.approx(value)
-            assert other.scenario == inputs.scenario
-        else:
-            assert other.gpu == inputs.gpu
-        assert other != inputs, (name, change)
 
 
 def test_losses(plan: Plan) -> None:

@@ -1,0 +1,152 @@
+"""`sizing capacity`, `split-map` and `decisions`: the questions that a plan raises."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from minicluster.errors import Exit, InputError
+from minicluster.pages.write import write_page
+from sizing.cli.common import (
+    AsJson,
+    Calibration,
+    Html,
+    Overrides,
+    ScenarioFile,
+    naming,
+    progress,
+    show,
+)
+from sizing.planner.studies import capacity as capacities
+from sizing.planner.studies import decisions as changed_plans
+from sizing.planner.studies import split_map as maps
+from sizing.planner.studies.result import result_json
+from sizing.planner.studies.sweep import parse_key
+from sizing.report.questions import (
+    capacity_lines,
+    capacity_page,
+    capacity_table,
+    decisions_page,
+    decisions_table,
+    split_map_lines,
+    split_map_page,
+    split_map_table,
+)
+from sizing.scenario import Scenario
+
+
+def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
+    scenario: ScenarioFile,
+    gpus: Annotated[
+        str | None,
+        Option(
+            metavar="N[,N..]",
+            help="Numbers of GPUs, such as 16, 8,16,32 or 8..64 (doubling); absent: max_gpus",
+        ),
+    ] = None,
+    think_seconds: Annotated[
+        float, Option(help="Seconds between an answer and the same user's next request")
+    ] = capacities.THINK_S,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
+) -> None:
+    """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
+    inputs = Scenario.load(scenario, overrides or [], calibration)
+    counts = [inputs.cluster.max_gpus] if gpus is None else parse_gpus(gpus)
+    with naming(scenario), progress("searching rates") as told:
+        found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
+    if html is not None:
+        write_page(html, capacity_page(str(scenario), found))
+    said = capacity_lines(found)
+    show(asdict(found), capacity_table(found), *said, as_json=as_json, wide=True)
+    if not any(each.requests_per_s for each in found.points):
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def parse_gpus(text: str) -> list[int]:
+    """
+    Read `8,16,32`, or `8..64`: 8 and its doubles up to 64, which is counted, too.
+
+    Raises:
+        InputError: no such numbers.
+    """
+    low, dots, high = text.partition("..")
+    numbers = [low, high] if dots else text.split(",")
+    if not all(each.strip().isdecimal() and int(each) for each in numbers):
+        raise InputError("--gpus", text, "whole numbers above 0, for example 8,16,32 or 8..64")
+    counts = [int(each) for each in numbers]
+    if not dots:
+        return counts
+    first, last = counts
+    if first > last:
+        raise InputError("--gpus", text, "the smaller number first", f"{last}..{first}")
+    return [*(first << step for step in range((last // first).bit_length())), last]
+
+
+def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
+    scenario: ScenarioFile,
+    x: Annotated[
+        str | None,
+        Option(
+            metavar="KEY=V,V",
+            help="Scenario key and values, prompt_answer_ratio=V,V or link_bytes_per_s=V,V;"
+            " absent: the ratio",
+        ),
+    ] = None,
+    y: Annotated[
+        str | None, Option(metavar="KEY=V,V", help="Likewise; absent: link_bytes_per_s")
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
+) -> None:
+    """Map where split pools need less than aggregated ones, and how sure that is."""
+    inputs = Scenario.load(scenario, overrides or [], calibration)
+    first, second = (
+        None if text is None else parse_key(text, f"--{name}")
+        for name, text in (("x", x), ("y", y))
+    )
+    with naming(scenario), progress("sizing both kinds of pools") as told:
+        found = maps.split_map(inputs, first, second, progress=told)
+    if html is not None:
+        write_page(html, split_map_page(str(scenario), found))
+    points = [asdict(each) | {"saved_fraction": each.saved_fraction} for each in found.points]
+    data: dict[str, Any] = asdict(found) | {"points": points}
+    show(data, split_map_table(found), *split_map_lines(found), as_json=as_json, wide=True)
+    if not any(each.split_gpus or each.mixed_gpus for each in found.points):
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def decisions(
+    scenario: ScenarioFile,
+    only: Annotated[
+        str,
+        Option(help="Names in place of all, by commas: " + ", ".join(changed_plans.NAMES)),
+    ] = "",
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    calibration: Calibration = None,
+    html: Html = None,
+) -> None:
+    """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
+    inputs = Scenario.load(scenario, overrides or [], calibration)
+    with naming(scenario), progress("planning") as told:
+        names = [each.strip() for each in only.split(",") if each.strip()]
+        found = changed_plans.decisions(inputs, only=names, progress=told)
+    if html is not None:
+        write_page(html, decisions_page(str(scenario), found))
+    rows = [
+        {"name": each.name, "value": each.value, "against_gpus": each.against_gpus}
+        | {"gpus": each.gpus, **result_json(each.result)}
+        for each in found.rows
+    ]
+    data = {"base": result_json(found.base), "decisions": rows}
+    show(data, decisions_table(found), as_json=as_json, wide=True)
+    if found.base.plan is None and not any(each.result.plan for each in found.rows):
+        raise typer.Exit(Exit.NEGATIVE)

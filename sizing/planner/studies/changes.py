@@ -1,0 +1,87 @@
+"""Inputs with one number changed that is no single key of a scenario: lengths, links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.topology import TierSpec
+    from minicluster.specs.workload import Lengths, WorkloadSpec
+
+
+def with_load(inputs: Inputs, load: WorkloadSpec) -> Inputs:
+    """Return the same under another load."""
+    return replace(inputs, scenario=replace(inputs.scenario, workload=load))
+
+
+def stretched(lengths: Lengths, factor: float) -> Lengths:
+    """Stretch a distribution of lengths, each at least one token."""
+
+    def whole(value: int | None) -> int | None:
+        return None if value is None else max(1, round(value * factor))
+
+    return replace(
+        lengths,
+        mean=whole(lengths.mean),
+        low=whole(lengths.low),
+        high=whole(lengths.high),
+        median=None if lengths.median is None else max(1.0, lengths.median * factor),
+    )
+
+
+def with_lengths(inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0) -> Inputs:
+    """Stretch prompts and answers by factors; the share of a prompt that is cached stays."""
+    load = inputs.scenario.workload
+    other = replace(
+        load,
+        input_tokens=stretched(load.input_tokens, prompts),
+        output_tokens=stretched(load.output_tokens, answers),
+        prefix_tokens=round(load.prefix_tokens * prompts),
+    )
+    return with_load(inputs, other)
+
+
+def with_prefix(inputs: Inputs, fraction: float) -> Inputs:
+    """Cache a share of the shortest prompt of every request, less than all of it."""
+    load = inputs.scenario.workload
+    shortest = load.input_tokens.low or load.input_tokens.max_tokens
+    cached = min(round(shortest * fraction), shortest - 1)
+    return with_load(inputs, replace(load, prefix_tokens=cached))
+
+
+def link_bytes_per_s(inputs: Inputs) -> float | None:
+    """Return the slowest link beyond the HB domain, a GPU and one way; `None`: none is known."""
+    cluster = inputs.cluster
+    peak = cluster.scale_out_bytes_per_s or inputs.gpu.scale_out_bytes_per_s
+    stated = [tier.one_way_bytes_per_s for tier in cluster.tiers[1:]]
+    return min((each for each in (peak, *stated) if each is not None), default=None)
+
+
+def with_links(inputs: Inputs, factor: float) -> Inputs:
+    """Scale the network beyond the HB domain: that of every GPU and of every tier."""
+    cluster = inputs.cluster
+    said = cluster.scale_out_bytes_per_s
+    tiers = (*cluster.tiers[:1], *(_faster(tier, factor) for tier in cluster.tiers[1:]))
+    return replace(
+        inputs,
+        gpu=_with_link(inputs.gpu, said, factor),
+        other_gpus=tuple(_with_link(gpu, said, factor) for gpu in inputs.other_gpus),
+        cluster=replace(cluster, scale_out_bytes_per_s=None, tiers=tiers),
+    )
+
+
+def _with_link(gpu: GpuSpec, said: float | None, factor: float) -> GpuSpec:
+    peak = said or gpu.scale_out_bytes_per_s
+    return replace(gpu, scale_out_bytes_per_s=None if peak is None else peak * factor)
+
+
+def _faster(tier: TierSpec, factor: float) -> TierSpec:
+    before = tier.one_way_bytes_per_s
+    if before is None:
+        return tier
+    return replace(
+        tier, bytes_per_s=before * factor, gbyte_per_s=None, gbit_per_s=None, two_way=False
+    )

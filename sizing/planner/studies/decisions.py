@@ -1,0 +1,204 @@
+"""What each decision, and each number that is not known exactly, costs in GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
+from minicluster.routing import POLICIES
+from minicluster.stats.quantiles import LEVELS
+from sizing import catalog
+from sizing.planner.studies.changes import (
+    link_bytes_per_s,
+    with_lengths,
+    with_links,
+    with_prefix,
+)
+from sizing.planner.studies.result import StudyResult, plan_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from minicluster.plan import Inputs
+
+CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
+DTYPES = ("bf16", "fp8")
+PREFIX_SHARES = (0.0, 0.25, 0.5)
+SCALES = (0.75, 1.25)
+"""Factors on numbers that are measured or forecast: lengths, rate."""
+LINK_SCALES = (0.5, 2.0)
+NAMES = (
+    *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
+    *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),
+)
+"""What is changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """
+    The plan with one thing changed.
+
+    Attributes:
+        name: what is decided, or forecast.
+        value: what it is changed to, as a scenario key where it is one.
+        against_gpus: GPUs more than the plan as given; `None` where one of the two is unknown.
+    """
+
+    name: str
+    value: str
+    result: StudyResult
+    against_gpus: int | None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs needed, also where they are beyond the budget; `None`: no number is enough."""
+        return needed(self.result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions(Shown):
+    """The plan as given, and its changes: the fewest GPUs first, those without a number last."""
+
+    base: StudyResult
+    rows: tuple[Decision, ...]
+
+
+def needed(result: StudyResult) -> int | None:
+    """Return the GPUs of a result, also of one beyond `cluster.max_gpus`."""
+    if result.plan is not None:
+        return result.plan.cost.gpus
+    found = result.infeasible
+    return found.nearest_gpus if found is not None and found.binds == "max_gpus" else None
+
+
+def decisions(
+    inputs: Inputs,
+    *,
+    only: Collection[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Decisions:
+    """
+    Plan anew with one decision or one forecast changed at a time.
+
+    Args:
+        inputs: a scenario.
+        only: names of what is changed, of `NAMES`; empty: everything.
+        progress: is told how many plans are done, and of how many.
+
+    Raises:
+        InputError: a name that is none.
+
+    Ignores:
+        Changes of two things at once: what they save together is not the sum.
+    """
+    unknown = sorted(set(only) - set(NAMES))
+    if unknown:
+        raise InputError("--only", ", ".join(unknown), "names among: " + ", ".join(NAMES))
+    asked = [each for each in changes(inputs) if not only or each[0] in only]
+    tell = progress or (lambda *_: None)
+    base = plan_scenario(inputs, "as given")
+    before = needed(base)
+    rows = []
+    for at, (name, value, change) in enumerate(asked, start=1):
+        tell(at, 1 + len(asked))
+        result = _planned(change, f"{name} {value}")
+        gpus = needed(result)
+        against = None if gpus is None or before is None else gpus - before
+        rows.append(Decision(name=name, value=value, result=result, against_gpus=against))
+    tell(1 + len(asked), 1 + len(asked))
+    rows.sort(key=lambda row: math.inf if row.gpus is None else row.gpus)
+    return Decisions(base=base, rows=tuple(rows))
+
+
+def _planned(change: Callable[[], Inputs], label: str) -> StudyResult:
+    try:
+        changed = change()
+    except InputError as error:
+        return StudyResult(label=label, refused=str(error))
+    return plan_scenario(changed, label, keep_refusals=True)
+
+
+def changes(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:
+    """Yield name, value and changed inputs of every change that the scenario leaves room for."""
+    for name, override in (*_choices(inputs), *_precisions(inputs), *_drafts(inputs)):
+        yield name, override, _with_key(inputs, override)
+    yield from _forecasts(inputs)
+
+
+def _with_key(inputs: Inputs, override: str) -> Callable[[], Inputs]:
+    return lambda: catalog.with_keys(inputs, [override], "sizing decisions")
+
+
+def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the promise and of the pools at other values than their own."""
+    search, slo = inputs.scenario.search, inputs.scenario.slo
+    tokens = inputs.engine_on(next(iter(inputs.kinds))).max_num_batched_tokens
+    spares = {0, search.spare_replicas, search.spare_replicas + 1}
+    asked: dict[tuple[str, str], tuple[object, tuple[object, ...]]] = {
+        ("router", "search.routing"): (search.routing, tuple(POLICIES)),
+        ("percentile", "slo.percentile"): (slo.percentile, tuple(LEVELS)),
+        ("confidence", "search.confidence_fraction"): (search.confidence_fraction, CONFIDENCES),
+        ("pools", "search.pools"): (search.pools, ("split", "mixed")),
+        ("chunk size", "engine.max_num_batched_tokens"): (tokens, (tokens // 2, 2 * tokens)),
+    }
+    if search.availability_fraction is None:
+        asked["spares", "search.spare_replicas"] = search.spare_replicas, tuple(sorted(spares))
+    for (name, key), (own, values) in asked.items():
+        for value in values:
+            if value != own:
+                yield name, f"{key}={value}"
+
+
+def _precisions(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    for name, key, own in (
+        ("weights", "model.weight_dtype", inputs.model.weight_dtype),
+        ("KV cache", "model.kv_dtype", inputs.model.kv_dtype),
+    ):
+        for dtype in DTYPES:
+            if dtype != own:
+                yield name, f"{key}={dtype}"
+
+
+def _drafts(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Yield other numbers of accepted tokens, where the scenario speculates."""
+    engine = inputs.engine
+    if not engine.speculative_tokens:
+        return
+    own = inputs.scenario.engine.mean_accepted_tokens or 0.0
+    for value in (0.5 * own, (own + engine.speculative_tokens) / 2):
+        yield "accepted drafts", f"engine.mean_accepted_tokens={value:.3g}"
+
+
+def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:
+    """Yield what a scenario states of the load and the network, and cannot decide."""
+    load = inputs.scenario.workload
+    shortest = load.input_tokens.low or load.input_tokens.max_tokens
+    for share in PREFIX_SHARES:
+        if round(share * shortest) != load.prefix_tokens:
+            tokens = round(share * shortest)
+            yield "prefix hits", f"{tokens:,} tokens", _later(with_prefix, inputs, share)
+    for scale in SCALES:
+        change = f"{scale - 1:+.0%}"
+        rate = f"workload.requests_per_s={load.requests_per_s * scale:g}"
+        yield "rate", rate, _with_key(inputs, rate)
+        yield "prompts", change, _stretched(inputs, prompts=scale)
+        yield "answers", change, _stretched(inputs, answers=scale)
+    link = link_bytes_per_s(inputs)
+    for scale in LINK_SCALES if link else ():
+        yield "links", f"{(link or 0) * scale:.3g} bytes/s", _later(with_links, inputs, scale)
+
+
+def _later(
+    change: Callable[[Inputs, float], Inputs], inputs: Inputs, by: float
+) -> Callable[[], Inputs]:
+    return lambda: change(inputs, by)
+
+
+def _stretched(
+    inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0
+) -> Callable[[], Inputs]:
+    return lambda: with_lengths(inputs, prompts=prompts, answers=answers)

@@ -1,0 +1,285 @@
+"""Where splitting pays: GPUs of the best split against the best aggregated pools over two axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
+from minicluster.workload.arrivals import length_quantiles
+from sizing import catalog
+from sizing.planner.error_model import step_errors
+from sizing.planner.gpus_by_confidence import sized_again
+from sizing.planner.objective import cost, cost_of
+from sizing.planner.search import NO_LIMIT, LayoutSearch
+from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links
+from sizing.planner.studies.sweep import MAX_POINTS, Swept
+from sizing.planner.tandem import QUANTILES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from minicluster.plan import Inputs
+    from sizing.planner.candidates import Candidate
+    from sizing.planner.result import Found
+
+RATIO, LINK = "prompt_answer_ratio", "link_bytes_per_s"
+DEFAULT_X = Swept(key=RATIO, values=("0.5", "1", "2", "4", "8", "16", "32", "64"))
+LINKS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2)
+"""Multiples of the scenario's link that the default second axis has."""
+
+MOST = 2.0
+"""Multiple of the cost of aggregated pools up to which split ones are sized."""
+
+MIDDLE, SURE = 0.5, 0.9
+"""Confidences between which the spread of the GPUs needed is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPoint:
+    """
+    Both kinds of pools at one point.
+
+    `None` where a kind does not hold the SLO, or where split pools cost `MOST` times as much as
+    aggregated ones, or more.
+
+    Attributes:
+        x, y: values of the axes, as they were given.
+        split_cost, mixed_cost: in the unit of search.objective.
+        split_layout, mixed_layout: as options of `sizing predict`.
+        confidence_fraction: chance that the sign of the difference is right; `None` where one of
+            them is missing.
+        reason: why there is neither.
+    """
+
+    x: str
+    y: str
+    split_gpus: int | None = None
+    mixed_gpus: int | None = None
+    split_cost: float | None = None
+    mixed_cost: float | None = None
+    split_layout: str = ""
+    mixed_layout: str = ""
+    confidence_fraction: float | None = None
+    reason: str = ""
+
+    @property
+    def saved_fraction(self) -> float | None:
+        """Share of the larger cost that splitting saves; negative where it costs more."""
+        if self.split_cost is None or self.mixed_cost is None:
+            return None
+        more = max(self.split_cost, self.mixed_cost)
+        return (self.mixed_cost - self.split_cost) / more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMap(Shown):
+    """
+    A map; points in the order of y, then x.
+
+    Attributes:
+        objective: gpus, usd or watts: what is compared.
+    """
+
+    x: Swept
+    y: Swept
+    objective: str
+    points: tuple[SplitPoint, ...]
+
+
+def split_map(
+    inputs: Inputs,
+    x: Swept | None = None,
+    y: Swept | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> SplitMap:
+    """
+    Compare the best split with the best aggregated pools at every pair of values of two axes.
+
+    Sizes are those of the quick runs of `sizing plan`, within about 5 %; it verifies what it takes
+    with long ones. The confidence is that of two needs with lognormal errors:
+
+        P = Phi(|ln(m / s)| / sqrt(var_s + var_m)),
+        var = (ln(g(c) / g(0.5)) / z(c))^2 + (r / g)^2 / 12      (docs/model.md, eq. U6)
+
+    g(c): cost of what a kind needs at confidence c; r: cost of its last replica, because needs
+    are rounded up to whole replicas.
+
+    Args:
+        inputs: a scenario.
+        x: a scenario key and its values, or `prompt_answer_ratio` (prompts and answers together
+            as long as the scenario's), or `link_bytes_per_s`; absent: the ratio.
+        y: likewise; absent: the link.
+        progress: is told how many points are done, and of how many.
+
+    Raises:
+        InputError: an impossible axis, or a scenario that no point of can be planned.
+
+    Ignores:
+        That the errors of both kinds have common causes: taken as independent, the confidence is
+        rather too low.
+    """
+    x, y = x or DEFAULT_X, y or _links(inputs)
+    if x.key == y.key:
+        raise InputError("--y", y.key, "another key than that of --x")
+    total = len(x.values) * len(y.values)
+    if total > MAX_POINTS:
+        raise InputError("--x, --y", f"{total:,} points", f"at most {MAX_POINTS:,}")
+    asked = {pair: _changed(inputs, x, y, pair) for pair in product(y.values, x.values)}
+    if all(isinstance(each, InputError) for each in asked.values()):
+        raise next(each for each in asked.values() if isinstance(each, InputError))
+    pools = _Pools()
+    points: list[SplitPoint] = []
+    for (at_y, at_x), found in asked.items():
+        if isinstance(found, InputError):
+            points.append(SplitPoint(x=at_x, y=at_y, reason=str(found)))
+        else:
+            points.append(pools.compared(found, at_x, at_y))
+        if progress is not None:
+            progress(len(points), total)
+    return SplitMap(x=x, y=y, objective=inputs.scenario.search.objective, points=tuple(points))
+
+
+def _links(inputs: Inputs) -> Swept:
+    link = link_bytes_per_s(inputs)
+    if link is None:
+        raise InputError("--y", None, "an axis: the scenario's GPUs have no network", "--y KEY=V,V")
+    return Swept(key=LINK, values=tuple(f"{link * factor:.3g}" for factor in LINKS))
+
+
+def _changed(inputs: Inputs, x: Swept, y: Swept, pair: tuple[str, str]) -> Inputs | InputError:
+    """Return the inputs of one point, or what is wrong with it."""
+    values = {"--x": (x.key, pair[1]), "--y": (y.key, pair[0])}
+    keys = [f"{key}={value}" for key, value in values.values() if key not in {RATIO, LINK}]
+    place = " ".join(f"{option} {key}={value}" for option, (key, value) in values.items())
+    try:
+        found = catalog.with_keys(inputs, keys, place) if keys else inputs
+        for option, (key, value) in values.items():
+            if key == RATIO:
+                found = _with_ratio(found, _positive(value, f"{option} {key}"))
+            elif key == LINK:
+                found = _with_link(found, _positive(value, f"{option} {key}"), option)
+    except InputError as error:
+        return error
+    return found
+
+
+def _positive(text: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise InputError(place, text, "a number above 0")
+    return value
+
+
+def _with_link(inputs: Inputs, bytes_per_s: float, place: str) -> Inputs:
+    link = link_bytes_per_s(inputs)
+    if link is None:
+        raise InputError(place, LINK, "another axis: the scenario's GPUs have no network")
+    return with_links(inputs, bytes_per_s / link)
+
+
+def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
+    """Return prompts *ratio* times as long as answers, together as long as before."""
+    load = inputs.scenario.workload
+    prompt, answer = (
+        float(length_quantiles(each, QUANTILES).mean())
+        for each in (load.input_tokens, load.output_tokens)
+    )
+    shorter = (prompt + answer) / (1 + ratio)
+    return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
+
+
+class _Pools:
+    """Sizes of both kinds, kept for the points where they are the same, or nearly so."""
+
+    def __init__(self) -> None:
+        self.mixed: dict[object, tuple[Found | None, float]] = {}
+        self.split: dict[str, Candidate] = {}
+
+    def compared(self, inputs: Inputs, at_x: str, at_y: str) -> SplitPoint:
+        """Size both kinds at one point; aggregated pools whose steps are the same only once."""
+        try:
+            search = LayoutSearch(inputs)
+        except InputError as error:
+            return SplitPoint(x=at_x, y=at_y, reason=str(error))
+        key = _mixed_key(inputs, search)
+        if key not in self.mixed:
+            found = search.quick_mixed()
+            self.mixed[key] = found, 0.0 if found is None else _variance(inputs, search, found)
+        mixed, mixed_variance = self.mixed[key]
+        below = NO_LIMIT if mixed is None else MOST * cost(inputs, mixed.candidate)
+        split = search.quick_split(self.split.get(at_x), below)
+        if split is not None:
+            self.split[at_x] = split.candidate
+        if split is None and mixed is None:
+            return SplitPoint(x=at_x, y=at_y, reason="no pools hold the SLO in quick runs")
+        point = SplitPoint(x=at_x, y=at_y)
+        if mixed is not None:
+            point = replace(
+                point,
+                mixed_gpus=mixed.candidate.gpus,
+                mixed_cost=cost(inputs, mixed.candidate),
+                mixed_layout=str(mixed.candidate),
+            )
+        if split is None:
+            return point
+        point = replace(
+            point,
+            split_gpus=split.candidate.gpus,
+            split_cost=cost(inputs, split.candidate),
+            split_layout=str(split.candidate),
+        )
+        if point.split_cost is None or point.mixed_cost is None:
+            return point
+        variance = mixed_variance + _variance(inputs, search, split)
+        sure = sign_confidence(point.split_cost, point.mixed_cost, variance)
+        return replace(point, confidence_fraction=sure)
+
+
+def _mixed_key(inputs: Inputs, search: LayoutSearch) -> object:
+    """Return all that aggregated pools depend on: no link, unless a replica crosses it."""
+    steps = []
+    for each in search.candidates.mixed:
+        model = each.tandem.step_model
+        path = replace(model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
+        tandem = replace(each.tandem, step_model=replace(model, path=path))
+        steps.append(replace(each, tandem=tandem))
+    return inputs.scenario.slo, repr(inputs.scenario.search), search.errors, tuple(steps)
+
+
+def sign_confidence(one: float, other: float, variance: float) -> float:
+    """
+    Return the chance that the lesser of two estimates is the lesser in truth (eq. U6).
+
+    Args:
+        one, other: estimates whose errors are lognormal; the order does not matter.
+        variance: of the logarithm of their ratio.
+    """
+    apart = abs(math.log(one / other))
+    if not variance:
+        return 1.0 if apart else 0.5
+    return NormalDist().cdf(apart / math.sqrt(variance))
+
+
+def _variance(inputs: Inputs, search: LayoutSearch, found: Found) -> float:
+    """Return the variance of the logarithm of what a layout needs to cost."""
+    here = inputs.scenario.search.confidence_fraction
+    there = SURE if here < (MIDDLE + SURE) / 2 else MIDDLE
+    simulator = SloSimulator(search.simulations, step_errors(inputs, there), precise=False)
+    other = sized_again(inputs, found, simulator)
+    cost_here = cost(inputs, found.candidate)
+    rounding = max(cost_of(inputs, shape) for shape in found.candidate.layout.shapes.values())
+    variance = (rounding / cost_here) ** 2 / 12
+    if other is not None and inputs.calibration is None:
+        quantiles = abs(NormalDist().inv_cdf(here) - NormalDist().inv_cdf(there))
+        variance += (math.log(cost_here / cost(inputs, other)) / quantiles) ** 2
+    return variance
