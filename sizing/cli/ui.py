@@ -18,6 +18,6 @@ def ui(
     """
     Serve a page on which scenarios are planned and compared, until Ctrl-C.
 
-    Needs Streamlit: `pip install -e '.[ui]'`. The page loads nothing from the internet.
+    Needs Streamlit, which the extra `ui` installs. The page loads nothing from the internet.
     """
     raise Exit(serve(host, port))

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from serving.cluster.ports import free_ports
 from tests.serving.browser import Page, opened
 
 pytestmark = pytest.mark.browser
@@ -27,8 +28,8 @@ DONE = f"{TEXT}.includes('Further questions') && !{TEXT}.includes('Searching lay
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the page, until the tests of this file are done."""
     log = tmp_path_factory.mktemp("ui") / "log.txt"
-    port = "8787"
-    command = [str(Path(sys.executable).parent / "sizing"), "ui", "--port", port]
+    [port] = free_ports(1)
+    command = [str(Path(sys.executable).parent / "sizing"), "ui", "--port", str(port)]
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file)
     url = f"http://127.0.0.1:{port}/"
