@@ -101,7 +101,7 @@ bench: $(READY) ## speed and fidelity of the models; the other benchmarks load s
 docs: $(READY) ## the generated pages, and the site of all pages with the Python reference: out/site
 	@$(PIP) --no-deps -r requirements/docs.txt
 	@$(BIN)/python scripts/docs.py
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "out/site/index.html"
 
 clean: ## what make made, a running deployment included

@@ -74,9 +74,7 @@ def press(page: Page, key: str, code: int) -> None:
     """Press one key, as a person without a mouse does."""
     for kind in ("rawKeyDown", "char", "keyUp") if key == "Enter" else ("rawKeyDown", "keyUp"):
         text = {"text": "\r"} if kind == "char" else {}
-        page.call(
-            "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text
-        )
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
 
 
 def field(label: str) -> str:
