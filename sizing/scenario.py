@@ -77,7 +77,7 @@ class Scenario(Inputs, Shown):
         changed = parse_scenario(asdict(self.scenario), overrides, place="scenario")
         return Scenario.of(changed, "scenario", self.calibration)
 
-    def keys(self) -> dict[str, Any]:
+    def set_keys(self) -> dict[str, Any]:
         """Return the keys of the scenario file that are not at their defaults, and their values."""
         named = (key for key in scenario_keys() if key.type != LENGTHS)
         values = ((key, attrgetter(key.key)(self.scenario)) for key in named)
@@ -88,7 +88,7 @@ class Scenario(Inputs, Shown):
     def to_toml(self) -> str:
         """Write the scenario file: every key that is not at its default, a table a paragraph."""
         tables: dict[str, list[str]] = {}
-        for key, value in self.keys().items():
+        for key, value in self.set_keys().items():
             table, _, name = key.partition(".")
             tables.setdefault(table, []).append(f"{name} = {_toml(value)}\n")
         return "\n".join(f"[{table}]\n{''.join(lines)}" for table, lines in tables.items())

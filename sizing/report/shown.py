@@ -203,7 +203,7 @@ def _scenario_sections(asked: Scenario) -> list[Section]:
 @columns_of.register(Scenario)
 def _scenario_columns(asked: Scenario) -> dict[str, list[Any]]:
     """Return the keys that are not at their defaults, as one row."""
-    return {key: [value] for key, value in asked.keys().items()}
+    return {key: [value] for key, value in asked.set_keys().items()}
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

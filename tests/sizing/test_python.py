@@ -61,7 +61,7 @@ def test_overrides_are_values_or_texts_of_the_command() -> None:
 def test_a_key_that_is_taken_away_is_at_its_default(key: str) -> None:
     asked = sizing.Scenario.load(BASE)
     if "put_tokens" not in key and key not in {"cluster.preset", "cluster.gpu"}:
-        assert key not in asked.with_({key: None}).keys()
+        assert key not in asked.with_({key: None}).set_keys()
 
 
 def test_a_scenario_is_written_as_the_file_that_it_is(tmp_path: Path) -> None:
@@ -82,13 +82,12 @@ def test_a_plan_is_the_one_of_the_command(plan: Plan) -> None:
     assert again.inputs == plan.inputs
 
 
-def test_no_plan_says_why(plan: Plan) -> None:
+def test_no_plan_says_why() -> None:
     with pytest.raises(sizing.NoPlan) as found:
         sizing.plan(sizing.Scenario.load(BASE, {**QUICK, "slo.ttft_s": 0.001}))
     assert isinstance(found.value, NegativeAnswer)
     assert found.value.infeasible.binds == "SLO floor"
     assert "to change: " in str(found.value)
-    assert found.value.infeasible.nearest_gpus == plan.cost.gpus
 
 
 def test_requests_are_drawn_or_given(plan: Plan) -> None:
@@ -132,7 +131,7 @@ def test_without_pandas_a_frame_is_refused_with_a_way_out(
 
 def test_measured_rows_are_validated(tmp_path: Path) -> None:
     """Rows come back in the order of the file; one that cannot be predicted says why."""
-    cells = CELLS | {"load": "static", "concurrency": "1", "ttft_s": "0.1", "tpot_s": "0.01"}
+    cells = CELLS | {"ttft_s": "0.5", "tpot_s": "0.02"}
     path = tmp_path / "rows.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(cells))
