@@ -35,11 +35,11 @@ platform:
 	@[ "$$(uname -s) $$(uname -m)" = "Linux x86_64" ] || { echo "make: serving runs on Linux x86-64, this is $$(uname -s) $$(uname -m); \`pip install -e .\` gives the sizing command everywhere" >&2; exit 2; }
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 
-$(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt pyproject.toml | platform
+$(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/ui.txt requirements/dev.txt pyproject.toml | platform
 	@echo "setup: $(PYTHON) -> $(VENV), about 2 minutes and 4 GB the first time" >&2
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
-	@$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	@$(PIP) --no-deps -r requirements/cpu.txt -r requirements/ui.txt -r requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -98,8 +98,11 @@ bench: $(READY) ## speed and fidelity of the models; the other benchmarks load s
 	@$(PIP) --no-deps -r requirements/bench.txt
 	@for name in fit_ops step_model simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-docs: $(READY) ## the generated pages
+docs: $(READY) ## the generated pages, and the site of all pages with the Python reference: out/site
+	@$(PIP) --no-deps -r requirements/docs.txt
 	@$(BIN)/python scripts/docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "out/site/index.html"
 
 clean: ## what make made, a running deployment included
 	@[ ! -x $(BIN)/serving ] || $(BIN)/serving down 2>/dev/null || true

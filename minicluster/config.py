@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,10 +15,18 @@ from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.workload import Lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
 T = TypeVar("T")
+Overrides = Mapping[str, object] | Sequence[str]
+"""
+Values that go over those of a file.
+
+Texts `key=value`, the key dotted as in `workload.requests_per_s`, the value as TOML writes it
+(quotes around text may be left out); or values by dotted key, where `None` takes the key away:
+its default holds.
+"""
 
 
 def parse(cls: type[T], raw: object, *, place: str) -> T:
@@ -117,23 +126,20 @@ def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False
     return tuple(_parse_json(cls, line, f"{path}:{at}") for at, line in enumerate(lines, start=1))
 
 
-def parse_scenario(
-    raw: dict[str, Any], overrides: Sequence[str] = (), *, place: str
-) -> ScenarioSpec:
+def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str) -> ScenarioSpec:
     """
     Turn a parsed scenario into a spec.
 
     Args:
         raw: what `read_toml` gave; changed by the overrides.
-        overrides: `key=value` each, the key dotted as in `workload.requests_per_s`, the value as
-            TOML writes it; quotes around text may be left out.
+        overrides: see `Overrides`.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
     """
     overridden(raw, overrides)
     if overrides:
-        place += " with " + " ".join(f"--set {override}" for override in overrides)
+        place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
         for key in ("input_tokens", "output_tokens"):
@@ -155,27 +161,41 @@ def _lengths(raw: object, *, place: str) -> object:
     return raw
 
 
-def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Write each `key=value` into a parsed file, in place; see `parse_scenario`."""
-    for override in overrides:
-        _override(raw, override)
+def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Write *overrides* into a parsed file, in place."""
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides)
+    for (key, value), words in zip(pairs, _words(overrides), strict=True):
+        *tables, last = key.split(".")
+        table = raw
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                place = words.partition("=")[0]
+                raise InputError(place, value, f"a key inside a table; {name} is not a table")
+        table[last] = value
+        if value is None:
+            del table[last]
     return raw
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise InputError("--set", override, "key=value, for example workload.requests_per_s=20")
-    table = raw
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InputError(f"--set {key}", text, f"a key inside a table; {part} is not a table")
-    table[parts[-1]] = _toml_value(text.strip())
+def _pair(text: str) -> tuple[str, object]:
+    """Read `key=value`."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.strip().split(".")):
+        raise InputError("--set", text, "key=value, for example workload.requests_per_s=20")
+    return key.strip(), toml_value(value.strip())
 
 
-def _toml_value(text: str) -> object:
+def _words(overrides: Overrides) -> Iterator[str]:
+    """Yield each override as it was given."""
+    if isinstance(overrides, Mapping):
+        yield from (f"{key}={value!r}" for key, value in overrides.items())
+    else:
+        yield from (f"--set {text}" for text in overrides)
+
+
+def toml_value(text: str) -> object:
+    """Return a value as TOML writes it; text may stand without quotes."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):

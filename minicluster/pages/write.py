@@ -6,16 +6,18 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.files import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jinja2 import Environment
 
-    from minicluster.pages.page import Page
+    from minicluster.pages.page import Page, Section, Tile
 
 SCRIPT = "plotly.min.js"
 """Name of the file that draws the charts; all pages of a folder share it."""
@@ -32,6 +34,20 @@ def render(page: Page, script: str = SCRIPT) -> str:
         script: where Plotly's script lies, as the page's `src` has it.
     """
     return _templates().get_template("page.html.j2").render(page=page, script=script)
+
+
+def render_parts(parts: Sequence[Section]) -> str:
+    """Return sections as HTML inside another page, without a style sheet."""
+    return "".join(_blocks().section(part) for part in parts)
+
+
+def render_tiles(tiles: Sequence[Tile]) -> str:
+    """Return figures likewise."""
+    return str(_blocks().tiles(tiles))
+
+
+def _blocks() -> Any:  # noqa: ANN401  (macros of a template)
+    return _templates().get_template("blocks.html.j2").module
 
 
 def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
 from minicluster.plan.prediction import (
     CalibrationNote,
@@ -149,7 +150,7 @@ class Provenance(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Spec):
+class Plan(Spec, Shown):
     """
     A cluster order: pools, the load they are for, and the latencies promised.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.specs.checks import NotNegative, Spec
 from minicluster.specs.step import Interference, PathCoefficients, StepSpec
 
@@ -65,7 +66,7 @@ class Latency(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction(Spec):
+class Prediction(Spec, Shown):
     """
     What the plan promises.
 
@@ -188,3 +189,8 @@ class Confidence(Spec):
     gpus_at: dict[str, int]
     other_pools: str = ""
     interrupted: bool = False
+
+    @property
+    def unverified(self) -> bool:
+        """Whether the search was stopped before it simulated: these sizes are an estimate."""
+        return self.interrupted and not self.seeds

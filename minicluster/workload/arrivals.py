@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from minicluster.errors import InputError
 
 if TYPE_CHECKING:
     from minicluster.specs.workload import Lengths
@@ -46,6 +48,18 @@ class Arrivals:
     def __len__(self) -> int:
         """Count the requests."""
         return len(self.due_s)
+
+    def at_rate(self, requests_per_s: float) -> Arrivals:
+        """
+        Return the same requests with their time stretched to a rate.
+
+        Raises:
+            InputError: all of them come at one time.
+        """
+        due, last = self.due_s, len(self) - 1
+        if last < 1 or due[-1] == 0:
+            raise InputError("rate", requests_per_s, "none: all requests come at one time")
+        return replace(self, due_s=due * (last / (due[-1] * requests_per_s)))
 
     def columns(self) -> dict[str, Any]:
         """Return the attributes that are known, by name: a value for each request."""

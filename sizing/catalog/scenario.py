@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from minicluster.config import Overrides
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.engine import EngineProfile
@@ -50,13 +51,13 @@ def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
     return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
 
 
-def read_scenario(path: Path, overrides: Sequence[str] = ()) -> ScenarioSpec:
+def read_scenario(path: Path | str, overrides: Overrides = ()) -> ScenarioSpec:
     """
     Read a scenario.
 
     Args:
         path: TOML file, or the name of a shipped scenario (`llama-3.1-70b-h100`).
-        overrides: `key=value` each; see `parse_scenario`.
+        overrides: texts `key=value`, or values by key; see `minicluster.config.Overrides`.
 
     Raises:
         InputError: no such scenario, or the first thing wrong with it.

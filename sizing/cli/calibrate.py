@@ -24,7 +24,7 @@ from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.cli.common import AsJson, Overrides, out_file, read_inputs
+from sizing.cli.common import AsJson, Overrides, out_file
 from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals, scaled
 from sizing.evidence.refit.observed import (
     FEWEST,
@@ -37,6 +37,7 @@ from sizing.evidence.refit.observed import (
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
 from sizing.report.tables import table
+from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     elif scenario is None:
         raise InputError("SCENARIO", None, "a scenario, or load tests with --from samples.jsonl")
     else:
-        inputs = read_inputs(scenario, overrides or [], None)
+        inputs = Scenario.load(scenario, overrides or [], None)
         steps = steps or out.with_suffix(".steps.csv")
         if engine and not again and not keep and _holds(out, inputs.model, inputs.engine.name):
             say(f"{out} holds this machine's constants; measure again with --again")

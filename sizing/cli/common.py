@@ -19,17 +19,17 @@ from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.shell import say, talk
-from sizing import catalog
-from sizing.latency.calibration import read_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rich.console import RenderableType
 
-    from minicluster.plan import Inputs, Plan
+    from minicluster.plan import Plan
 
-Scenario = Annotated[Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")]
+ScenarioFile = Annotated[
+    Path, Argument(help="Scenario file (TOML), or the name of a shipped scenario")
+]
 PlanFile = Annotated[Path, Argument(help="Plan file written by `sizing plan -o`")]
 Overrides = Annotated[
     list[str] | None,
@@ -109,20 +109,6 @@ def with_keys(
         return command
 
     return decorated
-
-
-def read_inputs(scenario: Path, overrides: list[str], calibration: Path | None) -> Inputs:
-    """
-    Read a scenario with its catalog entries and its calibration.
-
-    Raises:
-        InputError: anything missing, unknown or contradictory.
-    """
-    return catalog.inputs_of(
-        catalog.read_scenario(scenario, overrides),
-        str(scenario),
-        calibration=None if calibration is None else read_calibration(calibration),
-    )
 
 
 def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:

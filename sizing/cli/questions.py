@@ -15,10 +15,9 @@ from sizing.cli.common import (
     Calibration,
     Html,
     Overrides,
-    Scenario,
+    ScenarioFile,
     naming,
     progress,
-    read_inputs,
     show,
 )
 from sizing.planner.studies import capacity as capacities
@@ -36,10 +35,11 @@ from sizing.report.questions import (
     split_map_page,
     split_map_table,
 )
+from sizing.scenario import Scenario
 
 
 def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: Scenario,
+    scenario: ScenarioFile,
     gpus: Annotated[
         str | None,
         Option(
@@ -56,7 +56,7 @@ def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
     html: Html = None,
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
-    inputs = read_inputs(scenario, overrides or [], calibration)
+    inputs = Scenario.load(scenario, overrides or [], calibration)
     counts = [inputs.cluster.max_gpus] if gpus is None else parse_gpus(gpus)
     with naming(scenario), progress("searching rates") as told:
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
@@ -90,7 +90,7 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: Scenario,
+    scenario: ScenarioFile,
     x: Annotated[
         str | None,
         Option(
@@ -108,7 +108,7 @@ def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
     html: Html = None,
 ) -> None:
     """Map where split pools need less than aggregated ones, and how sure that is."""
-    inputs = read_inputs(scenario, overrides or [], calibration)
+    inputs = Scenario.load(scenario, overrides or [], calibration)
     first, second = (
         None if text is None else parse_key(text, f"--{name}")
         for name, text in (("x", x), ("y", y))
@@ -125,7 +125,7 @@ def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def decisions(
-    scenario: Scenario,
+    scenario: ScenarioFile,
     only: Annotated[
         str,
         Option(help="Names in place of all, by commas: " + ", ".join(changed_plans.NAMES)),
@@ -136,7 +136,7 @@ def decisions(
     html: Html = None,
 ) -> None:
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
-    inputs = read_inputs(scenario, overrides or [], calibration)
+    inputs = Scenario.load(scenario, overrides or [], calibration)
     with naming(scenario), progress("planning") as told:
         names = [each.strip() for each in only.split(",") if each.strip()]
         found = changed_plans.decisions(inputs, only=names, progress=told)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 from typer import Option
 
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
-from minicluster.shell import say, talk
+from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
-from minicluster.workload.sources import RequestSource, drawn
+from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
 from sizing.cli.common import (
     MAX_REQUESTS,
@@ -23,6 +22,7 @@ from sizing.cli.common import (
     PlanFile,
     Seed,
     out_file,
+    progress,
     show,
     tracked,
     with_overrides,
@@ -36,7 +36,7 @@ from sizing.report.simulation import (
     write_requests,
 )
 from sizing.report.study import losses_note, losses_table
-from sizing.simulation.planned import simulate_plan
+from sizing.simulation.planned import simulate as simulate_requests
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,26 +84,27 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     not_negative(**{"--handshake-s": handshake_s})
     _check_run(requests, seed)
     if trace is None:
-        source = RequestSource(
+        source: RequestSource | Arrivals = RequestSource(
             process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
         )
-        load = planned.workload
-        load = load if rate is None else replace(load, requests_per_s=rate)
-        coming = drawn(load, source, count=requests, seed=seed)
     else:
         if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
             raise InputError("--trace", str(trace), "no options about arrivals besides it")
         if any(each.strip().startswith("workload") for each in overrides or []):
             raise InputError("--trace", str(trace), "no --set workload.… besides it")
-        coming = _traced(trace, rate, skip_unanswered=skip_unanswered)
-    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as bar:
-        task = bar.add_task("simulating", total=len(coming))
-        outcome = simulate_plan(
+        read = read_trace(trace, skip_unanswered=skip_unanswered)
+        if read.skipped:
+            say(f"left out {read.skipped:,} requests without an answer")
+        source = read.arrivals
+    with progress("simulating") as said:
+        outcome = simulate_requests(
             planned,
-            coming,
+            source,
+            requests=requests,
+            requests_per_s=rate,
             seed=seed,
             handshake_s=handshake_s,
-            progress=lambda done: bar.update(task, completed=done),
+            progress=said,
         )
     if out is not None:
         try:
@@ -119,19 +120,6 @@ def _check_run(requests: int, seed: int) -> None:
     not_negative(**{"--seed": seed})
     if requests > MAX_REQUESTS:
         raise InputError("--requests", requests, f"at most {MAX_REQUESTS:,}")
-
-
-def _traced(path: Path, rate: float | None, *, skip_unanswered: bool) -> Arrivals:
-    """Read a trace, and stretch its time to *rate*."""
-    read = read_trace(path, skip_unanswered=skip_unanswered)
-    if read.skipped:
-        say(f"left out {read.skipped:,} requests without an answer")
-    if rate is None:
-        return read.arrivals
-    due = read.arrivals.due_s
-    if len(due) < 2 or due[-1] == 0:  # noqa: PLR2004  (a rate takes two)
-        raise InputError("--rate", rate, f"none: all requests of {path} come at one time")
-    return replace(read.arrivals, due_s=due * ((len(due) - 1) / (due[-1] * rate)))
 
 
 def losses(

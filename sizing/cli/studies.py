@@ -22,10 +22,9 @@ from sizing.cli.common import (
     Calibration,
     Html,
     Overrides,
-    Scenario,
+    ScenarioFile,
     leave_interrupted,
     naming,
-    read_inputs,
     show,
     tracked,
 )
@@ -50,6 +49,7 @@ from sizing.report.study import (
     sweep_table,
 )
 from sizing.report.study_pages import pareto_page, sweep_page
+from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,14 +119,14 @@ def _rows(
 ) -> list[tuple[str, Path, Inputs]]:
     """Read every scenario with every GPU, so that errors come before any planning."""
     names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
-    rows = []
+    rows: list[tuple[str, Path, Inputs]] = []
     for scenario in scenarios:
         for name in names or [""]:
             chosen = [*overrides, *([f"cluster.gpu={name}"] if name else [])]
-            inputs = read_inputs(scenario, chosen, calibration)
+            inputs = Scenario.load(scenario, chosen, calibration)
             if inputs.gpu.name in prices:
                 paid = prices[inputs.gpu.name]
-                inputs = read_inputs(
+                inputs = Scenario.load(
                     scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
                 )
             stem = scenario.stem if len(scenarios) > 1 or not name else ""
@@ -150,7 +150,7 @@ def _price(text: str) -> tuple[str, float]:
 
 
 def sweep(
-    scenario: Scenario,
+    scenario: ScenarioFile,
     key: Annotated[
         list[str] | None,
         Option(
@@ -198,11 +198,11 @@ def _read_points(
     calibration: Path | None,
 ) -> list[Inputs | InputError]:
     """Read the scenario at every point; an error in all of them is one of the scenario."""
-    read_inputs(scenario, overrides, calibration)
+    Scenario.load(scenario, overrides, calibration)
     cases: list[Inputs | InputError] = []
     for combination in combinations:
         try:
-            cases.append(read_inputs(scenario, [*overrides, *combination], calibration))
+            cases.append(Scenario.load(scenario, [*overrides, *combination], calibration))
         except InputError as error:
             cases.append(error)
     if isinstance(cases[-1], InputError) and not any(isinstance(case, Inputs) for case in cases):
@@ -221,7 +221,7 @@ def _planned(case: Inputs | InputError, label: str) -> StudyResult:
 
 
 def pareto(
-    scenario: Scenario,
+    scenario: ScenarioFile,
     by: Annotated[
         str, Option(help="Cost: gpus, usd (per million output tokens) or watts")
     ] = "gpus",
@@ -232,7 +232,7 @@ def pareto(
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
     one_of(OBJECTIVES, **{"--by": by})
-    inputs = read_inputs(scenario, overrides or [], calibration)
+    inputs = Scenario.load(scenario, overrides or [], calibration)
     if by == "usd":
         require_price(inputs, str(scenario))
     found: list[DesignPoint] = []
@@ -291,7 +291,7 @@ def long_context(
     overrides: Overrides = None,
 ) -> None:
     """Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole model."""
-    inputs = read_inputs(scenario, overrides or [], None)
+    inputs = Scenario.load(scenario, overrides or [], None)
     rule = find_rule(preset)
     slicings = [parse_slicing(each) for each in slicing.split(",")]
     lengths = [_length(each) for each in tokens.split(",")]

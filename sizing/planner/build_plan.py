@@ -8,6 +8,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from minicluster.errors import NegativeAnswer
 from minicluster.plan import (
     Confidence,
     Deployable,
@@ -18,11 +19,45 @@ from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import headroom, prediction_of
+from sizing.planner.result import Infeasible
+from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.result import Found
+
+
+class NoPlan(NegativeAnswer):
+    """
+    No configuration holds the SLO within the budget.
+
+    Attributes:
+        infeasible: why, the nearest miss, and what to change.
+    """
+
+    def __init__(self, infeasible: Infeasible) -> None:
+        super().__init__(str(infeasible))
+        self.infeasible = infeasible
+
+
+def plan(inputs: Inputs) -> Plan:
+    """
+    Find the cheapest configuration that holds the SLO: by default the fewest GPUs.
+
+    Latencies of the plan are in seconds, and hold at the SLO's percentile with the scenario's
+    `search.confidence_fraction`. After Ctrl-C it is the best so far, and `plan.confidence` says
+    so.
+
+    Raises:
+        NoPlan: nothing holds the SLO.
+        InputError: the scenario cannot be planned at all.
+        KeyboardInterrupt: Ctrl-C, and nothing was found so far.
+    """
+    found = search(inputs)
+    if isinstance(found, Infeasible):
+        raise NoPlan(found)
+    return build_plan(inputs, found)
 
 
 def build_plan(inputs: Inputs, found: Found) -> Plan:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.latency.feedforward import busiest_share
@@ -62,7 +63,7 @@ class ExplainedTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Shown):
     """
     All terms, and the mean load that they are computed at.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minicluster.errors import InputError, NegativeAnswer
+from minicluster.pages.shown import Shown
 from minicluster.plan import Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
     from sizing.planner.candidates import Candidate
     from sizing.simulation.outcome import Outcome
 
+POOL_SIZE = re.compile(
+    r"(?P<replicas>[1-9]\d*)xTP(?P<tp>[1-9]\d*)(?:xPP(?P<pp>[1-9]\d*))?(?:xDP(?P<dp>[1-9]\d*))?"
+    r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
+    re.IGNORECASE,
+)
 HEADROOM_STEP = 0.03
 """Load factor to which the headroom is resolved."""
 
@@ -53,9 +60,27 @@ class PoolSize:
     slicing: Slicing
     gpu: str | None = None
 
+    @classmethod
+    def parse(cls, text: str, place: str) -> PoolSize:
+        """
+        Read the replicas, slicing and GPU of a pool, such as `2xTP4xPP2@h200-sxm`.
+
+        Raises:
+            InputError: the text is no pool size; *place* is the option that holds it.
+        """
+        match = POOL_SIZE.fullmatch(text)
+        if match is None:
+            raise InputError(place, text, "replicas x TP, for example 2xTP4 or 2xTP4xPP2@h200-sxm")
+        found = match.groupdict()
+        try:
+            slicing = Slicing(**{name: int(found[name] or 1) for name in ("tp", "pp", "dp", "ep")})
+        except InputError as error:
+            raise error.inside(place) from None
+        return cls(replicas=int(found["replicas"]), slicing=slicing, gpu=found["gpu"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPrediction:
+class PoolPrediction(Shown):
     """
     The prediction for pools that the user names.
 
@@ -73,29 +98,33 @@ class PoolPrediction:
     validated_on: Validation
 
 
-def predict_pools(inputs: Inputs, sizes: Mapping[str, PoolSize]) -> PoolPrediction:
+def predict(
+    inputs: Inputs,
+    *,
+    prefill: str | None = None,
+    decode: str | None = None,
+    mixed: str | None = None,
+) -> PoolPrediction:
     """
-    Predict pools of named replicas and slicing: prefill and decode, or one that does both.
+    Predict pools of named replicas and slicing under the scenario's load; no search.
 
     Args:
-        sizes: by role, `prefill` and `decode`, or `mixed`.
+        inputs: a scenario, for its model, GPUs, load and SLO.
+        prefill: pool that computes prompts, such as `9xTP4`: replicas, and the slicing of each
+            (`2xTP4xPP2@h200-sxm`; `DP` and `EP` for models with experts).
+        decode: pool that generates, beside *prefill*.
+        mixed: one pool that does both, in place of the two.
+
+    Returns:
+        Latencies in seconds, utilisation as fractions, and the limits that are missed.
 
     Raises:
         InputError: a TP that the model, the connector, the memory or the calibration rules out;
             pools that make no deployment.
         NegativeAnswer: the load saturates a pool, so that no latency exists.
     """
-    if sizes.keys() not in ({"prefill", "decode"}, {"mixed"}):
-        raise InputError(
-            "--prefill, --decode, --mixed", None, "--prefill and --decode, or --mixed alone"
-        )
+    sizes = _sizes(inputs, {"prefill": prefill, "decode": decode, "mixed": mixed})
     split = "mixed" not in sizes
-    if not split and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
-        raise InputError(
-            "--mixed",
-            str(sizes["mixed"].slicing),
-            "--prefill and --decode: a calibration times the steps of split pools",
-        )
     last = sizes["decode" if split else "mixed"]
     first = _shape(inputs, sizes["prefill"]) if split else None
     layout = Layout(prefill=first, decode=_shape(inputs, last))
@@ -115,6 +144,24 @@ def predict_pools(inputs: Inputs, sizes: Mapping[str, PoolSize]) -> PoolPredicti
         beyond_hb_domain_s=_beyond_hb_domain_s(inputs, chosen, batch),
         validated_on=validation(inputs, split=split),
     )
+
+
+def _sizes(inputs: Inputs, texts: Mapping[str, str | None]) -> dict[str, PoolSize]:
+    """Read the pools that are named, by role: prefill and decode, or a mixed one."""
+    sizes = {
+        role: PoolSize.parse(text, f"--{role}") for role, text in texts.items() if text is not None
+    }
+    if sizes.keys() not in ({"prefill", "decode"}, {"mixed"}):
+        raise InputError(
+            "--prefill, --decode, --mixed", None, "--prefill and --decode, or --mixed alone"
+        )
+    if "mixed" in sizes and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):
+        raise InputError(
+            "--mixed",
+            str(sizes["mixed"].slicing),
+            "--prefill and --decode: a calibration times the steps of split pools",
+        )
+    return sizes
 
 
 def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:

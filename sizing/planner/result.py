@@ -81,6 +81,14 @@ class Infeasible:
     missed_by: str
     way_out: str
 
+    def __str__(self) -> str:
+        """Say why there is no plan, its nearest miss, and what to change, a line each."""
+        lines = [f"no plan: {self.reason}"]
+        if self.nearest:
+            near = f"nearest miss: {self.nearest} ({self.nearest_gpus} GPUs)"
+            lines.append(f"{near}, missed by {self.missed_by}")
+        return "\n".join([*lines, f"to change: {self.way_out}"])
+
 
 def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     """Return that no layout leaves room for the KV cache."""

@@ -57,7 +57,7 @@ def plan_page(plan: Plan) -> Page:
         title=headline(plan),
         headline=headline(plan),
         lines=(_asked(plan),),
-        tiles=tuple(_tiles(plan)),
+        tiles=tuple(plan_tiles(plan)),
         parts=(
             titled_section(latency_table(plan.prediction, plan.slo)),
             titled_section(simulated_table(outcome, plan.slo)),
@@ -85,7 +85,7 @@ def _asked(plan: Plan) -> str:
     )
 
 
-def _tiles(plan: Plan) -> Iterator[Tile]:
+def plan_tiles(plan: Plan) -> Iterator[Tile]:
     """Yield the most important figures: latencies, confidence, headroom, energy and price."""
     found, slo = figures(plan), plan.slo
     for name, value_s, limit_s in (

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
     from sizing.planner.predict import PoolPrediction
-    from sizing.planner.result import Infeasible
     from sizing.planner.studies.cost import Running
 
 
@@ -116,18 +115,6 @@ def prediction_details(found: PoolPrediction, slo: SloSpec) -> tuple[Table, ...]
         latency_table(predicted, slo),
         parts_table(predicted),
     )
-
-
-def infeasible_text(found: Infeasible, scenario: Path) -> str:
-    """Return why a scenario has no plan, its nearest miss, and what to change, a line each."""
-    lines = [f"{scenario}: no plan: {found.reason}"]
-    if found.nearest:
-        lines.append(
-            f"nearest miss: {found.nearest} ({found.nearest_gpus} GPUs),"
-            f" missed by {found.missed_by}"
-        )
-    lines.append(f"to change: {found.way_out}")
-    return "\n".join(lines)
 
 
 def measured(found: Validation) -> str:

@@ -10,11 +10,12 @@ import numpy as np
 from rich.text import Text
 
 from minicluster.units import seconds
-from sizing.report.tables import table, verdict
+from sizing.report.tables import columns_table, table, verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from rich.table import Table
 
     from minicluster.specs.slo import SloSpec
@@ -52,9 +53,9 @@ def simulation_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def write_requests(outcome: Outcome, path: Path) -> None:
-    """Write one line per request; values that a request does not have are empty."""
-    columns: dict[str, Any] = {
+def request_columns(outcome: Outcome) -> dict[str, NDArray[Any]]:
+    """Return what is known of every request, by name: seconds, tokens, replicas."""
+    return {
         "due_s": outcome.due_s,
         "input_tokens": outcome.input_tokens,
         "output_tokens": outcome.output_tokens,
@@ -69,6 +70,11 @@ def write_requests(outcome: Outcome, path: Path) -> None:
         **{f"{name}_s": part for name, part in outcome.parts_s.items()},
         "counted": outcome.counts.astype(np.int64),
     }
+
+
+def write_requests(outcome: Outcome, path: Path) -> None:
+    """Write one line per request; values that a request does not have are empty."""
+    columns = request_columns(outcome)
     lists = [column.tolist() for column in columns.values()]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -77,20 +83,24 @@ def write_requests(outcome: Outcome, path: Path) -> None:
             writer.writerow([number, *("" if each != each else each for each in row)])  # noqa: PLR0124  (nan)
 
 
-def simulated_table(outcome: Outcome, slo: SloSpec) -> Table:
-    """Return one row per latency, with intervals and the SLO's verdict."""
+def simulated_table(outcome: Outcome, slo: SloSpec | None) -> Table:
+    """Return one row per latency, with intervals and, of an SLO, the verdict."""
     latencies = outcome.latencies()
-    rows = [
-        (
-            NAMES[name],
-            *(_with_interval(latencies[name][each]) for each in ("mean", "p50", "p95", "p99")),
-            _verdict(outcome, name, slo.percentile, slo.limits_s.get(name)),
-        )
-        for name in NAMES
-        if name in latencies
-    ]
-    heads = ("", "mean", "p50", "p95", "p99", f"SLO at {slo.percentile}")
-    return table("Simulated latency, with 90 % intervals", heads, rows)
+    shown = ("mean", "p50", "p95", "p99")
+    columns: dict[str, list[Any]] = {
+        "": [NAMES[name] for name in NAMES if name in latencies],
+        **{
+            each: [_with_interval(latencies[name][each]) for name in NAMES if name in latencies]
+            for each in shown
+        },
+    }
+    if slo is not None:
+        columns[f"SLO at {slo.percentile}"] = [
+            _verdict(outcome, name, slo.percentile, slo.limits_s.get(name))
+            for name in NAMES
+            if name in latencies
+        ]
+    return columns_table("Simulated latency, with 90 % intervals", columns)
 
 
 def pools_table(outcome: Outcome) -> Table:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.phases import TTFT_PHASES
 from minicluster.stats.batch_means import (
     BatchMeansInterval,
@@ -52,7 +53,7 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Shown):
     """
     One run, request by request in the order of their numbers.
 

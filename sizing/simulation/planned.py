@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
@@ -10,15 +11,19 @@ from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.routing import ANSWER_POLICY
-from sizing.simulation.outcome import simulate
+from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.sources import RequestSource, drawn
+from sizing.simulation.outcome import simulate as simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from minicluster.plan import Deployment, Plan, Pool, StepModel
-    from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.outcome import Outcome
+
+POISSON = RequestSource()
+"""Independent requests at the load's rate."""
 
 
 def deployed_system(
@@ -58,6 +63,50 @@ def deployed_system(
     )
 
 
+def simulate(  # noqa: PLR0913  (what a run is made of)
+    plan: Plan,
+    source: RequestSource | Arrivals = POISSON,
+    *,
+    requests: int = 20_000,
+    requests_per_s: float | None = None,
+    seed: int = 0,
+    handshake_s: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """
+    Simulate a plan request by request (docs/model.md, eq. Q5).
+
+    Args:
+        plan: pools, load and step times.
+        source: where requests come from: gaps or users, with the plan's lengths; or the requests
+            themselves (`read_trace(path).arrivals`).
+        requests: how many are drawn; not used with requests themselves.
+        requests_per_s: in place of the plan's rate; requests themselves are stretched to it.
+        seed: of arrivals, lengths and routing; equal arguments give equal outcomes.
+        handshake_s: seconds of the first KV transfer between two replicas.
+        progress: called with the number of requests that have arrived, and of all.
+
+    Returns:
+        Seconds of every request, in arrays of shape (requests,), and pools over time.
+
+    Raises:
+        InputError: a request that the plan cannot serve, or a plan that cannot be simulated.
+    """
+    if isinstance(source, Arrivals):
+        coming = source if requests_per_s is None else source.at_rate(requests_per_s)
+    else:
+        load = plan.workload
+        if requests_per_s is not None:
+            load = replace(load, requests_per_s=requests_per_s)
+        coming = drawn(load, source, count=requests, seed=seed)
+    said = None if progress is None else partial(_say, progress, len(coming))
+    return simulate_plan(plan, coming, seed=seed, handshake_s=handshake_s, progress=said)
+
+
+def _say(progress: Callable[[int, int], None], total: int, done: int) -> None:
+    progress(done, total)
+
+
 def simulate_plan(
     plan: Plan,
     arrivals: Arrivals,
@@ -77,7 +126,7 @@ def simulate_plan(
     """
     _check_context(plan, arrivals)
     system = deployed_system(plan.deployment, plan.step_model, handshake_s=handshake_s)
-    return simulate(system, arrivals, seed=seed, progress=progress)
+    return simulate_system(system, arrivals, seed=seed, progress=progress)
 
 
 def _check_context(plan: Plan, arrivals: Arrivals) -> None:

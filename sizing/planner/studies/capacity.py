@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.plan import Prediction
 from sizing.planner.candidates import (
     Candidate,
@@ -95,7 +96,7 @@ class CapacityPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(Shown):
     """
     The capacity of one or several numbers of GPUs, ascending.
 

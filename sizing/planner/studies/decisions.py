@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.routing import POLICIES
 from minicluster.stats.quantiles import LEVELS
 from sizing import catalog
@@ -59,7 +60,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
+class Decisions(Shown):
     """The plan as given, and its changes: the fewest GPUs first, those without a number last."""
 
     base: StudyResult

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
-from sizing.planner.build_plan import build_plan
-from sizing.planner.search import Infeasible, search
+from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.result import Infeasible
 from sizing.planner.studies.cost import Running, running
 
 if TYPE_CHECKING:
@@ -87,16 +87,16 @@ def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) ->
         KeyboardInterrupt: stopped before anything was proven.
     """
     try:
-        found = search(inputs)
-        if not isinstance(found, Infeasible) and found.interrupted and not found.verdicts:
-            raise KeyboardInterrupt("no verified plan so far")
-        if isinstance(found, Infeasible):
-            return StudyResult(label=label, infeasible=found)
-        return StudyResult(label=label, plan=build_plan(inputs, found))
+        result = StudyResult(label=label, plan=plan(inputs))
+    except NoPlan as none:
+        return StudyResult(label=label, infeasible=none.infeasible)
     except InputError as error:
         if not keep_refusals:
             raise
         return StudyResult(label=label, refused=str(error))
+    if result.plan and result.plan.confidence and result.plan.confidence.unverified:
+        raise KeyboardInterrupt("no verified plan so far")
+    return result
 
 
 def figures(plan: Plan) -> Figures:

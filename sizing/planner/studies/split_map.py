@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
 from sizing.planner.error_model import step_errors
@@ -77,7 +78,7 @@ class SplitPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitMap:
+class SplitMap(Shown):
     """
     A map; points in the order of y, then x.
 

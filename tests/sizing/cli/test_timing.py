@@ -15,8 +15,8 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
 from sizing.cli import calibrate
 from sizing.cli.calibrate import burst_rate, write_burst
-from sizing.cli.common import read_inputs
 from sizing.latency.calibration import read_calibration
+from sizing.scenario import Scenario
 from tests.plans import PATH, STEP
 from tests.sizing.conftest import Sizing
 
@@ -39,7 +39,7 @@ def test_constants_of_this_machine_are_not_measured_again(
 ) -> None:
     """Unless --again asks for it; those of another machine are measured in any case."""
     scenario, _, model, _, made_up = laptop
-    given = read_inputs(Path(scenario), [model], None)
+    given = Scenario.load(Path(scenario), [model], None)
     spec, made = given.model, read_calibration(Path(made_up))
     here = this_machine(
         given.engine.name, model_config_hash=spec.config_hash, dtype=spec.weight_dtype

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from sizing import catalog
-from sizing.cli.common import read_inputs
 from sizing.evidence.interval import RowResidual
 from sizing.evidence.leave_out import SPLITS, HeldOutCoverage, leave_out
 from sizing.evidence.validate import class_of
 from sizing.planner.error_model import interval_around, validation
+from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import SPLIT, row
 from tests.sizing.evidence.test_validate_cli import SAMPLE
@@ -96,7 +96,7 @@ def test_splits_are_printed(sizing: Sizing) -> None:
 
 def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     """A model that nothing is known of gets a wider interval than one that was measured."""
-    h100 = read_inputs(catalog.files("scenarios")["llama-3.1-70b-h100"], [], None)
+    h100 = Scenario.load(catalog.files("scenarios")["llama-3.1-70b-h100"])
     other = replace(h100, model=replace(h100.model, id="nobody/Nothing-1B", num_layers=3))
     near, far = (interval_around("ttft", each) for each in (h100, other))
     assert near is not None

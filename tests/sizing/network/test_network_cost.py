@@ -13,11 +13,11 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.cli.common import read_inputs
 from sizing.network.network_cost import crossing
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
 from sizing.planner.search import Found, search
+from sizing.scenario import Scenario
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
@@ -30,14 +30,14 @@ TIERS = ("--set", "cluster.preset=roce-24k", "--set", "cluster.max_gpus=64",
 
 @cache
 def answer() -> Found:
-    found = search(read_inputs(SMALL, [], None))
+    found = search(Scenario.load(SMALL))
     assert isinstance(found, Found)
     return found
 
 
 def with_keys(*overrides: str) -> Plan:
     """Write the answer of one search as a plan, spares and failures as *overrides* say."""
-    return build_plan(read_inputs(SMALL, list(overrides), None), answer())
+    return build_plan(Scenario.load(SMALL, list(overrides), None), answer())
 
 
 def test_spare_replicas_reach_the_availability() -> None:

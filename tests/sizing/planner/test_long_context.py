@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from minicluster.plan import Inputs
-from sizing.cli.common import read_inputs
 from sizing.cli.studies import parse_slicing
 from sizing.latency.load import prefill_load
 from sizing.latency.pipeline import BUBBLE, chunked_prefill
@@ -18,6 +17,7 @@ from sizing.latency.step import stage_s
 from sizing.planner.step_models import machine
 from sizing.planner.studies.long_context import LongPrompt, long_prompt
 from sizing.planner.studies.rule import find_rule
+from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 
 LENGTHS = (32_768, 65_536, 100_000, 131_072)
@@ -30,7 +30,7 @@ PARTS = ("matrix multiplications", "attention", "elementwise", "collectives", "e
 @pytest.fixture(scope="module")
 def inputs() -> Inputs:
     """Return the shipped scenario."""
-    return read_inputs(Path("llama-2-70b-long"), [], None)
+    return Scenario.load(Path("llama-2-70b-long"))
 
 
 @pytest.fixture(scope="module")

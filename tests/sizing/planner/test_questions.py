@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from sizing.catalog import with_keys
-from sizing.cli.common import read_inputs
 from sizing.cli.questions import parse_gpus
 from sizing.planner.search import Found, search
 from sizing.planner.studies.capacity import Capacity, capacity
@@ -21,6 +20,7 @@ from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_
 from sizing.planner.studies.decisions import NAMES, changes, decisions
 from sizing.planner.studies.split_map import sign_confidence, split_map
 from sizing.planner.studies.sweep import Swept
+from sizing.scenario import Scenario
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing
 
@@ -30,7 +30,7 @@ GPUS = (1, 2, 4)
 
 def inputs(*overrides: str) -> Inputs:
     """Return the shipped scenario with some keys changed."""
-    return read_inputs(Path(SCENARIO), list(overrides), None)
+    return Scenario.load(SCENARIO, overrides)
 
 
 # --- capacity
@@ -99,7 +99,7 @@ def test_spares_take_gpus_from_the_load() -> None:
 
 def test_reasons_where_nothing_holds() -> None:
     """Too few GPUs, and an SLO that no request meets, are said so."""
-    large = read_inputs(Path("llama-3.1-70b-h100"), [], None)
+    large = Scenario.load("llama-3.1-70b-h100")
     (few,) = capacity(large, [1]).points
     assert (few.requests_per_s, few.layout) == (0, "")
     assert "the smallest layout" in few.reason

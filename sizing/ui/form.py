@@ -1,0 +1,322 @@
+"""What is asked on the page: the fields of a scenario as text, in an address and in errors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import tempfile
+import zlib
+from dataclasses import dataclass
+from hashlib import sha256
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minicluster.config import toml_value
+from minicluster.errors import InputError
+from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.slo import PERCENTILES
+from minicluster.specs.workload import Lengths
+from sizing import catalog
+from sizing.catalog.huggingface.reader import model_from
+from sizing.catalog.schema import scenario_keys
+from sizing.scenario import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+FIRST = "llama-3.1-8b-h100"
+"""Scenario that the page begins with."""
+MOST_CASES = 4
+"""Scenarios side by side."""
+DROPPED = "dropped:"
+"""Begins the model of a `config.json` that was dropped in; its key in `Case.configs` follows."""
+MODEL = "model.id"
+MOST_BYTES = 100_000
+"""Largest `config.json` that is taken; the longest of the catalog has a tenth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """
+    One field.
+
+    Attributes:
+        key: of the scenario file.
+        label: what stands above it.
+        choices: values to choose from; empty: any text. The first may be "": as the file has it.
+    """
+
+    key: str
+    label: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldGroup:
+    """Fields under one heading; those of an expert are folded away."""
+
+    title: str
+    fields: tuple[Field, ...]
+    folded: bool = False
+
+
+def groups() -> tuple[FieldGroup, ...]:
+    """Return all fields, in the order of the page."""
+    dtypes = ("", *DTYPE_BYTES)
+    models = tuple(catalog.models())
+    gpus = tuple(name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
+    return (
+        FieldGroup("Model", (Field(MODEL, "Model", models),)),
+        FieldGroup(
+            "Load",
+            (
+                Field("workload.requests_per_s", "Requests/s"),
+                Field("workload.input_tokens", "Prompt tokens"),
+                Field("workload.output_tokens", "Answer tokens"),
+            ),
+        ),
+        FieldGroup(
+            "Latency limits",
+            (
+                Field("slo.ttft_s", "TTFT, seconds"),
+                Field("slo.tpot_s", "TPOT, seconds"),
+                Field("slo.percentile", "Percentile", PERCENTILES[1:]),
+            ),
+        ),
+        FieldGroup(
+            "GPUs",
+            (
+                Field("cluster.gpu", "GPU", gpus),
+                Field("cluster.max_gpus", "GPUs at most"),
+                Field("cluster.gpus_per_node", "GPUs per node"),
+                Field("cluster.price_usd_per_gpu_hour", "$ per GPU and hour"),
+            ),
+        ),
+        FieldGroup(
+            "Engine and search",
+            (
+                Field("model.weight_dtype", "Weights", dtypes),
+                Field("model.kv_dtype", "KV cache", dtypes),
+                Field("workload.prefix_tokens", "Cached prompt tokens"),
+                Field("engine.max_num_seqs", "Sequences at most"),
+                Field("engine.max_num_batched_tokens", "Tokens per step"),
+                Field("engine.gpu_memory_utilization", "GPU memory share"),
+                Field("search.pools", "Pools", ("any", "split", "mixed")),
+                Field("search.confidence_fraction", "Confidence"),
+                Field("search.spare_replicas", "Spare replicas"),
+            ),
+            folded=True,
+        ),
+    )
+
+
+def fields() -> Iterator[Field]:
+    """Yield every field."""
+    for group in groups():
+        yield from group.fields
+
+
+def bases() -> tuple[str, ...]:
+    """Return the shipped scenarios that need nothing of this machine."""
+    named = {name: catalog.read_scenario(name).model.id for name in catalog.files("scenarios")}
+    return tuple(name for name, model in named.items() if model in catalog.models())
+
+
+def help_texts() -> dict[str, str]:
+    """Return what the schema says of each key: meaning, unit, limits."""
+    texts = {}
+    for key in scenario_keys():
+        parts = [key.meaning, key.unit and f"Unit: {key.unit}."]
+        if key.minimum is not None:
+            parts.append(f"From {key.minimum:,} to {key.maximum:,}.")
+        texts[key.key] = " ".join(filter(None, [*parts, f"Key: `{key.key}`"]))
+    return texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """
+    One scenario of the page.
+
+    Attributes:
+        base: the shipped scenario that it starts from.
+        changes: what was typed in place of what *base* says, by key; empty text: no value.
+        config: a `config.json` that was dropped in, as JSON; empty: none.
+    """
+
+    base: str = FIRST
+    changes: tuple[tuple[str, str], ...] = ()
+    config: str = ""
+
+    def scenario(self) -> Scenario:
+        """
+        Return the scenario that was typed.
+
+        Raises:
+            InputError: the first value that cannot be used.
+        """
+        needed = {key.key for key in scenario_keys() if key.default is not None}
+        typed: dict[str, object] = {}
+        for key, text in self.changes:
+            typed[key] = toml_value(text.strip()) if text.strip() else None
+            if key in needed and not text.strip():
+                raise InputError(key, None, "a value")
+        if self.config:
+            typed[MODEL] = str(config_folder(self.config))
+        return Scenario.load(self.base, typed)
+
+    def texts(self) -> dict[str, str]:
+        """Return the text of every field: what was typed, else what *base* says."""
+        texts = {**base_texts(self.base), **dict(self.changes)}
+        return texts | ({MODEL: DROPPED + config_name(self.config)} if self.config else {})
+
+    @classmethod
+    def typed(cls, base: str, texts: Mapping[str, str], config: str) -> Case:
+        """Return the case of fields with these texts."""
+        stands = base_texts(base)
+        changes = {key: text for key, text in texts.items() if text.strip() != stands[key]}
+        dropped = changes.get(MODEL, "").startswith(DROPPED)
+        if dropped:
+            del changes[MODEL]
+        return cls(base=base, changes=tuple(changes.items()), config=config if dropped else "")
+
+    def query(self, number: int) -> dict[str, str]:
+        """Return the case as parameters of an address; the first case has no number there."""
+        prefix = f"{number}." if number > 1 else ""
+        found = {"scenario": self.base, **dict(self.changes)}
+        if self.config:
+            packed = zlib.compress(self.config.encode(), 9)
+            found["config"] = base64.urlsafe_b64encode(packed).decode().rstrip("=")
+        return {prefix + key: text for key, text in found.items()}
+
+
+def cases_of(query: Mapping[str, str]) -> list[Case]:
+    """
+    Return the cases of an address; parameters that are none of ours are left alone.
+
+    Raises:
+        InputError: a scenario that is not shipped, or a model that cannot be unpacked.
+    """
+    cases = []
+    for number in range(1, MOST_CASES + 1):
+        prefix = f"{number}." if number > 1 else ""
+        if f"{prefix}scenario" not in query:
+            break
+        base = query[f"{prefix}scenario"]
+        if base not in bases():
+            raise InputError("scenario", base, f"one of {', '.join(bases())}")
+        changes = tuple(
+            (each.key, query[prefix + each.key]) for each in fields() if prefix + each.key in query
+        )
+        config = _unpacked(query[f"{prefix}config"]) if f"{prefix}config" in query else ""
+        cases.append(Case(base=base, changes=changes, config=config))
+    return cases
+
+
+def _unpacked(packed: str) -> str:
+    try:
+        unpacker = zlib.decompressobj()
+        raw = base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4))
+        return checked_config(unpacker.decompress(raw, MOST_BYTES + 1))
+    except (binascii.Error, zlib.error):
+        raise InputError("config", packed[:20], "a packed config.json") from None
+
+
+def checked_config(content: bytes) -> str:
+    """
+    Return a `config.json` as short JSON.
+
+    Raises:
+        InputError: no JSON, or no model that can be sized.
+    """
+    place = "config.json"
+    if len(content) > MOST_BYTES:
+        raise InputError(place, f"{len(content):,} bytes", f"at most {MOST_BYTES:,}")
+    try:
+        raw = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(place, str(error), "the JSON of a Hugging Face model") from None
+    if not isinstance(raw, dict):
+        raise InputError(place, type(raw).__name__, "an object with the keys of a model")
+    text = json.dumps(raw, separators=(",", ":"), sort_keys=True)
+    model_from(raw, name=config_name(text), source=place, place=place)
+    return text
+
+
+def config_name(config: str) -> str:
+    """Return the name of a dropped model: its type, and a hash that tells it from others."""
+    kind = json.loads(config).get("model_type")
+    known = kind if isinstance(kind, str) and kind.replace("_", "").isalnum() else "model"
+    return f"{known}-{sha256(config.encode()).hexdigest()[:8]}"
+
+
+def config_folder(config: str) -> Path:
+    """Write a dropped `config.json` where scenarios find it, and return its folder."""
+    folder = Path(tempfile.gettempdir()) / f"sizing-ui-{_user()}" / config_name(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    return folder
+
+
+def _user() -> str:
+    """Return who runs the page: folders of others cannot be written."""
+    return sha256(str(Path.home()).encode()).hexdigest()[:8]
+
+
+def base_texts(base: str) -> dict[str, str]:
+    """Return what a shipped scenario says in each field."""
+    asked = Scenario.load(base)
+    resolved = {
+        "cluster.gpu": asked.gpu.name,
+        "cluster.gpus_per_node": asked.cluster.gpus_per_node,
+        "cluster.max_gpus": asked.cluster.max_gpus,
+    }
+    texts = {}
+    for each in fields():
+        value = resolved.get(each.key, attrgetter(each.key)(asked.scenario))
+        texts[each.key] = "" if value is None else _plain(value)
+    return texts
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Lengths):
+        return lengths_text(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def lengths_text(lengths: Lengths) -> str:
+    """Write lengths as the field takes them: a number, or a table of TOML."""
+    if lengths.distribution == "fixed":
+        return str(lengths.mean)
+    names = ("low", "high", "median", "sigma")
+    given = {name: getattr(lengths, name) for name in names if getattr(lengths, name) is not None}
+    parts = [f"distribution = {json.dumps(lengths.distribution)}"]
+    parts += [f"{name} = {_plain(value)}" for name, value in given.items()]
+    return f"{{ {', '.join(parts)} }}"
+
+
+def field_of(error: InputError) -> str:
+    """Return the key of the field that an error is about; empty: of none."""
+    place = error.place.rpartition(": ")[2]
+    keys = sorted((each.key for each in fields()), key=len, reverse=True)
+    return next((key for key in keys if place.startswith(key)), "")
+
+
+def beside(error: InputError) -> str:
+    """Return an error as it stands beside its field, which says the place."""
+    found = "nothing is given" if error.value is None else f"{error.value!r} cannot be used"
+    way_out = f" ({error.way_out})" if error.way_out else ""
+    return f"{found}: expected {error.expectation}{way_out}"
+
+
+def scenario_file(case: Case) -> str:
+    """Return the scenario as a file; a dropped model is looked for beside it."""
+    text = case.scenario().to_toml()
+    if not case.config:
+        return text
+    told = f"# The config.json that was dropped in belongs into {config_name(case.config)}/.\n"
+    path, beside_it = str(config_folder(case.config)), f"./{config_name(case.config)}"
+    return told + text.replace(json.dumps(path), json.dumps(beside_it))

@@ -1,0 +1,51 @@
+"""The server of the page: Streamlit, on this machine only, and quiet."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from minicluster.command import run_child
+from minicluster.errors import InputError
+
+QUIET = {
+    "browser.gatherUsageStats": "false",
+    "server.headless": "true",  # no question for an e-mail address, no browser of its own
+    "server.fileWatcherType": "none",
+    "server.maxUploadSize": "1",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "none",
+    "global.developmentMode": "false",
+}
+"""Options of Streamlit: nothing is sent or asked of the internet."""
+
+
+def serve(host: str, port: int) -> int:
+    """
+    Serve the page until Ctrl-C, and return Streamlit's exit code.
+
+    Raises:
+        InputError: Streamlit is not installed, or the address cannot be listened on.
+    """
+    if find_spec("streamlit") is None:
+        raise InputError(
+            "streamlit", None, "the package that draws the page", "`pip install -e '.[ui]'`"
+        )
+    _refuse_taken(host, port)
+    options = {"server.address": host, "server.port": str(port), **QUIET}
+    page = Path(__file__).with_name("page.py")
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return run_child([sys.executable, "-m", "streamlit", "run", str(page), *words])
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except (OSError, OverflowError) as error:
+            found = f"{host}:{port}"
+            raise InputError("--host, --port", found, f"an address to listen on: {error}") from None

@@ -1,0 +1,140 @@
+"""The page of `sizing ui` as the command serves it, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from serving.cluster.ports import free_ports
+from tests.serving.browser import Page, opened
+
+pytestmark = pytest.mark.browser
+
+TEXT = "document.body.innerText"
+QUICK = "scenario=llama-3.1-8b-h100&workload.requests_per_s=2&search.pools=mixed"
+DONE = f"{TEXT}.includes('Further questions') && !{TEXT}.includes('Searching layouts')"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the page, until the tests of this file are done."""
+    log = tmp_path_factory.mktemp("ui") / "log.txt"
+    [port] = free_ports(1)
+    command = [str(Path(sys.executable).parent / "sizing"), "ui", "--port", str(port)]
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file)
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        for _ in range(600):
+            assert server.poll() is None, log.read_text()
+            try:
+                urlopen(f"{url}_stcore/health").close()  # noqa: S310  (ours)
+                break
+            except URLError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=30)
+    assert "Traceback" not in log.read_text()
+
+
+def look(page: Page) -> None:
+    """Nothing is loaded from elsewhere, nothing complains, no width scrolls sideways."""
+    own = page.evaluate("location.host")
+    elsewhere = [
+        each
+        for each in page.requested
+        if not each.startswith((f"http://{own}", f"ws://{own}", "data:", "blob:"))
+    ]
+    assert elsewhere == []
+    assert page.console == []
+    for width in (1280, 390):
+        page.resize(width)
+        time.sleep(0.5)
+        main = "document.querySelector('[data-testid=stMain]')"
+        assert page.evaluate(f"{main}.scrollWidth <= innerWidth"), f"scrolls at {width}"
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea')].filter(e =>"
+        " e.type !== 'file' && !e.labels?.length && !e.getAttribute('aria-label')).length"
+    )
+    assert unnamed == 0, "fields without a label"
+
+
+def press(page: Page, key: str, code: int) -> None:
+    """Press one key, as a person without a mouse does."""
+    for kind in ("rawKeyDown", "char", "keyUp") if key == "Enter" else ("rawKeyDown", "keyUp"):
+        text = {"text": "\r"} if kind == "char" else {}
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
+
+
+def field(label: str) -> str:
+    """Return the field of that label."""
+    return (
+        "[...document.querySelectorAll('input')].find(e =>"
+        f" e.labels?.[0]?.innerText.startsWith({label!r}) || e.ariaLabel === {label!r})"
+    )
+
+
+def test_a_plan_from_nothing_by_keyboard(address: str, tmp_path: Path) -> None:
+    """A rate is typed, Enter plans; charts are drawn, the address changes, terms open."""
+    with opened(address, tmp_path) as page:
+        page.wait_for(f"{TEXT}.includes('press Plan')")
+        page.wait_for(f"{field('Requests/s')} !== undefined")
+        page.evaluate(f"{field('Requests/s')}.focus()")
+        page.evaluate(f"{field('Requests/s')}.select()")
+        page.call("Input.insertText", text="2")
+        press(page, "Enter", 13)
+        page.wait_for(DONE)
+        page.wait_for("document.querySelectorAll('.js-plotly-plot .js-line').length >= 2")
+        assert "llama-3.1-8b at 2 requests/s" in page.evaluate(TEXT)
+        assert "workload.requests_per_s=2" in page.evaluate("location.search")
+        page.evaluate(
+            "[...document.querySelectorAll('button')]"
+            ".find(e => e.innerText.startsWith('TTFT p99: how?')).focus()"
+        )
+        press(page, "Enter", 13)
+        page.wait_for(f"{TEXT}.includes('Mean TTFT')")
+        press(page, "Escape", 27)
+        look(page)
+
+
+def test_a_link_compares_and_says_why_there_is_no_plan(address: str, tmp_path: Path) -> None:
+    second = "&".join(f"2.{each}" for each in QUICK.split("&"))
+    with opened(f"{address}?{QUICK}&{second}&2.slo.ttft_s=0.001", tmp_path) as page:
+        page.wait_for(DONE)
+        page.wait_for(f"{TEXT}.includes('Side by side') && {TEXT}.includes('Nearest miss')")
+        assert "1 h100-sxm GPU" in page.evaluate(TEXT)
+        assert "without any load is already" in page.evaluate(TEXT)
+        look(page)
+
+
+def test_a_bad_file_leaves_what_was_typed(address: str, tmp_path: Path) -> None:
+    bad = tmp_path / "config.json"
+    bad.write_text(json.dumps({"model_type": "bert"}))
+    with opened(address, tmp_path / "profile") as page:
+        page.wait_for("document.querySelector('input[type=file]') !== null")
+        page.evaluate(f"{field('Requests/s')}.focus()")
+        page.evaluate(f"{field('Requests/s')}.select()")
+        page.call("Input.insertText", text="3")
+        root = page.call("DOM.getDocument")["root"]["nodeId"]
+        node = page.call("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
+        page.call("DOM.setFileInputFiles", files=[str(bad)], nodeId=node)
+        page.wait_for(f"{TEXT}.includes('config.json')")
+        time.sleep(1)
+        page.evaluate(
+            "[...document.querySelectorAll('button')].find(e => e.innerText === 'Plan').click()"
+        )
+        page.wait_for(f"{TEXT}.includes('bert')")
+        assert page.evaluate(f"{field('Requests/s')}.value") == "3"
+        assert "Nothing is planned" in page.evaluate(TEXT)
+        look(page)

@@ -1,0 +1,168 @@
+"""The page of `sizing ui`, run by Streamlit without a browser, and the values behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import sizing.ui
+from minicluster.config import read_toml
+from minicluster.errors import InputError
+from sizing import catalog
+from sizing.scenario import Scenario
+from sizing.ui import answer, form
+
+PAGE = Path(sizing.ui.__file__).parent / "page.py"
+QUICK = {"workload.requests_per_s": "2", "search.pools": "mixed"}
+CONFIG = catalog.models()["qwen2.5-7b"].config
+
+
+@pytest.fixture(autouse=True)
+def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw distributions of fewer requests: no test here reads them off."""
+    monkeypatch.setattr(answer, "REQUESTS", 300)
+
+
+def opened(query: dict[str, str] | None = None) -> AppTest:
+    """Open the page at an address."""
+    page = AppTest.from_file(PAGE, default_timeout=120)
+    for name, value in (query or {}).items():
+        page.query_params[name] = value
+    page.run()
+    assert not page.exception
+    return page
+
+
+def write(page: AppTest, texts: dict[str, str], case: int = 0) -> None:
+    """Type into fields, and press Plan."""
+    for key, text in texts.items():
+        page.get_by_key(f"{case}:{key}").set_value(text)
+    next(b for b in page.button if b.label == "Plan" and f"{case}:form" in b.form_id).click()
+    page.run()
+    assert not page.exception
+
+
+def test_a_plan_from_nothing_and_its_link() -> None:
+    """What was typed is planned and stands in the address; the address alone shows the same."""
+    page = opened()
+    assert page.subheader == []
+    write(page, QUICK)
+    [headline] = [each.value for each in page.subheader]
+    assert headline.startswith("llama-3.1-8b at 2 requests/s: 1 h100-sxm GPU on 1 node")
+    query = dict(page.query_params)
+    assert query == {"scenario": form.FIRST, **QUICK}
+    again = opened(query)
+    assert [each.value for each in again.subheader] == [headline]
+    assert [each.value for each in again.html] == [each.value for each in page.html]
+
+
+def test_what_cannot_be_used_is_said_beside_its_field_and_stays() -> None:
+    page = opened()
+    write(page, {"workload.requests_per_s": "fast", "slo.ttft_s": "0.7"})
+    [said] = [each.value for each in page.error]
+    assert said == "'fast' cannot be used: expected a valid number"
+    assert page.get_by_key("0:workload.requests_per_s").value == "fast"
+    assert page.get_by_key("0:slo.ttft_s").value == "0.7"
+    assert page.subheader == []
+
+
+def test_a_bad_file_is_said_and_a_good_one_becomes_the_model() -> None:
+    """The model stays until a file is one; then the address holds the file, and shows the same."""
+    page = opened()
+    [uploader] = page.file_uploader
+    uploader.set_value(("config.json", b'{"model_type": "bert"}', "application/json"))
+    write(page, QUICK)
+    assert "bert" in page.error[0].value
+    assert page.get_by_key("0:model.id").value == "llama-3.1-8b"
+    assert page.get_by_key("0:search.pools").value == "mixed"
+    [uploader] = page.file_uploader
+    uploader.set_value(("config.json", json.dumps(CONFIG).encode(), "application/json"))
+    write(page, {})
+    [headline] = [each.value for each in page.subheader]
+    assert headline.startswith("qwen2-")
+    again = opened(dict(page.query_params))
+    assert [each.value for each in again.subheader] == [headline]
+
+
+def test_no_plan_names_the_nearest_miss_and_what_to_change() -> None:
+    page = opened({"scenario": form.FIRST, **QUICK, "slo.ttft_s": "0.001"})
+    [said] = [each.value for each in page.error]
+    assert "TTFT p99 of a request without any load" in said
+    shown = " ".join(each.value for each in page.html)
+    assert "Nearest miss" in shown
+    assert "a limit well above" in shown
+
+
+def test_scenarios_side_by_side() -> None:
+    """A copy is changed beside the first one; both are in the address; either can be removed."""
+    page = opened({"scenario": form.FIRST, **QUICK})
+    page.get_by_key("0:more").click().run()
+    assert page.get_by_key("1:workload.requests_per_s").value == "2"
+    write(page, {"cluster.gpu": "h200-sxm"}, case=1)
+    assert "Side by side" in [each.value for each in page.subheader]
+    shown = [each.value for each in page.markdown]
+    assert any("1 h100-sxm GPU" in text for text in shown)
+    assert any("1 h200-sxm GPU" in text for text in shown)
+    assert page.query_params["2.cluster.gpu"] == "h200-sxm"
+    page.get_by_key("0:less").click().run()
+    assert not page.exception
+    assert page.query_params["cluster.gpu"] == "h200-sxm"
+    assert "2.scenario" not in page.query_params
+
+
+def test_every_figure_has_its_terms() -> None:
+    """Below each figure a button opens where it comes from: TTFT by phase, steps by term."""
+    page = opened({"scenario": form.FIRST, **QUICK, "cluster.price_usd_per_gpu_hour": "2.5"})
+    shown = " ".join(each.value for each in page.html)
+    for words in ("Mean TTFT", "Prefill of 2000 tokens", "Decode step of", "attention", "eq. E2",
+                  "2.50 US dollars per hour", "90% that the SLO holds"):  # fmt: skip
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    "query", [{"scenario": "none"}, {"scenario": form.FIRST, "config": "nonsense"}]
+)
+def test_an_address_that_says_nothing_we_know(query: dict[str, str]) -> None:
+    """The error is shown, and the page begins anew."""
+    page = opened(query)
+    assert page.error[0].value.startswith("The address: ")
+    assert page.get_by_key("0:base").value == form.FIRST
+
+
+@pytest.mark.parametrize("base", form.bases())
+def test_fields_say_what_a_scenario_says(base: str) -> None:
+    """Typed again as they stand, they change nothing; its file is the same scenario."""
+    texts = form.base_texts(base)
+    assert form.Case.typed(base, texts, "") == form.Case(base=base)
+    typed = form.Case(base=base, changes=tuple(texts.items())).scenario()
+    asked = Scenario.load(base)
+    assert (typed.scenario.workload, typed.scenario.slo) == (
+        asked.scenario.workload,
+        asked.scenario.slo,
+    )
+    assert (typed.model, typed.gpu) == (asked.model, asked.gpu)
+
+
+def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
+    lengths = '{ distribution = "uniform", low = 64, high = 192 }'
+    changes = (("workload.input_tokens", lengths), ("model.weight_dtype", "fp8"))
+    case = form.Case(changes=changes)
+    path = tmp_path / "typed.toml"
+    path.write_text(form.scenario_file(case))
+    assert Scenario.load(path) == case.scenario()
+    assert read_toml(path)["workload"]["input_tokens"]["high"] == 192
+
+
+def test_files_that_are_no_models() -> None:
+    for content, says in (
+        (b"\xff\xfe", "JSON"),
+        (b"[" * 50_000, "JSON"),
+        (b"[]", "an object"),
+        (b" " * 200_000, "at most 100,000"),
+        (b'{"model_type": "../../x"}', "model_type"),
+    ):
+        with pytest.raises(InputError, match=says):
+            form.checked_config(content)
