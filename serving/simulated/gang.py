@@ -136,7 +136,8 @@ class _Connection(asyncio.Protocol):
         self._calls: Mapping[str, Callable[..., None]] = {}
 
     def call(self, name: str, *arguments: object) -> None:
-        self._transport.write(json.dumps([name, *arguments]).encode() + b"\n")
+        if not self._transport.is_closing():
+            self._transport.write(json.dumps([name, *arguments]).encode() + b"\n")
 
     def close(self) -> None:
         """End; to the other process this one is dead."""
