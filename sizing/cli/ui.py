@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Exit, Option
+from typer import Option
 
 from sizing.ui.serve import serve
 
@@ -20,4 +20,4 @@ def ui(
 
     Needs Streamlit, which the extra `ui` installs. The page loads nothing from the internet.
     """
-    raise Exit(serve(host, port))
+    serve(host, port)

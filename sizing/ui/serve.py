@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
-from minicluster.command import run_child
 from minicluster.errors import InputError
 
 QUIET = {
@@ -22,9 +23,9 @@ QUIET = {
 """Options of Streamlit: nothing is sent or asked of the internet."""
 
 
-def serve(host: str, port: int) -> int:
+def serve(host: str, port: int) -> NoReturn:
     """
-    Serve the page until Ctrl-C, and return Streamlit's exit code.
+    Become Streamlit, which serves the page until Ctrl-C or SIGTERM.
 
     Raises:
         InputError: Streamlit is not installed, or the address cannot be listened on.
@@ -37,7 +38,8 @@ def serve(host: str, port: int) -> int:
     options = {"server.address": host, "server.port": str(port), **QUIET}
     page = Path(__file__).with_name("page.py")
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return run_child([sys.executable, "-m", "streamlit", "run", str(page), *words])
+    command = [sys.executable, "-m", "streamlit", "run", str(page), *words]
+    os.execv(command[0], command)  # noqa: S606  (no shell is wanted)
 
 
 def _refuse_taken(host: str, port: int) -> None:

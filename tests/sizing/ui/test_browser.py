@@ -45,6 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=30)
+    assert server.returncode == 0
     assert "Traceback" not in log.read_text()
 
 
