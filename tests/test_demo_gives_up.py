@@ -112,7 +112,7 @@ def test_the_rate_follows_the_cpu(
     assert utilisation(tmp_path, rate) == pytest.approx(demo.UTILISATION, rel=0.15)
 
 
-@pytest.mark.parametrize(("rate", "requests"), [(3.0, 450), (8.5, 510), (20.0, 540)])
+@pytest.mark.parametrize(("rate", "requests"), [(3.0, 600), (10.4, 624), (20.0, 640)])
 def test_the_load_is_long_enough_to_judge_and_no_longer(
     demo: Any,  # noqa: ANN401
     rate: float,
