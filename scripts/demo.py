@@ -49,7 +49,7 @@ KEEP = os.environ.get("KEEP") == "1"
 MARK = "MINICLUSTER_DEMO"
 """Environment variable that identifies the processes of this demo."""
 
-UTILISATION = 0.45
+UTILISATION = 0.35
 """Predicted utilisation of the busier pool: requests queue, and the tail is not all noise."""
 
 FIRST_RATE, LEAST_RATE, RATE_STEPS = 2.0, 0.05, 3
