@@ -209,7 +209,7 @@ def main() -> int:
     finally:
         ended = {"exit_code": int(code), "others_fraction": demo.disturbed_fraction()}
         (OUT / "demo.json").write_text(json.dumps(ended) + "\n", encoding="utf-8")
-        # Whatever signals come from here on, `serving down` runs to its end.
+        # An interrupt from here on must not stop `serving down`.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not keep and RUNNING.exists():
             with suppress(KeyboardInterrupt):

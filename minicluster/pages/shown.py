@@ -27,8 +27,13 @@ def sections_of(result: object) -> Sequence[Section]:  # noqa: ARG001  (by its t
 
 @singledispatch
 def columns_of(result: object) -> Columns:
-    """Return a result as columns of equal lengths, by name; packages register it likewise."""
-    raise NotImplementedError(type(result).__name__)
+    """
+    Return a result as columns of equal lengths, by name; packages register it likewise.
+
+    Raises:
+        TypeError: the type is not registered.
+    """
+    raise TypeError(f"no columns are registered for {type(result).__name__}")
 
 
 class Shown:

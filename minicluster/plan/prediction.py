@@ -192,5 +192,5 @@ class Confidence(Spec):
 
     @property
     def unverified(self) -> bool:
-        """Whether the search was stopped before it simulated: these sizes are an estimate."""
+        """Return whether the sizes are an estimate, because an interrupt ended the search early."""
         return self.interrupted and not self.seeds

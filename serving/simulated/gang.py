@@ -25,7 +25,7 @@ CONNECT_POLL_S = 0.2
 """Interval at which a rank tries to reach rank 0 while that starts."""
 
 CREDENTIALS = struct.Struct("3i")
-"""What Linux knows of a peer: process, user, group."""
+"""Layout of SO_PEERCRED on Linux: identifiers of the process, user and group of a peer."""
 
 
 async def join_gang(gang: str, rank: int, size: int) -> Group:

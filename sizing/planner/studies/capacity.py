@@ -56,7 +56,7 @@ LEAST_SHARE = 1e-3
 """Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
 
 UTILISATION = "a pool saturates"
-"""What binds where no latency does."""
+"""Limit that binds if no latency limit does."""
 
 MAX_SHIFTS = 4
 """Moves of replicas from one pool to the other at one rate."""
@@ -186,7 +186,7 @@ def _checked(gpus: Sequence[int], think_s: float) -> list[int]:
 
 
 class _RateSearch:
-    """Layouts and simulations of one scenario, whatever the number of GPUs."""
+    """Layouts and simulations of one scenario, for any number of GPUs."""
 
     def __init__(self, inputs: Inputs) -> None:
         search = inputs.scenario.search

@@ -1,4 +1,4 @@
-"""What each decision, and each number that is not known exactly, costs in GPUs."""
+"""GPUs that a plan needs when one decision, or one forecast of the load, is changed."""
 
 from __future__ import annotations
 
