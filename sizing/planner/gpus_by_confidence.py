@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sizing.planner.candidates import fewest_by_utilisation
+from sizing.planner.candidates import fewest_by_utilisation, unloaded_checks
 from sizing.planner.error_model import step_errors
 from sizing.planner.pool_sizing import (
     PoolSizing,
@@ -60,9 +60,11 @@ def sized_again(
 ) -> Candidate | None:
     """Size a plan's layout with the simulator's step times, from the sizes of *floor* on."""
     chosen = best.candidate
-    split = chosen.layout.prefill is not None
+    split, errors = chosen.layout.prefill is not None, simulator.errors
     smallest = chosen.sized(1 if split else 0, 1)
-    slow = smallest.with_errors(simulator.errors)
+    if any(each.ratio > 1 for each in unloaded_checks(smallest, inputs.scenario.slo, errors)):
+        return None  # no number of replicas makes a single request quicker
+    slow = smallest.with_errors(errors)
     lowest = fewest_by_utilisation(slow, inputs)
     if floor is not None:
         lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
@@ -75,7 +77,7 @@ def sized_again(
         max_gpus=MAX_PLANS * chosen.gpus,
     )
     if split:
-        return size_split_pools(sizing, _guess(inputs, best, simulator.errors, lowest))
+        return size_split_pools(sizing, _guess(inputs, best, errors, lowest))
     return size_mixed_pool(sizing)
 
 

@@ -198,6 +198,7 @@ class SloSimulator:
         """
         self.errors, self.precise = errors, precise
         self.exhausted = False
+        self._latency_first = False
         self._simulations, self._slo = simulations, simulations.inputs.scenario.slo
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
@@ -216,12 +217,17 @@ class SloSimulator:
         count = run_requests(slow, self._slo, precise=self.precise)
         if seed and self.precise:
             count = max(count, VERIFY_REQUESTS)
+        verdict = replace(missed, requests=count)
         try:
+            if self._latency_first:  # what denied the last candidate may deny this one, too
+                denied = self._denied_by_latency(verdict, candidate, seed)
+                if denied is not None:
+                    return denied
             run = self._simulations.run(slow, requests=count, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
-            return replace(missed, requests=count)
+            return verdict
         if run is None:
-            return self._exhausted(missed)
+            return self._exhausted(verdict)
         check = run.tightest
         holds = check.ratio <= 1
         if self.precise and not run.surely_holds:
@@ -229,16 +235,17 @@ class SloSimulator:
             if is_open and not seed and count < VERIFY_REQUESTS:
                 return self.verdict(candidate, seed=VERIFY_SEED)
             holds = False
-        role = "" if holds else run.role
-        verdict = PlanVerdict(holds=holds, bottleneck_role=role, requests=count, check=check)
-        return self._with_latency_errors(verdict, run, candidate, seed) if holds else verdict
-
-    def _with_latency_errors(
-        self, verdict: PlanVerdict, slowed: SloRun, candidate: Candidate, seed: int
-    ) -> PlanVerdict:
-        """Deny what holds with slow steps, but not with latencies as far off as measured."""
-        if slowed.late(self.errors).ratio <= 1:  # steps as predicted are faster still
+        verdict = replace(verdict, holds=holds, bottleneck_role="" if holds else run.role)
+        verdict = replace(verdict, check=check)
+        if not holds or run.late(self.errors).ratio <= 1:  # steps as predicted are faster still
+            self._latency_first = False
             return verdict
+        return self._denied_by_latency(verdict, candidate, seed) or verdict
+
+    def _denied_by_latency(
+        self, verdict: PlanVerdict, candidate: Candidate, seed: int
+    ) -> PlanVerdict | None:
+        """Deny what misses with latencies as far off as those measured; `None`: it holds."""
         count = verdict.requests
         if seed and self.precise:
             count, seed = predicted_requests(candidate, self._slo), PREDICTION_SEED
@@ -247,7 +254,8 @@ class SloSimulator:
             return self._exhausted(verdict)
         late = run.late(self.errors)
         if late.ratio <= 1:
-            return verdict
+            return None
+        self._latency_first = True
         split = candidate.layout.prefill is not None
         role = "prefill" if split and late.name.startswith("TTFT") else _last_role(candidate)
         return replace(verdict, holds=False, bottleneck_role=role, check=late)
