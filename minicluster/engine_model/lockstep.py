@@ -29,14 +29,14 @@ class Stretch(NamedTuple):
 
 def common_stretch(stretches: Iterable[Stretch]) -> Stretch:
     """Return the stretch of a group, by those of its ranks with work: the slowest's, cut short."""
-    proposed = list(stretches)
-    slowest = max(proposed, key=lambda each: (each.line_s + each.half_s, each.line_s))
-    return Stretch(
-        start_s=max(each.start_s for each in proposed),
-        steps=min(each.steps for each in proposed),
-        line_s=slowest.line_s,
-        half_s=slowest.half_s,
-    )
+    proposed = iter(stretches)
+    start_s, steps, line_s, half_s = next(proposed)
+    for other_start_s, other_steps, other_line_s, other_half_s in proposed:
+        start_s, steps = max(start_s, other_start_s), min(steps, other_steps)
+        slower_s = other_line_s + other_half_s - line_s - half_s
+        if slower_s > 0 or (slower_s == 0 and other_line_s > line_s):
+            line_s, half_s = other_line_s, other_half_s
+    return Stretch(start_s, steps, line_s, half_s)
 
 
 class Rank(Replica):

@@ -14,7 +14,6 @@ from sizing.planner import bounds
 from sizing.planner.layout import (
     Layout,
     legal_shapes,
-    max_decode_batch,
     memory_rule,
     pairing_rule,
     profile_rule,
@@ -135,7 +134,7 @@ def one_replica_each(inputs: Inputs, layout: Layout, models: StepModels) -> Cand
         tokens_per_step=inputs.engine.tokens_per_step,
     )
     mean, deviation = tandem.context
-    most = max_decode_batch(inputs, layout.decode, context=mean, deviation=deviation)
+    most = models.max_decode_batch(layout.decode, context=mean, deviation=deviation)
     # Of a measured machine batches of prompts were not timed.
     alone = layout.prefill is None or inputs.calibration is not None
     batch = 1 if alone else prefill_batch(tandem)
@@ -264,9 +263,11 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
     Yield the decode batch limits that are worth sizing.
 
     The first is the largest whose full batches keep TPOT and fit memory; each next one is half of
-    it, which interference between the pools may ask for. On a calibrated machine the largest batch
-    that was measured comes before them: with it a plan can keep the engines that were measured.
+    it, which interference between the pools may ask for; without that, none that costs twice as
+    much as the largest. On a calibrated machine the largest batch that was measured comes before
+    them: with it a plan can keep the engines that were measured.
     """
+    first = np.inf
     limit = largest_batch(slow, inputs.scenario.slo)
     limits = [limit >> halvings for halvings in range(limit.bit_length())]
     if inputs.calibration is not None and 0 < limit < slow.max_batch:
@@ -274,7 +275,11 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
     for limit in limits:
         one = slow.limited(limit)
         lowest = fewest_by_utilisation(one, inputs)
-        yield BoundedCandidate(slow=one, lowest=lowest, bound=cost(inputs, one.sized(*lowest)))
+        bound = cost(inputs, one.sized(*lowest))
+        if inputs.calibration is None and bound > 2 * first:
+            return
+        first = min(first, bound)
+        yield BoundedCandidate(slow=one, lowest=lowest, bound=bound)
 
 
 def largest_batch(candidate: Candidate, slo: SloSpec) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sizing.planner.candidates import fewest_by_utilisation, unloaded_checks
 from sizing.planner.error_model import step_errors
+from sizing.planner.objective import cost
 from sizing.planner.pool_sizing import (
     PoolSizing,
     estimated_sizes,
@@ -73,7 +74,7 @@ def sized_again(
         simulator=simulator,
         candidate=smallest,
         lowest=lowest,
-        below=float("inf"),
+        below=2 * MAX_PLANS * cost(inputs, chosen),
         max_gpus=MAX_PLANS * chosen.gpus,
     )
     if split:

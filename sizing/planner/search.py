@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sizing.planner import bounds
 from sizing.planner.candidates import (
     BoundedCandidate,
     Candidates,
@@ -17,7 +18,7 @@ from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
-from sizing.planner.objective import cost
+from sizing.planner.objective import cost, cost_of
 from sizing.planner.pool_sizing import (
     QUICK_STEP,
     PoolSizing,
@@ -361,16 +362,31 @@ class LayoutSearch:
         found = self._mixed_below(below, self.quick)
         if found is None or 2 * cost(self.inputs, found.candidate) * (1 - QUICK_STEP) >= below:
             return found
-        return self._mixed_below(below, self.simulator)
+        return self._mixed_below(below, self.simulator, first=found.candidate.layout)
 
-    def _mixed_below(self, below: float, simulator: SloSimulator) -> Found | None:
-        """Size every aggregated layout below a cost; a precise *simulator* also verifies it."""
+    def _mixed_below(
+        self, below: float, simulator: SloSimulator, *, first: Layout | None = None
+    ) -> Found | None:
+        """
+        Size the aggregated layouts with the shortest steps for the money below a cost.
+
+        While no size of any holds, more are tried; a precise *simulator* also verifies one.
+
+        Args:
+            below: cost that a pool has to stay below.
+            simulator: judges sizes.
+            first: layout that probably costs least; the others are then soon ruled out.
+        """
         best: Found | None = None
         slow = [each.with_errors(self.errors) for each in self.candidates.mixed]
         lowest = {each.layout: fewest_by_utilisation(each, self.inputs) for each in slow}
-        # Wide replicas first: their steps delay other tokens less.
-        wide = sorted(slow, key=lambda each: (-each.layout.decode.gpus, each.layout.order))
-        for each in wide:
+
+        def order(each: Candidate) -> tuple[Any, ...]:
+            return each.layout != first, self._mixed_pace_s(each, below), each.layout.order
+
+        for tried, each in enumerate(sorted(slow, key=order)):
+            if tried >= (MOST_TRIED if best is None else FINALISTS):
+                break
             if cost(self.inputs, each.sized(*lowest[each.layout])) >= below:
                 continue
             sizing = PoolSizing(
@@ -388,6 +404,13 @@ class LayoutSearch:
             if found is not None:
                 best, below = found, cost(self.inputs, found.candidate)
         return best
+
+    def _mixed_pace_s(self, slow: Candidate, below: float) -> float:
+        """Return the seconds per token (T6) of the most replicas that may be tried below a cost."""
+        shape = slow.layout.decode
+        most = min(below / cost_of(self.inputs, shape), self._max_gpus / shape.gpus)
+        pace_s, _ = bounds.steady_decode(slow.sized(0, max(1, int(most))).tandem, split=False)
+        return pace_s
 
     def _comparison(self, best: Found, split: Found | None, mixed: Found | None) -> str:
         """Return what pools of the other kind would take; empty where they were not searched."""

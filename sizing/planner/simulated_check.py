@@ -44,7 +44,7 @@ VERIFY_SEED = 1
 """Seed of the run that verifies a configuration; the search itself uses seed 0."""
 
 VERIFY_REQUESTS = 12_000
-"""Requests of the verifying run: the search chose what does well on its own seed, luck included."""
+"""Requests of a run that decides what a shorter one leaves open, and of a prediction."""
 
 PREDICTION_SEED = 2
 """Seed of the run that a prediction is read from."""
@@ -205,8 +205,8 @@ class SloSimulator:
         """
         Simulate whether every limit surely holds, or one does not.
 
-        What a short run leaves open, though every percentile in it holds, is decided by the
-        verifying run, which is longer and has another seed; what else is open counts as missed
+        What a run leaves open, though every percentile in it holds, is decided by one of at least
+        `VERIFY_REQUESTS` with the verifying seed; what else is open counts as missed
         (docs/model.md, eq. L4).
         """
         slow = candidate.with_errors(self.errors)
@@ -215,8 +215,6 @@ class SloSimulator:
         if max(used.values()) >= 1:
             return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
         count = run_requests(slow, self._slo, precise=self.precise)
-        if seed and self.precise:
-            count = max(count, VERIFY_REQUESTS)
         verdict = replace(missed, requests=count)
         try:
             if self._latency_first:  # what denied the last candidate may deny this one, too
@@ -224,23 +222,25 @@ class SloSimulator:
                 if denied is not None:
                     return denied
             run = self._simulations.run(slow, requests=count, seed=seed)
+            if run is not None and self.precise and self._is_open(run, seed):
+                verdict = replace(verdict, requests=max(count, VERIFY_REQUESTS))
+                count, seed = verdict.requests, VERIFY_SEED
+                run = self._simulations.run(slow, requests=count, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
             return verdict
         if run is None:
             return self._exhausted(verdict)
-        check = run.tightest
-        holds = check.ratio <= 1
-        if self.precise and not run.surely_holds:
-            is_open = holds and run.surely_holds is None
-            if is_open and not seed and count < VERIFY_REQUESTS:
-                return self.verdict(candidate, seed=VERIFY_SEED)
-            holds = False
-        verdict = replace(verdict, holds=holds, bottleneck_role="" if holds else run.role)
-        verdict = replace(verdict, check=check)
+        holds = bool(run.surely_holds) if self.precise else run.tightest.ratio <= 1
+        role = "" if holds else run.role
+        verdict = replace(verdict, holds=holds, bottleneck_role=role, check=run.tightest)
         if not holds or run.late(self.errors).ratio <= 1:  # steps as predicted are faster still
             self._latency_first = False
             return verdict
         return self._denied_by_latency(verdict, candidate, seed) or verdict
+
+    def _is_open(self, run: SloRun, seed: int) -> bool:
+        """Say whether a longer run has to decide; the search's own seed has to hold by itself."""
+        return run.surely_holds is None and (bool(seed) or run.tightest.ratio <= 1)
 
     def _denied_by_latency(
         self, verdict: PlanVerdict, candidate: Candidate, seed: int

@@ -47,7 +47,7 @@ class StepModels:
                 " `serving measure`), then pass --calibration calibration.json",
             )
         self._inputs = inputs
-        self._batches: dict[LayoutShape, int] = {}
+        self._batches: dict[tuple[LayoutShape, float, float], int] = {}
         self._tables: dict[tuple[LayoutShape, int, float], StepTable] = {}
 
     def of(self, layout: Layout) -> StepModel:
@@ -93,14 +93,20 @@ class StepModels:
         prompts = prompts[prompts <= max(longest, prompts[0])]
         return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
 
+    def max_decode_batch(self, shape: LayoutShape, *, context: float, deviation: float) -> int:
+        """Return what the function of this name says, which many layouts ask of one shape."""
+        key = shape, context, deviation
+        if key not in self._batches:
+            self._batches[key] = max_decode_batch(
+                self._inputs, shape, context=context, deviation=deviation
+            )
+        return self._batches[key]
+
     def _largest_batch(self, shape: LayoutShape) -> int:
         """Return the sequences of mean context that engine and memory allow in one batch."""
-        if shape not in self._batches:
-            prompts, answers = self._lengths()
-            context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-            found = max_decode_batch(self._inputs, shape, context=context, deviation=0.0)
-            self._batches[shape] = max(1, found)
-        return self._batches[shape]
+        prompts, answers = self._lengths()
+        context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
+        return max(1, self.max_decode_batch(shape, context=context, deviation=0.0))
 
     def _table(self, shape: LayoutShape, max_sequences: int, prompt_tokens: float) -> StepTable:
         """Tabulate the steps of one batch of a replica; every batch of a pipeline is under way."""

@@ -238,15 +238,18 @@ class EventLoop:
         for replica in idle:
             if isinstance(replica, Rank):
                 step_together(replica.ranks)
-            self._queue_end(replica)
+            self._queue_changes(replica)
 
     def _queue_end(self, replica: Replica) -> None:
         """Queue the end of a replica's stretch, if it is a new one, and the pulls that it began."""
-        ending = replica
-        if isinstance(replica, Rank):
-            ending = replica.ranks[0]  # it stands for its group
-            if replica.end_s != ending.queued_s:
-                keep_in_step(replica)
+        if isinstance(replica, Rank) and replica.end_s != replica.ranks[0].queued_s:
+            keep_in_step(replica)
+        self._queue_changes(replica)
+
+    def _queue_changes(self, replica: Replica) -> None:
+        """Queue what follows from a stretch that is in step with those of the group, if any."""
+        # The first rank stands for its group.
+        ending = replica.ranks[0] if isinstance(replica, Rank) else replica
         if ending.active and ending.end_s != ending.queued_s:
             self._serial += 1
             ending.queued_s = ending.end_s
@@ -289,7 +292,7 @@ class EventLoop:
         for rank in ranks:
             rank.start_stretch(now_s)
         step_together(ranks)
-        self._queue_end(ranks[0])
+        self._queue_changes(ranks[0])
         for rank, requests in zip(ranks, done, strict=True):
             if rank.started_pulls:
                 self._begin_pulls(rank)
