@@ -222,10 +222,10 @@ class SloSimulator:
                 if denied is not None:
                     return denied
             run = self._simulations.run(slow, requests=count, seed=seed)
-            if run is not None and self.precise and self._is_open(run, seed):
-                verdict = replace(verdict, requests=max(count, VERIFY_REQUESTS))
-                count, seed = verdict.requests, VERIFY_SEED
-                run = self._simulations.run(slow, requests=count, seed=seed)
+            short = self.precise and count < VERIFY_REQUESTS
+            if run is not None and short and self._is_open(run, seed):
+                verdict, seed = replace(verdict, requests=VERIFY_REQUESTS), VERIFY_SEED
+                run = self._simulations.run(slow, requests=VERIFY_REQUESTS, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
             return verdict
         if run is None:
