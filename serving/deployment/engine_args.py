@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minicluster.plan.vllm_args import (
+    DTYPES,
+    KV_ROLES,
+    kv_cache_dtype,
+    redundant_experts,
+    vllm_arguments,
+)
 from serving.cluster.ports import NIXL_PORT
 from serving.cluster.processes import KEEP_AFFINITY
 from serving.protocol.app_spec import CORES
@@ -13,15 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.plan import Deployment, Pool
-    from minicluster.specs.model import DraftSpec
-
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""vLLM's role in the KV transfer; a mixed pool has none."""
 
 SIMULATED = "simulated"
 """Kind of a target whose engines are simulated."""
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MEDIA_DOMAINS = "MINICLUSTER_MEDIA_DOMAINS"
 """
 Environment variable of `serving up`: hosts, separated by commas, from which engines of multimodal
@@ -76,65 +78,17 @@ def read_media_domains(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> dict[str, Any]:
-    """Return vLLM's engine arguments."""
-    engine = deployment.engine
-    kwargs: dict[str, Any] = {
-        "tensor_parallel_size": pool.tp,
-        "dtype": DTYPES.get(pool.dtype, "auto"),
-        "kv_cache_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
-        "max_model_len": engine.max_model_len,
-        "block_size": engine.block_size,
-        "max_num_seqs": pool.max_num_seqs,
-        "max_num_batched_tokens": pool.max_num_batched_tokens,
-        "kv_cache_memory_bytes": int(pool.kv_bytes),
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    """Return vLLM's engine arguments: the plan's, and those of this endpoint."""
+    kwargs = vllm_arguments(deployment, pool)
+    kwargs |= {
         "enable_per_request_metrics": True,
         "allowed_media_domains": list(target.media_domains),
     }
-    kwargs |= _groups(deployment, pool)
-    if engine.chunked_prefill_tokens:
-        kwargs["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
-    if engine.speculative_tokens and deployment.model.draft is not None:
-        kwargs["speculative_config"] = _speculative(
-            deployment.model.draft, engine.speculative_tokens
-        )
     if pool.role in KV_ROLES:
         kwargs["kv_transfer_config"] = _kv_transfer(pool, target)
     if target.kind == "cpu":
         kwargs["enforce_eager"] = True
-    elif pool.dtype == "fp8":
-        kwargs["quantization"] = "fp8"
     return kwargs
-
-
-def _groups(deployment: Deployment, pool: Pool) -> dict[str, Any]:
-    """Return what ranks share: copies of attention, and whole experts, balanced or not."""
-    kwargs: dict[str, Any] = {"data_parallel_size": pool.dp} if pool.dp > 1 else {}
-    if pool.ep > 1:
-        kwargs["enable_expert_parallel"] = True
-    copies = redundant_experts(deployment, pool)
-    if copies is not None:
-        kwargs["enable_eplb"] = True
-        kwargs["eplb_config"] = {"num_redundant_experts": copies}
-    return kwargs
-
-
-def redundant_experts(deployment: Deployment, pool: Pool) -> int | None:
-    """Return the copies of experts in a layer of a pool; `None`: it has no load balancer."""
-    moe = deployment.model.moe
-    return moe.redundant_experts if moe and pool.ep > 1 else None
-
-
-def _speculative(draft: DraftSpec, tokens: int) -> dict[str, Any]:
-    """
-    Return how vLLM drafts; both pools of a split plan alike, because the draft head has a KV cache.
-
-    Source:
-        vLLM 0.29.0 config/speculative.py: `mtp` stands for the layers of every architecture; NIXL
-        compares the methods of both sides (nixl/metadata.py).
-    """
-    config: dict[str, Any] = {"method": draft.method, "num_speculative_tokens": tokens}
-    return config | ({"model": draft.source} if draft.source else {})
 
 
 def _kv_transfer(pool: Pool, target: DeployTarget) -> dict[str, Any]:
@@ -192,7 +146,7 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "max_model_len": engine.max_model_len,
         "block_size": engine.block_size,
         "kv_bytes": int(pool.kv_bytes),
-        "kv_dtype": "auto" if engine.kv_dtype == pool.dtype else engine.kv_dtype,
+        "kv_dtype": kv_cache_dtype(deployment, pool),
         "model": deployment.model.source,
         "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
         "kv_role": KV_ROLES.get(pool.role),

@@ -12,8 +12,8 @@ from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.plan.vllm_args import DTYPES, redundant_experts
 from minicluster.specs.model import architecture_hash, mtp_layers
-from serving.deployment.engine_args import DTYPES, redundant_experts
 from serving.deployment.target import is_directory
 
 if TYPE_CHECKING:

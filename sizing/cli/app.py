@@ -32,6 +32,7 @@ COMMANDS = {
     "losses": "simulate:losses",
     "long-context": "studies:long_context",
     "fabric": "network:app",
+    "export": "stacks:export",
     "ui": "ui:ui",
 }
 """Module and function of each command in `sizing.cli`, in the order of the help."""

@@ -1,0 +1,83 @@
+"""vLLM's arguments that a plan decides, as its `AsyncEngineArgs` names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minicluster.plan.deployment import Deployment, Pool
+    from minicluster.specs.model import DraftSpec
+
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""vLLM's role in the KV transfer; a mixed pool has none."""
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""vLLM's names of dtypes."""
+
+
+def vllm_arguments(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """
+    Return the arguments of every engine of a pool, without the settings of its KV transfer.
+
+    Source:
+        vLLM 0.29.0, engine/arg_utils.py.
+    """
+    engine = deployment.engine
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": pool.tp,
+        "dtype": DTYPES.get(pool.dtype, "auto"),
+        "kv_cache_dtype": kv_cache_dtype(deployment, pool),
+        "max_model_len": engine.max_model_len,
+        "block_size": engine.block_size,
+        "max_num_seqs": pool.max_num_seqs,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
+        "kv_cache_memory_bytes": int(pool.kv_bytes),
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+    }
+    if pool.pp > 1:
+        arguments["pipeline_parallel_size"] = pool.pp
+    arguments |= _groups(deployment, pool)
+    if engine.chunked_prefill_tokens:
+        arguments["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
+    if engine.speculative_tokens and deployment.model.draft is not None:
+        drafts = engine.speculative_tokens
+        arguments["speculative_config"] = _speculative(deployment.model.draft, drafts)
+    if pool.gpu != "cpu" and pool.dtype == "fp8":
+        arguments["quantization"] = "fp8"
+    return arguments
+
+
+def kv_cache_dtype(deployment: Deployment, pool: Pool) -> str:
+    """Return vLLM's name of the KV cache's dtype: `auto` is the model's."""
+    planned = deployment.engine.kv_dtype
+    return "auto" if planned == pool.dtype else DTYPES.get(planned, planned)
+
+
+def redundant_experts(deployment: Deployment, pool: Pool) -> int | None:
+    """Return the copies of experts in a layer of a pool; `None`: it has no load balancer."""
+    moe = deployment.model.moe
+    return moe.redundant_experts if moe and pool.ep > 1 else None
+
+
+def _groups(deployment: Deployment, pool: Pool) -> dict[str, Any]:
+    """Return what ranks share: copies of attention, and whole experts, balanced or not."""
+    arguments: dict[str, Any] = {"data_parallel_size": pool.dp} if pool.dp > 1 else {}
+    if pool.ep > 1:
+        arguments["enable_expert_parallel"] = True
+    copies = redundant_experts(deployment, pool)
+    if copies is not None:
+        arguments["enable_eplb"] = True
+        arguments["eplb_config"] = {"num_redundant_experts": copies}
+    return arguments
+
+
+def _speculative(draft: DraftSpec, tokens: int) -> dict[str, Any]:
+    """
+    Return how vLLM drafts; both pools of a split plan alike, because the draft head has a KV cache.
+
+    Source:
+        vLLM 0.29.0 config/speculative.py: `mtp` stands for the layers of every architecture; NIXL
+        compares the methods of both sides (nixl/metadata.py).
+    """
+    config: dict[str, Any] = {"method": draft.method, "num_speculative_tokens": tokens}
+    return config | ({"model": draft.source} if draft.source else {})

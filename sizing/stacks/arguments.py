@@ -1,0 +1,241 @@
+"""A pool's engines as command lines of vLLM, SGLang and TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import TYPE_CHECKING, Any
+
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.errors import InputError
+from minicluster.plan import Plan, Pool
+from minicluster.plan.vllm_args import kv_cache_dtype, redundant_experts, vllm_arguments
+from sizing.latency.memory import weight_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+"""vLLM's KV transfer of both pools, where a router decides which engine prefills."""
+
+HEAD = "$HEAD"
+"""Shell variable: address of the first node of a replica that takes several."""
+
+DATA_PARALLEL_PORT, INIT_PORT = 13345, 20000
+"""Ports at which the nodes of one replica meet."""
+
+FLAGS_PER_LINE = " \\\n  "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """
+    The engines of one pool, all alike.
+
+    Attributes:
+        nodes: of one replica.
+    """
+
+    plan: Plan
+    pool: Pool
+    nodes: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.pool.slicing.gpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one replica on each of its nodes."""
+        return self.gpus // self.nodes
+
+
+def engines_of(plan: Plan, pool: Pool) -> Engines:
+    """
+    Return the engines of a pool on whole nodes, or a part of one.
+
+    Raises:
+        InputError: a replica that does not divide its nodes.
+    """
+    gpus, on_node = pool.slicing.gpus, plan.inputs.cluster.gpus_per_node
+    nodes = ceil(gpus / on_node)
+    if gpus % nodes or (pool.dp > 1 and pool.dp % nodes):
+        raise InputError(
+            f"pools[{pool.role}]",
+            f"{gpus} GPUs a replica on nodes of {on_node}",
+            "a replica inside a node, or one with as many ranks on each of its nodes",
+        )
+    return Engines(plan=plan, pool=pool, nodes=nodes)
+
+
+def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
+    """
+    Return the arguments of `vllm serve`, one list for each node of a replica.
+
+    Args:
+        engines: of a pool.
+        transfers: name the KV connector of split pools.
+
+    Source:
+        vLLM 0.29.0 engine/arg_utils.py and entrypoints/launchers/cli_args.py, whose parser a test
+        gives these lines.
+    """
+    plan, pool, nodes = engines.plan, engines.pool, engines.nodes
+    arguments = vllm_arguments(plan.deployment, pool)
+    if transfers and pool.role != "mixed":
+        arguments["kv_transfer_config"] = KV_TRANSFER
+    common = [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
+    if nodes == 1:
+        return [common]
+    lines = []
+    for node in range(nodes):
+        if pool.dp > 1:
+            local = pool.dp // nodes
+            own: dict[str, Any] = {
+                "data_parallel_size_local": local,
+                "data_parallel_address": HEAD,
+                "data_parallel_rpc_port": DATA_PARALLEL_PORT,
+            }
+            own |= {"data_parallel_start_rank": node * local} if node else {}
+        else:
+            own = {"nnodes": nodes, "node_rank": node, "master_addr": HEAD}
+        lines.append([*common, *flags(own | ({"headless": True} if node else {}))])
+    return lines
+
+
+def sglang(engines: Engines) -> list[list[str]]:
+    """
+    Return the arguments of `sglang.launch_server`, one list for each node of a replica.
+
+    Its TP counts all GPUs that share the experts, and its limits those of all ranks; its static
+    memory is weights and KV cache.
+
+    Source:
+        SGLang 0.5, docs/advanced_features/server_arguments; not run here.
+    """
+    plan, pool = engines.plan, engines.pool
+    engine, gpu = plan.engine, plan.inputs.kinds[pool.gpu]
+    static_bytes = weight_bytes(plan.model, slicing=pool.slicing) + pool.kv_bytes
+    arguments: dict[str, Any] = {
+        "model_path": plan.model.source,
+        "served_model_name": plan.model.id,
+        "tp_size": pool.tp * pool.dp,
+        "context_length": engine.max_model_len,
+        "page_size": engine.block_size,
+        "max_running_requests": pool.max_num_seqs * pool.dp,
+        "chunked_prefill_size": pool.dp
+        * (engine.chunked_prefill_tokens or pool.max_num_batched_tokens),
+        "mem_fraction_static": floor(1000 * static_bytes / gpu.require("hbm_bytes")) / 1000,
+        "kv_cache_dtype": {"fp8": "fp8_e4m3"}.get(kv_cache_dtype(plan.deployment, pool), "auto"),
+    }
+    if pool.pp > 1:
+        arguments["pp_size"] = pool.pp
+    if pool.dp > 1:
+        arguments |= {"dp_size": pool.dp, "enable_dp_attention": True}
+    if pool.ep > 1:
+        arguments["ep_size"] = pool.ep
+    copies = redundant_experts(plan.deployment, pool)
+    if copies is not None:
+        arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
+    if engine.speculative_tokens and plan.model.draft is not None:
+        arguments |= _sglang_drafts(plan)
+    if pool.role != "mixed":
+        arguments |= {"disaggregation_mode": pool.role, "disaggregation_transfer_backend": "nixl"}
+    common = flags(arguments)
+    if engines.nodes == 1:
+        return [common]
+    at = f"{HEAD}:{INIT_PORT}"
+    return [
+        [*common, *flags({"nnodes": engines.nodes, "node_rank": node, "dist_init_addr": at})]
+        for node in range(engines.nodes)
+    ]
+
+
+def _sglang_drafts(plan: Plan) -> dict[str, Any]:
+    """Return SGLang's settings of one chain of drafts; its `EAGLE` is also the models' own MTP."""
+    drafts, draft = plan.engine.speculative_tokens, plan.model.draft
+    found: dict[str, Any] = {
+        "speculative_algorithm": "EAGLE3" if draft and draft.method == "eagle3" else "EAGLE",
+        "speculative_num_steps": drafts,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": drafts + 1,
+    }
+    own = draft.source if draft else ""
+    return found | ({"speculative_draft_model_path": own} if own else {})
+
+
+def trtllm(engines: Engines) -> dict[str, Any]:
+    """
+    Return the settings of one TensorRT-LLM server, as `trtllm-serve --config` reads them.
+
+    Raises:
+        InputError: copies of attention that are sliced, which its attention DP does not have.
+
+    Source:
+        TensorRT-LLM 1.x, features/disagg-serving and the LLM API's arguments; not run here.
+    """
+    plan, pool = engines.plan, engines.pool
+    if pool.dp > 1 and pool.tp > 1:
+        raise InputError(
+            f"pools[{pool.role}].tp",
+            pool.tp,
+            "1: TensorRT-LLM's attention DP has one GPU a rank",
+            "plan again with search.layouts that it has, or export to another engine",
+        )
+    engine, per_token = plan.engine, kv_bytes_per_token(plan.model, slicing=pool.slicing)
+    cache = {"fp8": "fp8"}.get(kv_cache_dtype(plan.deployment, pool), "auto")
+    found: dict[str, Any] = {
+        "tensor_parallel_size": pool.tp * pool.dp,
+        "pipeline_parallel_size": pool.pp,
+        "max_batch_size": pool.max_num_seqs,
+        "max_num_tokens": pool.max_num_batched_tokens,
+        "max_seq_len": engine.max_model_len,
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {
+            "max_tokens": floor(pool.kv_bytes / per_token),
+            "tokens_per_block": engine.block_size,
+            "dtype": cache,
+        },
+    }
+    if pool.dp > 1:
+        found["enable_attention_dp"] = True
+    if pool.ep > 1:
+        found["moe_expert_parallel_size"] = pool.ep
+    if pool.role != "mixed":
+        found["cache_transceiver_config"] = {
+            "backend": "NIXL",
+            "max_tokens_in_buffer": engine.max_model_len,
+        }
+    if pool.role == "prefill":
+        found["disable_overlap_scheduler"] = True  # its prefill servers have to
+    if engine.speculative_tokens:
+        found["speculative_config"] = {
+            "decoding_type": "MTP",
+            "num_nextn_predict_layers": engine.speculative_tokens,
+        }
+    return found
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Write `a_key` as `--a-key` with its value: a switch has none, that of a table is JSON."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+def shell(words: Iterable[str]) -> str:
+    """Write words for a shell, one flag a line; variables stay variables."""
+    lines: list[str] = []
+    for word in words:
+        text = f'"{word}"' if word.startswith(HEAD) else shlex.quote(word)
+        if word.startswith("--") or not lines:
+            lines.append(text)
+        else:
+            lines[-1] += f" {text}"
+    return FLAGS_PER_LINE.join(lines)
