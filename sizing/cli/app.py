@@ -33,6 +33,7 @@ COMMANDS = {
     "long-context": "studies:long_context",
     "fabric": "network:app",
     "export": "stacks:export",
+    "read": "stacks:read",
     "ui": "ui:ui",
 }
 """Module and function of each command in `sizing.cli`, in the order of the help."""

@@ -12,9 +12,16 @@ from minicluster.errors import InputError
 from minicluster.files import write_atomically
 from minicluster.plan import read_plan
 from minicluster.shell import say
-from sizing.cli.common import PlanFile  # noqa: TC001  (likewise)
+from sizing.cli.common import (
+    AsJson,
+    Overrides,
+    PlanFile,
+    out_file,
+    print_json,
+)
 from sizing.stacks.export import TARGETS
 from sizing.stacks.export import export as exported
+from sizing.stacks.read import read_deployment_file
 
 
 def export(
@@ -40,3 +47,35 @@ def export(
     for name, text in files.items():
         write_atomically(out / name, text)
         say(f"wrote {out / name}")
+
+
+def read(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Script of `vllm serve`, DynamoGraphDeployment of vLLM, or InferenceX record."
+        ),
+    ],
+    scenario: Annotated[
+        str | None, Option(help="Scenario that gives what the file does not: load, SLO, GPUs")
+    ] = None,
+    out: Annotated[Path | None, out_file("Scenario file to write")] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+) -> None:
+    """Read what runs in another stack as a scenario and pools, to predict and to better it."""
+    found = read_deployment_file(file, overrides or [], base=scenario)
+    if out is not None:
+        write_atomically(out, found.scenario.to_toml())
+    if as_json:
+        raw = {"scenario": found.scenario.set_keys(), "pools": found.pools, "notes": found.notes}
+        print_json(raw)
+        return
+    if out is None:
+        typer.echo(found.scenario.to_toml())
+    for note in found.notes:
+        say(note)
+    place = out or "SCENARIO.toml"
+    pools = " ".join(f"--{role} {size}" for role, size in found.pools.items())
+    say(f"predict it:  sizing predict {place} {pools}")
+    say(f"better it:   sizing plan {place}")

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.plan import Plan, Pool
-from minicluster.plan.vllm_args import kv_cache_dtype, redundant_experts, vllm_arguments
+from minicluster.plan.vllm_args import (
+    KV_ROLES,
+    kv_cache_dtype,
+    redundant_experts,
+    vllm_arguments,
+)
 from sizing.latency.memory import weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-"""vLLM's KV transfer of both pools, where a router decides which engine prefills."""
+"""vLLM's KV transfer in llm-d and KServe, whose routers decide which engine prefills."""
 
 HEAD = "$HEAD"
 """Shell variable: address of the first node of a replica that takes several."""
@@ -86,7 +91,7 @@ def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
     plan, pool, nodes = engines.plan, engines.pool, engines.nodes
     arguments = vllm_arguments(plan.deployment, pool)
     if transfers and pool.role != "mixed":
-        arguments["kv_transfer_config"] = KV_TRANSFER
+        arguments["kv_transfer_config"] = KV_TRANSFER | {"kv_role": KV_ROLES[pool.role]}
     common = [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
     if nodes == 1:
         return [common]

@@ -1,0 +1,154 @@
+"""What runs elsewhere, read as a scenario: engines, pools, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minicluster.errors import InputError
+from sizing.stacks.read import ReadDeployment, read_deployment_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sizing.conftest import Sizing
+
+BASE = "llama-3.1-8b-h100"
+SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+
+RECORD = {
+    "hw": "h200-nv", "conc": 64, "model": "meta-llama/Llama-3.1-70B-Instruct", "framework": "vllm",
+    "precision": "fp8", "isl": 1024, "osl": 512, "tp": 4, "ep": 1, "dp_attention": "false",
+    "disagg": False, "output_tput_per_gpu": 256.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
+    """Return a reader of a text with the load of `BASE`."""
+
+    def of(text: str, *, base: str | None = BASE, **overrides: object) -> ReadDeployment:
+        file = tmp_path / "file"
+        file.write_text(text)
+        keys = {name.replace("__", "."): value for name, value in overrides.items()}
+        return read_deployment_file(file, keys, base=base)
+
+    return of
+
+
+def test_flags_become_keys(read: Any) -> None:  # noqa: ANN401
+    """Short flags, `=`, units and continued lines are as vLLM's parser takes them."""
+    found = read(
+        f"{SERVE} -tp 2 --max-model-len=8k \\\n  --max-num-seqs 64 --kv-cache-dtype fp8_e4m3"
+        " --gpu-memory-utilization 0.85 --quantization fp8 --port 9000 > log 2>&1 &\n"
+    )
+    scenario = found.scenario.scenario
+    assert found.pools == {"mixed": "1xTP2"}
+    assert scenario.model.max_context_tokens == 8000
+    assert scenario.model.kv_dtype == scenario.model.weight_dtype == "fp8"
+    assert (scenario.engine.max_num_seqs, scenario.engine.gpu_memory_utilization) == (64, 0.85)
+    assert found.notes == ()
+
+
+def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
+    """`--enable-expert-parallel` has no width of its own in vLLM."""
+    found = read(
+        "vllm serve deepseek-ai/DeepSeek-V3 -tp 2 -dp 4 --enable-expert-parallel --enable-eplb"
+        """ --eplb-config '{"num_redundant_experts": 32}'""",
+        base="deepseek-v3-h200",
+    )
+    assert found.pools == {"mixed": "1xTP2xDP4xEP8"}
+    assert found.scenario.scenario.engine.redundant_experts == 32
+
+
+def test_commands_with_different_roles_are_split_pools(read: Any) -> None:  # noqa: ANN401
+    """Equal commands count, and a comment above one says how often it runs."""
+    role = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "%s"}'"""
+    text = "\n".join(
+        [f"{SERVE} -tp 2 --max-num-seqs 8 {role % 'kv_producer'}"] * 3
+        + ["# 2 replicas", f"{SERVE} -tp 4 --max-num-seqs 99 {role % 'kv_consumer'}"]
+    )
+    found = read(text)
+    assert found.pools == {"prefill": "3xTP2", "decode": "2xTP4"}
+    assert found.scenario.scenario.engine.max_num_seqs == 99
+
+
+def test_unread_flags_are_named(read: Any) -> None:  # noqa: ANN401
+    """What may change latencies and is not in the model is said, not dropped."""
+    found = read(f"{SERVE} --enforce-eager --kv-offloading-size 64")
+    assert found.notes == (
+        "not read, and not part of the prediction: --enforce-eager, --kv-offloading-size",
+    )
+
+
+def test_a_record_gives_load_and_gpus(read: Any) -> None:  # noqa: ANN401
+    """Users of a closed loop become the rate that was measured: 4 GPUs x 256 / 512."""
+    found = read(json.dumps(RECORD), base=None, cluster__max_gpus=16)
+    scenario = found.scenario.scenario
+    assert found.pools == {"mixed": "1xTP4"}
+    assert scenario.workload.requests_per_s == 2.0
+    assert (found.scenario.gpu.name, scenario.model.weight_dtype) == ("h200-sxm", "fp8")
+    assert "64 users in a closed loop" in found.notes[0]
+
+
+def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
+    """Workers of each role, with attention spread over the GPUs of one where it says so."""
+    split = RECORD | {
+        "disagg": True, "model": "deepseek-ai/DeepSeek-R1", "framework": "dynamo-sglang",
+        "prefill_tp": 4, "prefill_ep": 4, "prefill_dp_attention": "true", "prefill_num_workers": 2,
+        "decode_tp": 8, "decode_ep": 1, "decode_dp_attention": "false", "decode_num_workers": 1,
+    }  # fmt: skip
+    found = read(json.dumps([split]), base=None, cluster__max_gpus=64)
+    assert found.pools == {"prefill": "2xTP1xDP4xEP4", "decode": "1xTP8"}
+    assert found.scenario.scenario.workload.requests_per_s == 16 * 256 / 512
+    assert "predicted as vLLM" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "expected a command `vllm serve …`"),
+        ("{}", "framework is missing; expected a field of an InferenceX record"),
+        (f"{SERVE} -tp two", "--tensor-parallel-size is 'two'; expected a number"),
+        ("vllm serve --port 1", "expected a model, as its first argument or as --model"),
+        (f"{SERVE} 'open", "expected a shell command"),
+        (f"{SERVE} --quantization awq", "--quantization is 'awq'; expected fp8, or none"),
+        (f"{SERVE} --kv-transfer-config x", "--kv-transfer-config is 'x'; expected a JSON object"),
+        (f"{SERVE}\nvllm serve other/model", "expected engines of one model"),
+        (f"{SERVE} -tp 2\n{SERVE} -tp 4", "kv_role"),
+        (f"{SERVE} --kv-cache-dtype fp8\n{SERVE} --kv-cache-dtype auto_x", "one in all engines"),
+        (
+            f"""{SERVE} --speculative-config '{{"method": "ngram"}}'""",
+            "--speculative-config",
+        ),
+        ("kind: DynamoGraphDeployment\nspec: 3\n", "expected spec.services with a worker"),
+        (
+            "kind: DynamoGraphDeployment\n"
+            + json.dumps({"spec": {"services": {"W": {"componentType": "worker"}}}})[1:-1],
+            "spec.services.W is missing; expected a worker of dynamo.vllm",
+        ),
+    ],
+)
+def test_bad_files_are_refused(read: Any, text: str, message: str) -> None:  # noqa: ANN401
+    """The message names the place, the value and what was expected."""
+    with pytest.raises(InputError) as refused:
+        read(text)
+    assert message in str(refused.value)
+
+
+def test_what_is_missing_is_asked_for(read: Any) -> None:  # noqa: ANN401
+    """A command line says nothing of load and GPUs: they are not made up."""
+    with pytest.raises(InputError, match="--scenario NAME gives load, SLO and GPUs"):
+        read(SERVE, base=None)
+
+
+def test_the_command_says_what_to_do_next(sizing: Sizing, tmp_path: Path) -> None:
+    """It writes the scenario, which `sizing predict` takes with the pools that it prints."""
+    script, scenario = tmp_path / "run.sh", tmp_path / "now.toml"
+    script.write_text(f"{SERVE} -tp 1\n" * 3)
+    said = sizing("read", str(script), "--scenario", BASE, "-o", str(scenario))
+    assert f"sizing predict {scenario} --mixed 3xTP1" in said.err
+    said = sizing("predict", str(scenario), "--mixed", "3xTP1", "--json")
+    assert said.code == 0
