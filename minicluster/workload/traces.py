@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,12 +22,20 @@ MS = 1e-3
 FORMATS = (
     "an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT"
     " (Timestamp,Model,Request tokens,Response tokens,…), Mooncake (JSON lines with timestamp,"
-    " input_length, output_length) or a schedule.jsonl of `loadtest run`"
+    " input_length, output_length), a schedule.jsonl of `loadtest run`, an access log (JSON lines"
+    " with time, prompt_tokens, output_tokens) or OpenTelemetry spans (OTLP as JSON)"
 )
 MAX_TOKENS = 100_000_000
 """Largest length of a prompt or an answer; a larger number in a trace is a mistake."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
+LOG_KEYS = {
+    "time": ("time", "timestamp", "@timestamp", "ts"),
+    "prompt": ("prompt_tokens", "input_tokens", "gen_ai.usage.input_tokens"),
+    "answer": ("output_tokens", "completion_tokens", "gen_ai.usage.output_tokens"),
+}
+"""Names, in access logs and spans, of the time and of the tokens of a request."""
+
 SKIP = "--skip-unanswered leaves such requests out"
 
 
@@ -51,7 +59,12 @@ class TraceRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Requests of a file, the first at 0 seconds, and how many without an answer were left out."""
+    """
+    Requests of a file, the first at 0 seconds.
+
+    Attributes:
+        skipped: requests without an answer, and lines of a log that are no requests.
+    """
 
     arrivals: Arrivals
     skipped: int
@@ -59,7 +72,10 @@ class Trace:
 
 def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     """
-    Read a trace in one of four formats, told apart by its first line.
+    Read a trace in one of six formats, told apart by its first line.
+
+    Lines of logs come when an answer ends: they are sorted by arrival, and those without tokens
+    (health checks, refused requests) are counted as skipped.
 
     Args:
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
@@ -81,7 +97,11 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         raise InputError(str(path), "binary data", FORMATS) from None
     rows: list[TraceRow] = []
     skipped = 0
-    for number, row in _rows(path, lines):
+    read = _logged(path, lines) if _is_log(lines) else _rows(path, lines)
+    for number, row in read:
+        if row is None:
+            skipped += 1
+            continue
         place = f"{path}:{number}"
         if rows and row.due_s < rows[-1].due_s:
             latest = f"a time not before the line above, {rows[-1].due_s}"
@@ -117,7 +137,67 @@ def _check_lengths(place: str, row: TraceRow) -> None:
             raise InputError(f"{place}: {name}", tokens, f"from 1 to {MAX_TOKENS:,}", way_out)
 
 
-def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow]]:
+def _is_log(lines: list[str]) -> bool:
+    """Say whether the first line is a record of a log or of spans, and of no other format."""
+    first = next((line for line in lines if line.strip()), "")
+    others = ('"due_s"', '"input_length"')
+    return first.lstrip().startswith("{") and not any(key in first for key in others)
+
+
+def _logged(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow | None]]:
+    """Yield the requests of a log in the order of their arrival; `None`: a line without one."""
+    whole = "\n".join(lines)
+    records: Iterable[tuple[int, Any]]
+    try:
+        records = [(1, json.loads(whole))]  # spans may be one document over many lines
+    except ValueError:
+        records = _json_lines(path, lines)
+    found: list[tuple[int, TraceRow]] = []
+    for number, record in records:
+        each = _spans(record) if isinstance(record, dict) and "resourceSpans" in record else None
+        for entry in [record] if each is None else each:
+            try:
+                row = _from_log(entry)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                raise InputError(f"{path}:{number}", str(entry)[:80], FORMATS) from None
+            if row is None:
+                yield number, None
+            elif not isfinite(row.due_s):
+                raise InputError(f"{path}:{number}", row.due_s, "a finite time")
+            else:
+                found.append((number, row))
+    yield from sorted(found, key=lambda pair: pair[1].due_s)
+
+
+def _spans(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the spans of an OTLP document as records of a log: their begin and attributes."""
+    found = []
+    for resource in record["resourceSpans"]:
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                values = {each["key"]: each["value"] for each in span.get("attributes", ())}
+                numbers = {key: int(v["intValue"]) for key, v in values.items() if "intValue" in v}
+                found.append({"time": int(span["startTimeUnixNano"]) / 1e9, **numbers})
+    return found
+
+
+def _from_log(record: dict[str, Any]) -> TraceRow | None:
+    """Read a line of an access log, whose time is the answer's end where it says `seconds`."""
+    values = {
+        name: next((record[key] for key in keys if record.get(key) is not None), None)
+        for name, keys in LOG_KEYS.items()
+    }
+    if values["prompt"] is None or values["answer"] is None:
+        return None
+    when = values["time"]
+    if when is None:
+        raise KeyError("time")
+    moment = float(when) if isinstance(when, int | float) else _moment_s(when)
+    due_s = moment - float(record.get("seconds", 0.0))
+    return TraceRow(due_s, _whole(values["prompt"]), _whole(values["answer"]))
+
+
+def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow | None]]:
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("{"):
         records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
@@ -158,14 +238,20 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _from_azure(record: dict[str, str]) -> TraceRow:
-    """Read a line of the Azure trace; its times have up to seven decimals."""
-    whole, _, rest = record["TIMESTAMP"].strip().partition(".")
+    """Read a line of the Azure trace."""
+    seconds = _moment_s(record["TIMESTAMP"])
+    return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
+
+
+def _moment_s(text: str) -> float:
+    """Read a date and time, of up to nine decimals, as seconds; without a zone it is UTC."""
+    whole, _, rest = text.strip().partition(".")
     zone = rest.lstrip("0123456789")
     decimals = rest.removesuffix(zone)
+    found = datetime.fromisoformat(whole + zone)
     # A time without a zone must not depend on where we run.
-    moment = datetime.fromisoformat(whole + (zone or "+00:00")).timestamp()
-    seconds = moment + (float(f"0.{decimals}") if decimals else 0.0)
-    return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
+    moment = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment.timestamp() + (float(f"0.{decimals}") if decimals else 0.0)
 
 
 def _from_burstgpt(record: dict[str, str]) -> TraceRow:

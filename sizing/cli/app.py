@@ -34,6 +34,7 @@ COMMANDS = {
     "fabric": "network:app",
     "export": "stacks:export",
     "read": "stacks:read",
+    "traffic": "stacks:traffic",
     "ui": "ui:ui",
 }
 """Module and function of each command in `sizing.cli`, in the order of the help."""

@@ -22,6 +22,7 @@ from sizing.cli.common import (
 from sizing.stacks.export import TARGETS
 from sizing.stacks.export import export as exported
 from sizing.stacks.read import read_deployment_file
+from sizing.stacks.traffic import Traffic, read_traffic
 
 
 def export(
@@ -79,3 +80,46 @@ def read(
     pools = " ".join(f"--{role} {size}" for role, size in found.pools.items())
     say(f"predict it:  sizing predict {place} {pools}")
     say(f"better it:   sizing plan {place}")
+
+
+def traffic(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trace, access log, OTLP spans, vLLM's metrics, or conversations (ShareGPT)."
+        ),
+    ],
+    out: Annotated[Path | None, out_file("Trace of the arrivals to write")] = None,
+    characters_per_token: Annotated[
+        float | None, Option(help="Characters of a token, for conversations")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe the traffic of a log as the load of a scenario."""
+    found = read_traffic(file, characters_per_token=characters_per_token, trace=out)
+    if as_json:
+        print_json(found.to_json())
+        return
+    typer.echo(found.to_toml())
+    for line in traffic_lines(found):
+        say(line)
+    if out is not None:
+        say(f"wrote {out}: `sizing simulate PLAN --trace {out}` and `loadtest run` replay it")
+
+
+def traffic_lines(found: Traffic) -> list[str]:
+    """Say what the table does not."""
+    skipped = f", {found.skipped:,} without tokens left out" if found.skipped else ""
+    lines = [f"{found.requests:,} requests{skipped}"]
+    if found.span_s is None or found.mean_per_s is None or found.busiest_per_s is None:
+        return [*lines, "no arrivals in it: give the rate with --set workload.requests_per_s"]
+    lines.append(
+        f"{found.mean_per_s:.3g} requests/s over {found.span_s:,.0f} s; the busiest 5 minutes have"
+        f" {found.busiest_per_s:.3g}, which the table takes; coefficient of variation of the gaps"
+        f" {found.gap_cv:.2g} (Poisson: 1)"
+    )
+    lines += [
+        f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
+        for begin, seconds in found.holes
+    ]
+    return lines

@@ -103,7 +103,7 @@ def read_deployment_file(
         InputError: a file of none of these kinds, contradictory engines, or a key that neither the
             file nor *overrides* nor *base* gives.
     """
-    text = _text(path)
+    text = read_text(path)
     record = _record(text)
     if record is not None:
         keys, pools, notes = _inferencex(record, str(path))
@@ -131,7 +131,8 @@ def read_deployment_file(
     return ReadDeployment(scenario=scenario, pools=pools, notes=tuple(notes))
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file's text, or say why not."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
