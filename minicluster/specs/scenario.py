@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import LEAST_TOKENS, POLICIES
@@ -12,6 +11,9 @@ from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, on
 from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +199,7 @@ LIMITS = {
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
+    "slo.e2e_s": (1e-6, 36_000),
     "engine.max_num_seqs": (1, 65_536),
     "engine.max_num_batched_tokens": (16, 1_048_576),
     "engine.chunked_prefill_tokens": (16, 1_048_576),
@@ -223,12 +226,16 @@ class ScenarioSpec(Spec):
     engine: EngineChoice = field(default_factory=EngineChoice)
     search: SearchChoice = field(default_factory=SearchChoice)
 
+    @property
+    def promises(self) -> dict[str, SloSpec]:
+        """Limits of each class of requests by its name; without classes `slo` by an empty one."""
+        return self.workload.promises(self.slo)
+
     def _check(self) -> None:
         for key, (low, high) in LIMITS.items():
-            value = operator.attrgetter(key)(self)
-            if value is not None and not low <= value <= high:
-                place = key.removesuffix(".max_tokens")
-                raise InputError(place, value, f"a number from {low:,} to {high:,}")
+            for place, value in _values(self, key):
+                if value is not None and not low <= value <= high:
+                    raise InputError(place, value, f"a number from {low:,} to {high:,}")
         _check_drafts(self.engine)
         if self.workload.trace is not None:
             raise InputError(
@@ -237,6 +244,21 @@ class ScenarioSpec(Spec):
                 "no trace: this version plans for Poisson arrivals only",
                 "give requests_per_s, input_tokens and output_tokens instead",
             )
+
+
+def _values(scenario: ScenarioSpec, key: str) -> Iterator[tuple[str, float | None]]:
+    """Yield the value of a key, and those that the classes of requests have for it."""
+    table, name, *inner = key.split(".")
+    holders: list[tuple[str, object]] = [(table, getattr(scenario, table))]
+    for each in scenario.workload.classes:
+        if table in {"workload", "slo"}:
+            own = (each.place, each) if table == "workload" else (f"{each.place}.slo", each.slo)
+            holders.append(own)
+    for place, holder in holders:
+        value = getattr(holder, name)
+        for attribute in inner:
+            value = None if value is None else getattr(value, attribute)
+        yield f"{place}.{name}", value
 
 
 def _check_drafts(engine: EngineChoice) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar
 
 from minicluster.specs.checks import Positive, Spec, choice
@@ -21,6 +21,7 @@ class SloSpec(Spec):
         ttft_s: scheduled arrival to first content token.
         tpot_s: per request, (last - first) / (tokens - tokens in the first chunk).
         itl_s: every gap between content tokens; absent: not part of the promise.
+        e2e_s: scheduled arrival to last token; absent: not part of the promise.
         percentile: share of requests that must stay below the limits: p50, p90, p95 or p99.
     """
 
@@ -29,6 +30,7 @@ class SloSpec(Spec):
     ttft_s: Positive = 1.0
     tpot_s: Positive | None = 0.05
     itl_s: Positive | None = None
+    e2e_s: Positive | None = None
     percentile: Annotated[str, choice(*LEVELS)] = "p99"
 
     @property
@@ -38,11 +40,37 @@ class SloSpec(Spec):
 
     @property
     def limits_s(self) -> dict[str, float]:
-        """Limits by metric, `ttft`, `tpot` and `itl`, without those that are not set."""
-        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
+        """Limits by metric, `ttft`, `tpot`, `itl` and `e2e`, without those that are not set."""
+        limits = {
+            "ttft": self.ttft_s,
+            "tpot": self.tpot_s,
+            "itl": self.itl_s,
+            "e2e": self.e2e_s,
+        }
         return {metric: limit_s for metric, limit_s in limits.items() if limit_s is not None}
 
     @property
     def per_token_s(self) -> float | None:
         """Limit on the time that a token takes: the TPOT's, else the ITL's; `None`: neither."""
         return self.tpot_s or self.itl_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassSlo(Spec):
+    """
+    `[workload.classes.slo]`: limits of one class of requests; those absent are the scenario's.
+
+    Attributes:
+        ttft_s, tpot_s, itl_s, e2e_s, percentile: as in `[slo]`, over it.
+    """
+
+    ttft_s: Positive | None = None
+    tpot_s: Positive | None = None
+    itl_s: Positive | None = None
+    e2e_s: Positive | None = None
+    percentile: Annotated[str | None, choice(*LEVELS)] = None
+
+    def over(self, slo: SloSpec) -> SloSpec:
+        """Return *slo* with the limits that are set here."""
+        own = {key.name: getattr(self, key.name) for key in fields(self)}
+        return replace(slo, **{key: value for key, value in own.items() if value is not None})

@@ -74,15 +74,17 @@ def plan_page(plan: Plan) -> Page:
 
 
 def _asked(plan: Plan) -> str:
-    load = plan.workload
-    lengths = [
-        ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
-        for tokens in (load.input_tokens, load.output_tokens)
-    ]
-    return (
-        f"{lengths[0]} tokens in, {lengths[1]} out, every limit kept at {plan.slo.percentile}:"
-        f" {layout_of(plan)}."
-    )
+    asked = []
+    slos = plan.inputs.scenario.promises
+    for part, slo in zip(plan.workload.parts, slos.values(), strict=True):
+        prompt, answer = (
+            ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
+            for tokens in (part.input_tokens, part.output_tokens)
+        )
+        of = f"{part.name} at {part.requests_per_s:g} requests/s: " if part.name else ""
+        kept = f"every limit kept at {slo.percentile}"
+        asked.append(f"{of}{prompt} tokens in, {answer} out, {kept}")
+    return f"{'; '.join(asked)}: {layout_of(plan)}."
 
 
 def plan_tiles(plan: Plan) -> Iterator[Tile]:
