@@ -143,8 +143,11 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
     workload = raw.get("workload")
     if isinstance(workload, dict):
         tables = {"workload": workload}
-        classes = workload.get("classes")
-        if isinstance(classes, list | tuple):
+        classes = workload.get("classes", [])
+        if not isinstance(classes, list | tuple):
+            expected = "a list of tables: [[workload.classes]]"
+            raise InputError(f"{place}: workload.classes", classes, expected)
+        if classes:
             own = {f"workload.classes.{at}": each for at, each in enumerate(classes)}
             tables |= {where: each for where, each in own.items() if isinstance(each, dict)}
             _sum_rates(workload, list(tables.values())[1:], {key for key, _ in _pairs(overrides)})

@@ -189,6 +189,11 @@ class Plan(Spec, Shown):
         return self.inputs.scenario.slo
 
     @property
+    def promises(self) -> dict[str, SloSpec]:
+        """Limits of each class of requests by its name; without classes `slo` by an empty one."""
+        return self.inputs.scenario.promises
+
+    @property
     def workload(self) -> WorkloadSpec:
         """The load that the plan is for."""
         return self.inputs.scenario.workload

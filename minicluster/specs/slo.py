@@ -64,6 +64,8 @@ class ClassSlo(Spec):
         ttft_s, tpot_s, itl_s, e2e_s, percentile: as in `[slo]`, over it.
     """
 
+    _TABLE: ClassVar[str] = "workload.classes[].slo"
+
     ttft_s: Positive | None = None
     tpot_s: Positive | None = None
     itl_s: Positive | None = None

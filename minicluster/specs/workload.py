@@ -144,9 +144,9 @@ class WorkloadSpec(Spec):
 
     def _check_classes(self) -> None:
         for key in ("input_tokens", "output_tokens", "prefix_tokens", "trace"):
-            if value := getattr(self, key):
+            if getattr(self, key):
                 way_out = "give each class its own, or leave out [[workload.classes]]"
-                raise InputError(self._place(key), value, "no such key beside classes", way_out)
+                raise InputError(self._place(key), "set", "no such key beside classes", way_out)
         self._check_names()
         total = sum(each.requests_per_s for each in self.classes)
         if not math.isclose(total, self.requests_per_s, rel_tol=RATE_TOLERANCE):

@@ -117,7 +117,7 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
         found = predict_pools(inputs, prefill=prefill, decode=decode, mixed=mixed)
     parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
-        parts += prediction_details(found, inputs.scenario.slo)
+        parts += prediction_details(found, inputs.scenario.promises)
     show(asdict(found), *parts, as_json=as_json, sort_keys=True)
 
 

@@ -59,8 +59,8 @@ def plan_page(plan: Plan) -> Page:
         lines=(_asked(plan),),
         tiles=tuple(plan_tiles(plan)),
         parts=(
-            titled_section(latency_table(plan.prediction, plan.slo)),
-            titled_section(simulated_table(outcome, plan.slo)),
+            titled_section(latency_table(plan.prediction, plan.promises)),
+            titled_section(simulated_table(outcome, plan.promises)),
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
             Section("Layout", (layout_grid(plan), pools)),
             ChartRow((*over_time, *fronts)),
@@ -89,13 +89,14 @@ def _asked(plan: Plan) -> str:
 
 def plan_tiles(plan: Plan) -> Iterator[Tile]:
     """Yield the most important figures: latencies, confidence, headroom, energy and price."""
-    found, slo = figures(plan), plan.slo
-    for name, value_s, limit_s in (
-        ("TTFT", found.ttft_s, slo.ttft_s),
-        ("TPOT", found.tpot_s, slo.tpot_s),
-    ):
-        below = "" if limit_s is None else f"SLO {seconds(limit_s)}"
-        yield Tile(name=f"{name} {slo.percentile}", value=seconds(value_s), below=below)
+    found = figures(plan)
+    for of, slo in plan.promises.items():
+        for name in ("ttft", "tpot", *(["e2e"] if slo.e2e_s else [])):
+            limit_s = slo.limits_s.get(name)
+            below = "" if limit_s is None else f"SLO {seconds(limit_s)}"
+            value = seconds(plan.prediction.latency(name, of).at(slo.percentile))
+            label = f"{of} {name.upper()} {slo.percentile}".strip()
+            yield Tile(name=label, value=value, below=below)
     if found.confidence_fraction is not None and plan.confidence is not None:
         at = plan.confidence.gpus_at
         others = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in at.items())

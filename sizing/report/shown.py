@@ -57,7 +57,7 @@ def _plan_sections(plan: Plan) -> list[Section]:
     return [
         Section(headline(plan), (FactTable(facts),)),
         titled_section(layout_table(plan.pools, plan.prediction)),
-        titled_section(latency_table(plan.prediction, plan.slo)),
+        titled_section(latency_table(plan.prediction, plan.promises)),
     ]
 
 

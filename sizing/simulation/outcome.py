@@ -89,17 +89,19 @@ class Outcome(Shown):
     kv_capacity_blocks: dict[str, int]
     occupancy: Occupancy
 
-    def latencies(self) -> dict[str, dict[str, BatchMeansInterval]]:
-        """Mean and percentiles of every latency, each with its interval, of what counts."""
+    def latencies(self, of: int | None = None) -> dict[str, dict[str, BatchMeansInterval]]:
+        """Mean and percentiles of every latency, each with its interval, as `series` has them."""
         return {
-            name: _statistics(*self.series(name))
+            name: _statistics(*self.series(name, of))
             for name in ("ttft", "tpot", "e2e", "stall", "itl")
-            if len(self.series(name)[0])
+            if len(self.series(name, of)[0])
         }
 
-    def surely_below(self, name: str, statistic: str, limit_s: float) -> bool:
+    def surely_below(
+        self, name: str, statistic: str, limit_s: float, of: int | None = None
+    ) -> bool:
         """Say whether a limit holds at a percentile, beyond what chance may have done."""
-        values, weights = self.series(name)
+        values, weights = self.series(name, of)
         if statistic == "mean":
             high_s = mean_interval(values, weights).high_s
             return high_s is not None and high_s <= limit_s
