@@ -137,6 +137,8 @@ class SearchChoice(Spec):
         layouts: `deployable`: what the engine profile can pair, for models with experts also
             groups of data-parallel ranks; `any`: also pipelines, which `serving up` refuses.
         pools: `split` into prefill and decode, `mixed` (aggregated), or `any`: the better one.
+        class_pools: `shared` by all classes of requests, each class on its `own`, or `any`: the
+            cheaper.
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.
         prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
@@ -157,6 +159,7 @@ class SearchChoice(Spec):
     confidence_fraction: float = 0.9
     layouts: Annotated[str, choice("deployable", "any")] = "deployable"
     pools: Annotated[str, choice("split", "mixed", "any")] = "any"
+    class_pools: Annotated[str, choice("shared", "own", "any")] = "any"
     gpus: tuple[str, ...] = ()
     prices_usd_per_gpu_hour: dict[str, Positive] = field(default_factory=dict)
     spare_replicas: int = 0
@@ -237,6 +240,14 @@ class ScenarioSpec(Spec):
                 if value is not None and not low <= value <= high:
                     raise InputError(place, value, f"a number from {low:,} to {high:,}")
         _check_drafts(self.engine)
+        if self.search.class_pools != "any" and not self.workload.classes:
+            way_out = "leave it out, or give [[workload.classes]]"
+            raise InputError(
+                "search.class_pools",
+                self.search.class_pools,
+                "no such key without classes",
+                way_out,
+            )
         if self.workload.trace is not None:
             raise InputError(
                 "workload.trace",

@@ -61,7 +61,11 @@ class ClassSlo(Spec):
     `[workload.classes.slo]`: limits of one class of requests; those absent are the scenario's.
 
     Attributes:
-        ttft_s, tpot_s, itl_s, e2e_s, percentile: as in `[slo]`, over it.
+        ttft_s: the class's own, in place of that of `[slo]`, like the keys below.
+        tpot_s: likewise.
+        itl_s: likewise; judged at the gaps of all classes, which share steps.
+        e2e_s: likewise.
+        percentile: share of the class's requests that must stay below its limits.
     """
 
     _TABLE: ClassVar[str] = "workload.classes[].slo"

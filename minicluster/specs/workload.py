@@ -81,7 +81,9 @@ class RequestClass(Spec):
     Attributes:
         name: lower-case letters, digits, - and _; plans of a class's own pool are named by it.
         requests_per_s: mean arrival rate of the class.
-        input_tokens, output_tokens, prefix_tokens: as in `[workload]`.
+        input_tokens: prompt length, a number or a distribution.
+        output_tokens: answer length, a number or a distribution.
+        prefix_tokens: of the input, already in the prefix cache.
         slo: limits of this class; those absent are those of `[slo]`.
     """
 

@@ -71,7 +71,8 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
             found += _keys(hint, f"{key}.")
             continue
         required = spec.default is MISSING and spec.default_factory is MISSING
-        low, high = LIMITS.get(key) or LIMITS.get(f"{key}.max_tokens") or (None, None)
+        whole = key.replace("workload.classes.slo.", "slo.").replace(".classes.", ".")
+        low, high = LIMITS.get(whole) or LIMITS.get(f"{whole}.max_tokens") or (None, None)
         found.append(
             ScenarioKey(
                 key=key,
