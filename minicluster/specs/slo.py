@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.specs.checks import Positive, Spec, choice
 from minicluster.stats.quantiles import LEVELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PERCENTILES = ("mean", *LEVELS)
 """Statistics that are predicted, measured and reported everywhere."""
@@ -53,6 +56,42 @@ class SloSpec(Spec):
     def per_token_s(self) -> float | None:
         """Limit on the time that a token takes: the TPOT's, else the ITL's; `None`: neither."""
         return self.tpot_s or self.itl_s
+
+
+def loosest(slos: Iterable[SloSpec]) -> SloSpec:
+    """Return what requests of every class keep: of each limit the largest; none if one has none."""
+    first, *others = slos
+    for slo in others:
+        first = SloSpec(
+            ttft_s=max(first.ttft_s, slo.ttft_s),
+            tpot_s=_larger(first.tpot_s, slo.tpot_s),
+            itl_s=_larger(first.itl_s, slo.itl_s),
+            e2e_s=_larger(first.e2e_s, slo.e2e_s),
+            percentile=min(first.percentile, slo.percentile, key=lambda name: LEVELS[name]),
+        )
+    return first
+
+
+def strictest(slos: Iterable[SloSpec]) -> SloSpec:
+    """Return what keeps the limits of every class: of each limit the smallest."""
+    first, *others = slos
+    for slo in others:
+        first = SloSpec(
+            ttft_s=min(first.ttft_s, slo.ttft_s),
+            tpot_s=_smaller(first.tpot_s, slo.tpot_s),
+            itl_s=_smaller(first.itl_s, slo.itl_s),
+            e2e_s=_smaller(first.e2e_s, slo.e2e_s),
+            percentile=max(first.percentile, slo.percentile, key=lambda name: LEVELS[name]),
+        )
+    return first
+
+
+def _larger(one_s: float | None, two_s: float | None) -> float | None:
+    return None if one_s is None or two_s is None else max(one_s, two_s)
+
+
+def _smaller(one_s: float | None, two_s: float | None) -> float | None:
+    return min((each for each in (one_s, two_s) if each is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,6 +222,11 @@ class WorkloadSpec(Spec):
         return replace(self, requests_per_s=requests_per_s, classes=classes)
 
     @property
+    def rarest_fraction(self) -> float:
+        """Share of the requests that the rarest class has; 1 without classes."""
+        return min(part.requests_per_s for part in self.parts) / self.requests_per_s
+
+    @property
     def longest_answer_tokens(self) -> int:
         """Tokens of the longest answer."""
         return max(part.output_tokens.max_tokens for part in self.parts)

@@ -280,10 +280,8 @@ def run_requests(slow: Candidate, slos: Promises, *, precise: bool) -> int:
     if precise:
         rho = min(utilisations(slow).get("prefill", 0.0), 0.99)
         inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
-    classes = tandem.workload.classes
-    if classes:
-        rarest = min(each.requests_per_s for each in classes) / tandem.workload.requests_per_s
-        inside = max(inside, CLASS_REQUESTS / rarest if len(classes) > 1 else 0)
+    if len(slos) > 1:
+        inside = max(inside, CLASS_REQUESTS / tandem.workload.rarest_fraction)
     return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
 
 
