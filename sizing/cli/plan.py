@@ -39,7 +39,7 @@ from sizing.report.plan_screen import (
     prediction_details,
     prediction_screen,
 )
-from sizing.report.tables import explanation_tables
+from sizing.report.tables import explanation_tables, latency_table
 from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
-    """Show every term of the prediction: equation, seconds, share, source."""
-    explained = explain_plan(read_plan(plan))
-    tables = explanation_tables(explained)
+    """Show every term of the prediction: equation, seconds, share, source; and the limits."""
+    read = read_plan(plan)
+    explained = explain_plan(read)
+    tables = [*explanation_tables(explained), latency_table(read.prediction, read.promises)]
     show(asdict(explained), *tables, as_json=as_json, sort_keys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -105,13 +106,7 @@ def test_every_class_holds_its_limits_when_simulated() -> None:
     together = sum(len(outcome.series("ttft", at)[0]) for at in (0, 1))
     assert together == len(outcome.series("ttft")[0])
     assert built.slo.ttft_s == 4.0  # what the endpoint, which knows no classes, can hold
-    assert plan_from(as_read(built), place="plan") == built
-
-
-def as_read(built: Plan) -> object:
-    import json  # noqa: PLC0415  (only here)
-
-    return json.loads(to_json(built))
+    assert plan_from(json.loads(to_json(built)), place="plan") == built
 
 
 def test_the_cheaper_pools_are_chosen() -> None:
@@ -122,10 +117,11 @@ def test_the_cheaper_pools_are_chosen() -> None:
     assert list(found.own_plans) == ["chat", "summaries"]
     costs = [cost_of_plan(found.shared), sum(map(cost_of_plan, found.own_plans.values()))]
     assert sum(map(cost_of_plan, found.chosen.values())) == min(costs)
-    assert found.own["chat"] == plan(plain(CHAT))
+    assert found.own["chat"] == proposed(plain(CHAT))
     assert own_inputs(mix)["summaries"].scenario.slo == SUMMARIES.slo.over(SMALL.slo)
-    only = replace(mix.scenario, search=replace(mix.scenario.search, class_pools="own"))
-    assert plan_classes(replace(mix, scenario=only)).chosen == found.own_plans
+    assert replace(found, own={}).chosen == {"": found.shared}
+    assert replace(found, shared=None).chosen == found.own_plans
+    assert replace(found, max_gpus=2).own_plans == {}
 
 
 def test_a_tighter_limit_never_costs_fewer_gpus() -> None:
@@ -147,3 +143,15 @@ def test_an_e2e_limit_that_nothing_holds_says_by_how_much() -> None:
     assert "chat E2E p99 of a request without any load" in none["reason"]
     assert none["missed_by"].startswith("chat E2E p99")
     assert none["nearest_gpus"] > 0
+
+
+@pytest.mark.parametrize("asked", ["shared", "own"])
+def test_only_the_pools_that_are_asked_for_are_planned(asked: str) -> None:
+    """Nothing holds the chat's limit; the reason names the pools that were tried."""
+    mix = of(replace(CHAT, slo=ClassSlo(e2e_s=0.2)), SUMMARIES)
+    search = replace(mix.scenario.search, class_pools=asked)
+    with pytest.raises(NoPlan) as found:
+        plan_classes(replace(mix, scenario=replace(mix.scenario, search=search)))
+    reason = found.value.infeasible.reason
+    assert ("own pools of chat" in reason) == (asked == "own")
+    assert "E2E p99" in reason
