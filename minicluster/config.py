@@ -15,7 +15,7 @@ from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.workload import Lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -142,10 +142,32 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
-        for key in ("input_tokens", "output_tokens"):
-            if key in workload:
-                workload[key] = _lengths(workload[key], place=f"{place}: workload.{key}")
+        tables = {"workload": workload}
+        classes = workload.get("classes", [])
+        if not isinstance(classes, list | tuple):
+            expected = "a list of tables: [[workload.classes]]"
+            raise InputError(f"{place}: workload.classes", classes, expected)
+        if classes:
+            own = {f"workload.classes.{at}": each for at, each in enumerate(classes)}
+            tables |= {where: each for where, each in own.items() if isinstance(each, dict)}
+            _sum_rates(workload, list(tables.values())[1:], {key for key, _ in _pairs(overrides)})
+        for where, table in tables.items():
+            for key in ("input_tokens", "output_tokens"):
+                if table.get(key) is not None:
+                    table[key] = _lengths(table[key], place=f"{place}: {where}.{key}")
     return parse(ScenarioSpec, raw, place=place)
+
+
+def _sum_rates(workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str]) -> None:
+    """Write the rate of all classes; scale theirs to a rate that an override gives."""
+    rates = [each.get("requests_per_s") for each in classes]
+    known = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
+    total, asked = sum(known), workload.get("requests_per_s")
+    if "workload.requests_per_s" in given and isinstance(asked, int | float):
+        for each in classes if known == rates and known else ():
+            each["requests_per_s"] *= asked / total
+    elif asked is None or any(key.startswith("workload.classes") for key in given):
+        workload["requests_per_s"] = total or 1.0  # a class without a rate is refused by itself
 
 
 def _lengths(raw: object, *, place: str) -> object:
@@ -163,19 +185,30 @@ def _lengths(raw: object, *, place: str) -> object:
 
 def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Write *overrides* into a parsed file, in place."""
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides)
-    for (key, value), words in zip(pairs, _words(overrides), strict=True):
+    for (key, value), words in zip(_pairs(overrides), _words(overrides), strict=True):
         *tables, last = key.split(".")
         table = raw
         for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
+            table = _inner(table, name)
+            if not isinstance(table, dict) and not (table and name == "classes"):
                 place = words.partition("=")[0]
                 raise InputError(place, value, f"a key inside a table; {name} is not a table")
         table[last] = value
         if value is None:
             del table[last]
     return raw
+
+
+def _inner(table: Any, name: str) -> Any:  # noqa: ANN401  (parsed TOML)
+    """Return a table inside another, made where there is none, or a class of a list by its name."""
+    if isinstance(table, dict):
+        return table.setdefault(name, {})
+    named = (each for each in table if isinstance(each, dict) and each.get("name") == name)
+    return next(named, None)
+
+
+def _pairs(overrides: Overrides) -> Iterable[tuple[str, object]]:
+    return overrides.items() if isinstance(overrides, Mapping) else map(_pair, overrides)
 
 
 def _pair(text: str) -> tuple[str, object]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sizing.evidence.validated import validate as validate
     from sizing.planner.build_plan import NoPlan as NoPlan
     from sizing.planner.build_plan import plan as plan
+    from sizing.planner.class_pools import plan_classes as plan_classes
     from sizing.planner.explanation import explain_plan as explain_plan
     from sizing.planner.predict import predict as predict
     from sizing.planner.studies.capacity import capacity as capacity
@@ -42,6 +43,7 @@ _HOMES = {
     "decisions": "sizing.planner.studies.decisions",
     "explain_plan": "sizing.planner.explanation",
     "plan": "sizing.planner.build_plan",
+    "plan_classes": "sizing.planner.class_pools",
     "predict": "sizing.planner.predict",
     "read_plan": "minicluster.plan",
     "read_trace": "minicluster.workload.traces",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse_scenario
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 
 LENGTHS = "integer or table"
 """Type of the keys whose own keys follow them in the schema."""
+
+CLASSES = "workload.classes"
+"""Key whose value is a list of tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,24 +82,52 @@ class Scenario(Inputs, Shown):
     def set_keys(self) -> dict[str, Any]:
         """Return the keys of the scenario file that are not at their defaults, and their values."""
         named = (key for key in scenario_keys() if key.type != LENGTHS)
-        values = ((key, attrgetter(key.key)(self.scenario)) for key in named)
-        return {
+        inside = (key for key in named if not key.key.startswith(f"{CLASSES}."))
+        values = ((key, _value(self.scenario, key.key)) for key in inside)
+        found = {
             key.key: value for key, value in values if value is not None and value != key.default
         }
+        if CLASSES in found:  # their rates are that of the workload
+            found[CLASSES] = [_set(asdict(each)) for each in self.scenario.workload.classes]
+            del found["workload.requests_per_s"]
+        return found
 
     def to_toml(self) -> str:
         """Write the scenario file: every key that is not at its default, a table a paragraph."""
-        tables: dict[str, list[str]] = {}
+        tables: list[tuple[str, list[str]]] = []
         for key, value in self.set_keys().items():
             table, _, name = key.partition(".")
-            tables.setdefault(table, []).append(f"{name} = {_toml(value)}\n")
-        return "\n".join(f"[{table}]\n{''.join(lines)}" for table, lines in tables.items())
+            if key == CLASSES:
+                tables += [(f"[[{key}]]", [_line(*each) for each in own.items()]) for own in value]
+                continue
+            if not tables or tables[-1][0] != f"[{table}]":
+                tables.append((f"[{table}]", []))
+            tables[-1][1].append(_line(name, value))
+        return "\n".join(f"{head}\n{''.join(lines)}" for head, lines in tables)
 
     def __eq__(self, other: object) -> bool:
         """Compare by value, also with the inputs that a plan's file has."""
         return isinstance(other, Inputs) and asdict(self) == asdict(other)
 
     __hash__ = Inputs.__hash__
+
+
+def _value(scenario: ScenarioSpec, key: str) -> object:
+    """Return the value of a key; `None` also inside lengths that classes have in its place."""
+    found: object = scenario
+    for name in key.split("."):
+        found = None if found is None else getattr(found, name)
+    return found
+
+
+def _set(table: dict[str, Any]) -> dict[str, Any]:
+    """Leave out keys without a value, also in tables inside."""
+    inner = {k: _set(v) if isinstance(v, dict) else v for k, v in table.items()}
+    return {k: v for k, v in inner.items() if v not in (None, {})}
+
+
+def _line(key: str, value: object) -> str:
+    return f"{key} = {_toml(value)}\n"
 
 
 def _toml(value: object) -> str:

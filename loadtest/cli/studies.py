@@ -91,7 +91,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
     if tolerance <= 0:
         raise InputError("--tolerance", tolerance, "more than 0")
     load = planned_load(deployed)
-    enough = enough_requests(deployed.slo.percentile)
+    enough = round(enough_requests(deployed.slo.percentile) / deployed.workload.rarest_fraction)
     new = new_search(
         deployed,
         address,
@@ -110,7 +110,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
-        at_rate = replace(load, workload=replace(load.workload, requests_per_s=rate))
+        at_rate = replace(load, workload=load.workload.at_rate(rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, length, host=address)
         job = replace(job, insecure=insecure, slowdown=slowdown)

@@ -43,7 +43,7 @@ class Prompts:
         self._low = 0 if job.chat else FIRST_PLAIN_TOKEN
         self._high = len(job.chat.words) if job.chat else job.vocab_size
         self._overhead = job.chat.overhead_tokens if job.chat else 0
-        self._prefix = self._fresh(job.workload.prefix_tokens - self._overhead, 0)
+        self._prefix = self._fresh(job.workload.longest_prefix_tokens - self._overhead, 0)
         fields = {
             "model": job.model,
             "stream": True,
@@ -96,7 +96,8 @@ class Prompts:
     def _shared(self, request: ScheduledRequest) -> Ids:
         """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
-            return self._prefix
+            own = request.prefix_tokens if self._job.workload.classes else len(self._prefix)
+            return self._prefix[:own]
         blocks = [self._fresh(CONTENT_TOKENS, each, TRACE_STREAM) for each in request.content]
         return np.concatenate(blocks)
 

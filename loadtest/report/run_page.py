@@ -215,7 +215,7 @@ def _distribution(
     elif plan:
         planned = getattr(plan.prediction, metric)
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
-    limit = next((r for r in verdict.slo if r.metric == metric), None)
+    limit = next((r for r in verdict.slo if r.metric == metric and not r.of), None)
     yield latency_distribution(
         f"{metric.upper()}: distribution",
         curves,
@@ -236,7 +236,7 @@ def _course(metric: str, run: Run, verdict: Verdict) -> Iterator[Figure]:
             points,
             failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
             window_s=(window.start_s, window.end_s),
-            limit_s=next((r.limit_s for r in verdict.slo if r.metric == metric), None),
+            limit_s=next((r.limit_s for r in verdict.slo if r.metric == metric and not r.of), None),
             end_s=max(window.end_s, *(s.due_s for s in run.samples)),
         )
 

@@ -60,19 +60,21 @@ def latency_text(value_s: float | None) -> str:
 
 def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield name, predicted, measured, error and SLO of each latency."""
-    limits = {(p.metric, p.percentile): p.limit_s for p in verdict.slo}
+    limits = {(p.metric, p.percentile): p for p in verdict.slo if not p.of}
     for metric, (name, statistics) in ROWS.items():
         summary = verdict.latency[metric]
         for statistic in statistics:
-            limit_s = limits.get((metric, statistic))
+            limit = limits.pop((metric, statistic), None)
             row = verdict.comparison.row(metric, statistic) if verdict.comparison else None
             yield (
                 f"{name} {statistic}",
                 seconds(row.predicted_s) if row else "",
                 seconds(summary.at(statistic)) if summary else "-",
                 f"{row.error_fraction:+z.0%}" if row else "",
-                f"< {seconds(limit_s)}" if limit_s else "",
+                f"< {seconds(limit.limit_s)}" if limit else "",
             )
+    for each in (*limits.values(), *(p for p in verdict.slo if p.of)):
+        yield each.name, "", latency_text(each.measured_s), "", f"< {seconds(each.limit_s)}"
 
 
 def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:

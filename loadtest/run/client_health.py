@@ -187,6 +187,8 @@ def _lag_problems(
         lags.append(("TPOT", 2 * heartbeat_lag_s / (output_tokens - 1), slo.tpot_s))
     if slo.itl_s:
         lags.append(("ITL", heartbeat_lag_s, slo.itl_s))
+    if slo.e2e_s:
+        lags.append(("E2E", dispatch_lag_s + heartbeat_lag_s, slo.e2e_s))
     return [
         f"its own lag may make up {1000 * lag_s:.1f} ms of a {name}, "
         f"more than {MAX_FRACTION_OF_LIMIT:.0%} of the SLO limit of {1000 * limit_s:g} ms"

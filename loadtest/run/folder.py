@@ -6,7 +6,7 @@ import json
 import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job
@@ -21,9 +21,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.run.schedule import Window
+    from minicluster.specs.slo import SloSpec
 
 PLAN = "plan.json"
 RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
+
+
+class Promise(NamedTuple):
+    """
+    Limits of a class of requests.
+
+    Attributes:
+        name: of the class; empty where there are none.
+        requests: their indices in the schedule.
+    """
+
+    name: str
+    slo: SloSpec
+    requests: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +50,15 @@ class Run:
     schedule: tuple[ScheduledRequest, ...]
     samples: tuple[Sample, ...]
     client: Client
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """The limits of each class of requests; without classes of all."""
+        job = self.job
+        return tuple(
+            Promise(name, slo, frozenset(r.index for r in self.schedule if r.class_of == at))
+            for at, (name, slo) in enumerate(job.workload.promises(job.slo).items())
+        )
 
     @property
     def measured(self) -> tuple[Sample, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ def planned_load(plan: Plan) -> TestLoad:
         model=plan.model.id,
         vocab_size=plan.model.vocab_size,
         workload=plan.workload,
-        slo=plan.slo,
+        slo=plan.inputs.scenario.slo,
         e2e_s=plan.prediction.e2e.mean_s,
         planned=True,
     )
@@ -137,7 +138,7 @@ def make_job(
     if workload.trace:
         workload = _traced(workload.trace, shape)
     if shape.stages:
-        workload = replace(workload, requests_per_s=mean_per_s(shape.stages))
+        workload = workload.at_rate(mean_per_s(shape.stages))
         shape, warmup_s = _with_warmup_stage(shape, warmup_s)
     limit_s = length.timeout_s or timeout_s(load.slo, workload)
     source = shape.source
@@ -154,7 +155,7 @@ def make_job(
         window=base,
         timeout_s=limit_s,
         shape=shape,
-        num_requests=length.num_requests or default_requests(load.slo.percentile),
+        num_requests=length.num_requests or _default_requests(load),
         workers=workers,
         plan=PLAN if load.planned else None,
     )
@@ -247,6 +248,14 @@ def _range(low: int, high: int) -> Lengths:
     if low == high:
         return Lengths.fixed(int(low))
     return Lengths(distribution="uniform", low=int(low), high=int(high))
+
+
+def _default_requests(load: TestLoad) -> int:
+    """Return the number of requests of which each class has enough to be judged."""
+    needed = max(
+        default_requests(slo.percentile) for slo in load.workload.promises(load.slo).values()
+    )
+    return math.ceil(needed / load.workload.rarest_fraction)
 
 
 def default_requests(percentile: str) -> int:

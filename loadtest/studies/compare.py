@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.verdict.slo import count_good
+from loadtest.verdict.slo import good
 from loadtest.verdict.verdict import PROVES_NOTHING, conclude
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import InputError
@@ -177,7 +177,7 @@ def _good_change(
     ]
     columns = []
     for run, window, own in zip(runs, windows, cut, strict=True):
-        met = {s.index for s in window.answered if count_good(run.job.slo, [s])}
+        met = good(run.promises, {s.index: s for s in window.answered})
         left_out = cut[0] | cut[1] if paired else own
         counted = [r.index for r in run.schedule if r.in_window and r.index not in left_out]
         columns.append(np.array([index in met for index in counted], dtype=np.float64))
@@ -192,16 +192,17 @@ def _good_change(
 
 
 def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
-    good, num = count_good(run.job.slo, window.answered), len(window.requests)
+    num = len(window.requests)
+    met = good(run.promises, {s.index: s for s in window.answered})
     ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in window.requests])
-    interval = share_interval(good / num, num, design_effect(ttft).adjusted)
+    interval = share_interval(len(met) / num, num, design_effect(ttft).adjusted)
     return Side(
         name=name,
         requests=num,
         answered=len(window.answered),
         offered_requests_per_s=num / window.counted.length_s,
-        good_requests_per_s=good / window.counted.length_s,
-        good_fraction=good / num,
+        good_requests_per_s=len(met) / window.counted.length_s,
+        good_fraction=len(met) / num,
         good_low=interval.low,
         good_high=interval.high,
     )

@@ -21,10 +21,11 @@ from minicluster.stats.quantiles import LEVELS, quantile
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from loadtest.run.folder import Promise
     from loadtest.verdict.resimulation import PredictedRequest
     from minicluster.workload.samples import Sample
 
@@ -40,6 +41,7 @@ class SloResult:
     The measurement of one limit of the SLO.
 
     Attributes:
+        of: class of requests; empty where there are none.
         num: number of values, one per request (ITL: one per gap), those without an answer included.
         num_requests: number of requests that the values come from.
         num_missed: number of values above the limit or without an answer.
@@ -70,11 +72,12 @@ class SloResult:
     design_effect: float
     verdict: str
     num_needed: int | None
+    of: str = ""
 
     @property
     def name(self) -> str:
-        """The limit's metric and percentile, such as `TTFT p99`."""
-        return f"{self.metric.upper()} {self.percentile}"
+        """The limit's class, metric and percentile, such as `chat TTFT p99`."""
+        return f"{self.of} {self.metric.upper()} {self.percentile}".strip()
 
     @property
     def attained_text(self) -> str:
@@ -190,13 +193,24 @@ def _gaps(requests: Sequence[Sample | None]) -> NDArray[np.float64]:
     return np.array([gap for _, gap in sorted(gaps, key=lambda pair: pair[0])])
 
 
-def count_good(slo: SloSpec, answered: Sequence[Sample | PredictedRequest]) -> int:
-    """Return the number of answers, measured or simulated, that met every limit (goodput)."""
-    return sum(
-        s.ttft_s <= slo.ttft_s
-        and (slo.tpot_s is None or (s.tpot_s or 0.0) <= slo.tpot_s)
-        and (slo.itl_s is None or s.longest_stall_s <= slo.itl_s)
-        for s in answered
+def good(
+    promises: Iterable[Promise], answered: Mapping[int, Sample | PredictedRequest]
+) -> frozenset[int]:
+    """Return the answers, measured or simulated, that met every limit of their class (goodput)."""
+    return frozenset(
+        index
+        for _, slo, own in promises
+        for index, answer in answered.items()
+        if index in own and _is_good(slo, answer)
+    )
+
+
+def _is_good(slo: SloSpec, answer: Sample | PredictedRequest) -> bool:
+    return (
+        answer.ttft_s <= slo.ttft_s
+        and (slo.tpot_s is None or (answer.tpot_s or 0.0) <= slo.tpot_s)
+        and (slo.itl_s is None or answer.longest_stall_s <= slo.itl_s)
+        and (slo.e2e_s is None or answer.e2e_s <= slo.e2e_s)
     )
 
 
@@ -210,7 +224,7 @@ def parse_slo(text: str) -> SloSpec:
     fields: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key.strip() not in {"ttft", "tpot", "itl", "percentile"}:
+        if not equals or key.strip() not in {"ttft", "tpot", "itl", "e2e", "percentile"}:
             raise InputError("--slo", part, f"key=value pairs {EXAMPLE}")
         fields[key.strip()] = value.strip()
     if "ttft" not in fields:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
 from loadtest.verdict.decision import decide
 from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
-from loadtest.verdict.slo import SloResult, count_good, judge
+from loadtest.verdict.slo import SloResult, good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.window import CountedPart, measurement_window
 from minicluster.errors import Exit
+from minicluster.specs.slo import strictest
 from minicluster.stats.quantiles import LatencySummary, summarise
 
 if TYPE_CHECKING:
@@ -130,8 +131,13 @@ def conclude(
     window = measurement_window(run)
     answered = window.answered
     latency = latencies(answered)
-    client = health(run.client, window.sent, run.job.slo)
-    results = judge(run.job.slo, window.requests)
+    promises = run.promises
+    client = health(run.client, window.sent, strictest(each.slo for each in promises))
+    results = tuple(
+        replace(result, of=name)
+        for name, slo, own in promises
+        for result in judge(slo, window.among(own))
+    )
     comparison = compare_resimulated(resimulation, answered, tolerance) if resimulation else None
     if run.plan and not comparison:
         comparison = compare(run.plan.prediction, latency, tolerance)
@@ -189,7 +195,7 @@ def _throughput(
 ) -> Throughput:
     start_s, window_s = window.counted.start_s, window.counted.length_s
     scheduled, answered = len(window.requests), window.answered
-    good = count_good(run.job.slo, answered)
+    num_good = len(good(run.promises, {s.index: s for s in answered}))
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
     known = resimulation.requests if resimulation else {}
     predicted = [
@@ -197,7 +203,7 @@ def _throughput(
         for s in run.samples
         if s.index in known
     ]
-    simulated = [known[s.index] for s in window.sent if s.index in known]
+    simulated = {s.index: known[s.index] for s in window.sent if s.index in known}
 
     def finished(ends: list[tuple[float, int]]) -> float:
         return sum(n for at_s, n in ends if start_s <= at_s < start_s + window_s) / window_s
@@ -205,12 +211,12 @@ def _throughput(
     return Throughput(
         offered_requests_per_s=scheduled / window_s,
         answered_requests_per_s=len(answered) / window_s,
-        good_requests_per_s=good / window_s,
-        good_fraction=good / scheduled if scheduled else 0.0,
+        good_requests_per_s=num_good / window_s,
+        good_fraction=num_good / scheduled if scheduled else 0.0,
         output_tokens_per_s=sum(s.output_tokens or 0 for s in answered) / window_s,
         finished_output_tokens_per_s=finished(done),
         predicted_good_requests_per_s=(
-            count_good(run.job.slo, simulated) / window_s if resimulation else None
+            len(good(run.promises, simulated)) / window_s if resimulation else None
         ),
         predicted_output_tokens_per_s=finished(predicted) if resimulation else None,
     )

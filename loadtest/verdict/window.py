@@ -13,7 +13,7 @@ from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,11 +51,18 @@ class MeasurementWindow:
 
     Attributes:
         requests: scheduled in the counted part, in the order of their arrival; `None`: never sent.
+        indices: of each, in the schedule.
         counted: when they arrived, and whether latencies had settled by then.
     """
 
     requests: tuple[Sample | None, ...]
+    indices: tuple[int, ...]
     counted: CountedPart
+
+    def among(self, indices: Container[int]) -> tuple[Sample | None, ...]:
+        """Return those of the requests that are among *indices*."""
+        each = zip(self.indices, self.requests, strict=True)
+        return tuple(request for index, request in each if index in indices)
 
     @property
     def sent(self) -> tuple[Sample, ...]:
@@ -82,13 +89,17 @@ def measurement_window(run: Run) -> MeasurementWindow:
         ttft_s = np.array([s.ttft_s if s.ok else math.inf for s in arrived])
         counted = steady_part(np.array([s.due_s for s in arrived]), ttft_s, window)
     by_index = {s.index: s for s in run.samples}
-    planned = [(by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
-    placed = [(s.due_s if s else due_s, s) for s, due_s in planned]
+    planned = [(r.index, by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
+    placed = [(s.due_s if s else due_s, index, s) for index, s, due_s in planned]
     if not shape.closed:
-        placed = sorted((p for p in placed if p[0] >= counted.start_s), key=lambda pair: pair[0])
-    kept = tuple(s for _, s in placed)
+        placed = sorted((p for p in placed if p[0] >= counted.start_s), key=lambda one: one[0])
+    kept = tuple(s for _, _, s in placed)
     cached = _cached(run, [s for s in kept if s and s.ok])
-    return MeasurementWindow(requests=kept, counted=replace(counted, cached_fraction=cached))
+    return MeasurementWindow(
+        requests=kept,
+        indices=tuple(index for _, index, _ in placed),
+        counted=replace(counted, cached_fraction=cached),
+    )
 
 
 def steady_part(
@@ -127,12 +138,12 @@ def _cached(run: Run, answered: Sequence[Sample]) -> float | None:
     if not reported:
         return None
     template = run.job.chat.overhead_tokens if run.job.chat else 0
-    prefix = max(run.job.workload.prefix_tokens, template)
     scheduled = {r.index: r for r in run.schedule}
 
     def shared(request: ScheduledRequest) -> int:
         """Return the tokens of its trace's blocks or the prefix, or those of its earlier turns."""
-        beginning = CONTENT_TOKENS * len(request.content) or prefix
+        prefix = request.prefix_tokens or run.job.workload.prefix_tokens
+        beginning = CONTENT_TOKENS * len(request.content) or max(prefix, template)
         if request.session is None or request.previous is None:
             return beginning
         earlier = scheduled[request.previous]

@@ -17,6 +17,7 @@ from minicluster.plan.document import read_plan as read_plan
 from minicluster.plan.document import read_plan_or_deployment as read_plan_or_deployment
 from minicluster.plan.document import to_json as to_json
 from minicluster.plan.prediction import CalibrationNote as CalibrationNote
+from minicluster.plan.prediction import ClassPrediction as ClassPrediction
 from minicluster.plan.prediction import Confidence as Confidence
 from minicluster.plan.prediction import Cost as Cost
 from minicluster.plan.prediction import Deployable as Deployable

@@ -35,12 +35,12 @@ from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.scenario import ScenarioSpec
+from minicluster.specs.slo import SloSpec, loosest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
 
 SCHEMA_VERSION = 3
@@ -185,8 +185,15 @@ class Plan(Spec, Shown):
 
     @property
     def slo(self) -> SloSpec:
-        """Limits that the plan holds."""
-        return self.inputs.scenario.slo
+        """Limits that the plan holds for every request: of several classes the loosest ones."""
+        return (
+            loosest(self.promises.values()) if self.workload.classes else self.inputs.scenario.slo
+        )
+
+    @property
+    def promises(self) -> dict[str, SloSpec]:
+        """Limits of each class of requests by its name; without classes `slo` by an empty one."""
+        return self.inputs.scenario.promises
 
     @property
     def workload(self) -> WorkloadSpec:
@@ -232,9 +239,8 @@ class Plan(Spec, Shown):
 
     def under(self, *, workload: WorkloadSpec | None = None, slo: SloSpec | None = None) -> Plan:
         """Return the same pools under another load or SLO; what was predicted stays."""
-        scenario = replace(
-            self.inputs.scenario, workload=workload or self.workload, slo=slo or self.slo
-        )
+        own = self.inputs.scenario
+        scenario = replace(own, workload=workload or own.workload, slo=slo or own.slo)
         return replace(self, inputs=replace(self.inputs, scenario=scenario))
 
 

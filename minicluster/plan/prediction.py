@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
@@ -66,6 +66,15 @@ class Latency(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPrediction(Spec):
+    """Latencies of one class of requests."""
+
+    ttft: Latency
+    tpot: Latency
+    e2e: Latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Spec, Shown):
     """
     What the plan promises.
@@ -78,6 +87,7 @@ class Prediction(Spec, Shown):
             (prefill: its busy share; decode: full batches count as 1).
         bottleneck: per role, `compute`, `memory bandwidth`, `capacity`, `network` or `queue`.
         ttft_parts_s: mean TTFT by phase (`minicluster.phases`); they add up to `ttft.mean_s`.
+        by_class: latencies of each class of requests; the others are of all requests.
     """
 
     ttft: Latency
@@ -89,6 +99,16 @@ class Prediction(Spec, Shown):
     utilisation_fraction: dict[str, float]
     bottleneck: dict[str, str]
     ttft_parts_s: dict[str, float]
+    by_class: dict[str, ClassPrediction] = field(default_factory=dict)
+
+    def latency(self, metric: str, of: str = "") -> Latency:
+        """
+        Return a latency of a class of requests, or of all.
+
+        Gaps between tokens (`itl`) are those of all: a step gives every sequence in it a token.
+        """
+        found: Latency = getattr(self.by_class[of] if of and metric != "itl" else self, metric)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

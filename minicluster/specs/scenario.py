@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import LEAST_TOKENS, POLICIES
@@ -12,6 +11,9 @@ from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, on
 from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class SearchChoice(Spec):
         layouts: `deployable`: what the engine profile can pair, for models with experts also
             groups of data-parallel ranks; `any`: also pipelines, which `serving up` refuses.
         pools: `split` into prefill and decode, `mixed` (aggregated), or `any`: the better one.
+        class_pools: `shared` by all classes of requests, each class on its `own`, or `any`: the
+            cheaper.
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.
         prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
@@ -155,6 +159,7 @@ class SearchChoice(Spec):
     confidence_fraction: float = 0.9
     layouts: Annotated[str, choice("deployable", "any")] = "deployable"
     pools: Annotated[str, choice("split", "mixed", "any")] = "any"
+    class_pools: Annotated[str, choice("shared", "own", "any")] = "any"
     gpus: tuple[str, ...] = ()
     prices_usd_per_gpu_hour: dict[str, Positive] = field(default_factory=dict)
     spare_replicas: int = 0
@@ -197,6 +202,7 @@ LIMITS = {
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
+    "slo.e2e_s": (1e-6, 36_000),
     "engine.max_num_seqs": (1, 65_536),
     "engine.max_num_batched_tokens": (16, 1_048_576),
     "engine.chunked_prefill_tokens": (16, 1_048_576),
@@ -223,13 +229,25 @@ class ScenarioSpec(Spec):
     engine: EngineChoice = field(default_factory=EngineChoice)
     search: SearchChoice = field(default_factory=SearchChoice)
 
+    @property
+    def promises(self) -> dict[str, SloSpec]:
+        """Limits of each class of requests by its name; without classes `slo` by an empty one."""
+        return self.workload.promises(self.slo)
+
     def _check(self) -> None:
         for key, (low, high) in LIMITS.items():
-            value = operator.attrgetter(key)(self)
-            if value is not None and not low <= value <= high:
-                place = key.removesuffix(".max_tokens")
-                raise InputError(place, value, f"a number from {low:,} to {high:,}")
+            for place, value in _values(self, key):
+                if value is not None and not low <= value <= high:
+                    raise InputError(place, value, f"a number from {low:,} to {high:,}")
         _check_drafts(self.engine)
+        if self.search.class_pools != "any" and not self.workload.classes:
+            way_out = "leave it out, or give [[workload.classes]]"
+            raise InputError(
+                "search.class_pools",
+                self.search.class_pools,
+                "no such key without classes",
+                way_out,
+            )
         if self.workload.trace is not None:
             raise InputError(
                 "workload.trace",
@@ -237,6 +255,21 @@ class ScenarioSpec(Spec):
                 "no trace: this version plans for Poisson arrivals only",
                 "give requests_per_s, input_tokens and output_tokens instead",
             )
+
+
+def _values(scenario: ScenarioSpec, key: str) -> Iterator[tuple[str, float | None]]:
+    """Yield the value of a key, and those that the classes of requests have for it."""
+    table, name, *inner = key.split(".")
+    holders: list[tuple[str, object]] = [(table, getattr(scenario, table))]
+    for each in scenario.workload.classes:
+        if table in {"workload", "slo"}:
+            own = (each.place, each) if table == "workload" else (f"{each.place}.slo", each.slo)
+            holders.append(own)
+    for place, holder in holders:
+        value = getattr(holder, name)
+        for attribute in inner:
+            value = None if value is None else getattr(value, attribute)
+        yield f"{place}.{name}", value
 
 
 def _check_drafts(engine: EngineChoice) -> None:

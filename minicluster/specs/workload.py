@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
+from minicluster.specs.slo import ClassSlo, SloSpec
 
 NEEDED = {"fixed": {"mean"}, "uniform": {"low", "high"}, "lognormal": {"median", "sigma", "high"}}
 """Keys that each distribution of lengths needs; it takes no others."""
@@ -59,28 +62,176 @@ class Lengths(Spec):
         return self.high if self.high is not None else int(self.mean or 0)
 
 
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+"""Names of classes: they stand in names of files."""
+
+LEAST_CLASS_FRACTION = 0.02
+"""Least share of the requests that a class may have: one simulation of them all has too few of a
+rarer one to prove its p99."""
+
+RATE_TOLERANCE = 1e-9
+"""Relative difference of the classes' rates together from the whole rate that is rounding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec(Spec):
+class RequestClass(Spec):
     """
-    Open-loop Poisson arrivals with given lengths.
+    `[[workload.classes]]`: requests of one kind, with a rate, lengths and limits of their own.
 
     Attributes:
-        requests_per_s: mean arrival rate.
+        name: lower-case letters, digits, - and _; plans of a class's own pool are named by it.
+        requests_per_s: mean arrival rate of the class.
         input_tokens: prompt length, a number or a distribution.
         output_tokens: answer length, a number or a distribution.
         prefix_tokens: of the input, already in the prefix cache.
+        slo: limits of this class; those absent are those of `[slo]`.
+    """
+
+    _TABLE: ClassVar[str] = "workload.classes[{0.name}]"
+
+    name: str
+    requests_per_s: Positive
+    input_tokens: Lengths
+    output_tokens: Lengths
+    prefix_tokens: Whole = 0
+    slo: ClassSlo = field(default_factory=ClassSlo)
+
+    def _check(self) -> None:
+        if self.prefix_tokens >= self.input_tokens.max_tokens:
+            expected = f"less than the longest input, {self.input_tokens.max_tokens}"
+            raise InputError(self._place("prefix_tokens"), self.prefix_tokens, expected)
+
+    @property
+    def place(self) -> str:
+        """How errors name its table."""
+        return f"workload.classes[{self.name}]" if self.name else "workload"
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest prompt and the longest answer together."""
+        return self.input_tokens.max_tokens + self.output_tokens.max_tokens
+
+    def _place(self, key: str) -> str:
+        return f"{self.place}.{key}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec(Spec):
+    """
+    Open-loop Poisson arrivals with given lengths, or of several classes.
+
+    Attributes:
+        requests_per_s: mean arrival rate; with classes their sum, or the sum to scale them to.
+        input_tokens: prompt length, a number or a distribution; needed without classes.
+        output_tokens: answer length, a number or a distribution; needed without classes.
+        prefix_tokens: of the input, already in the prefix cache.
         trace: file of arrivals that replaces rate and lengths.
+        classes: kinds of requests that come together, in place of the lengths here.
     """
 
     _TABLE: ClassVar[str] = "workload"
 
     requests_per_s: Positive
-    input_tokens: Lengths
-    output_tokens: Lengths
+    input_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
     prefix_tokens: Whole = 0
     trace: str | None = None
+    classes: tuple[RequestClass, ...] = ()
 
     def _check(self) -> None:
-        if self.prefix_tokens >= self.input_tokens.max_tokens:
-            expected = f"less than the longest input, {self.input_tokens.max_tokens}"
-            raise InputError("workload.prefix_tokens", self.prefix_tokens, expected)
+        if self.classes:
+            self._check_classes()
+        else:
+            _ = self.parts  # refuses what is missing or impossible
+
+    def _check_classes(self) -> None:
+        for key in ("input_tokens", "output_tokens", "prefix_tokens", "trace"):
+            if getattr(self, key):
+                way_out = "give each class its own, or leave out [[workload.classes]]"
+                raise InputError(self._place(key), "set", "no such key beside classes", way_out)
+        self._check_names()
+        total = sum(each.requests_per_s for each in self.classes)
+        if not math.isclose(total, self.requests_per_s, rel_tol=RATE_TOLERANCE):
+            expected = f"{total:g}, the rates of the classes together"
+            raise InputError(
+                self._place("requests_per_s"), self.requests_per_s, expected, "leave it out"
+            )
+        for each in self.classes:
+            if each.requests_per_s < LEAST_CLASS_FRACTION * total:
+                raise InputError(
+                    f"{each.place}.requests_per_s",
+                    each.requests_per_s,
+                    f"at least {LEAST_CLASS_FRACTION:.0%} of the {total:g} requests/s of all",
+                    "leave the class out, and plan it as a scenario of its own",
+                )
+
+    def _check_names(self) -> None:
+        names = [each.name for each in self.classes]
+        for at, name in enumerate(names):
+            if not NAME.fullmatch(name):
+                expected = "at most 40 lower-case letters, digits, - and _"
+                raise InputError(f"workload.classes.{at}.name", name, expected)
+            if name in names[:at]:
+                way_out = "rename one, or add their rates"
+                raise InputError(f"workload.classes.{at}.name", name, "no name twice", way_out)
+
+    @property
+    def parts(self) -> tuple[RequestClass, ...]:
+        """The classes; without any the requests as one, with an empty name."""
+        if self.classes:
+            return self.classes
+        prompts, answers = self.input_tokens, self.output_tokens
+        if prompts is None or answers is None:
+            absent = "input_tokens" if prompts is None else "output_tokens"
+            raise InputError(self._place(absent), None, "a value, or [[workload.classes]]")
+        return (
+            RequestClass(
+                name="",
+                requests_per_s=self.requests_per_s,
+                input_tokens=prompts,
+                output_tokens=answers,
+                prefix_tokens=self.prefix_tokens,
+            ),
+        )
+
+    @property
+    def apart(self) -> tuple[WorkloadSpec, ...]:
+        """Each class as a workload of its own; without any this one."""
+        if not self.classes:
+            return (self,)
+        return tuple(
+            WorkloadSpec(
+                requests_per_s=each.requests_per_s,
+                input_tokens=each.input_tokens,
+                output_tokens=each.output_tokens,
+                prefix_tokens=each.prefix_tokens,
+            )
+            for each in self.classes
+        )
+
+    def promises(self, slo: SloSpec) -> dict[str, SloSpec]:
+        """Return the limits of each class by its name; without any *slo* by an empty one."""
+        return {each.name: each.slo.over(slo) for each in self.parts}
+
+    def at_rate(self, requests_per_s: float) -> WorkloadSpec:
+        """Return the same requests at another rate; the shares of the classes stay."""
+        factor = requests_per_s / self.requests_per_s
+        classes = tuple(
+            replace(each, requests_per_s=each.requests_per_s * factor) for each in self.classes
+        )
+        return replace(self, requests_per_s=requests_per_s, classes=classes)
+
+    @property
+    def rarest_fraction(self) -> float:
+        """Share of the requests that the rarest class has; 1 without classes."""
+        return min(part.requests_per_s for part in self.parts) / self.requests_per_s
+
+    @property
+    def longest_answer_tokens(self) -> int:
+        """Tokens of the longest answer."""
+        return max(part.output_tokens.max_tokens for part in self.parts)
+
+    @property
+    def longest_prefix_tokens(self) -> int:
+        """Tokens of the longest prefix in the cache."""
+        return max(part.prefix_tokens for part in self.parts)

@@ -73,13 +73,20 @@ def surely_below(
     limit_s: float,
     share: float,
     weights: NDArray[np.float64] | None = None,
+    *,
+    claims: int = 1,
 ) -> bool:
-    """Say whether more than *share* stay below a limit, with what chance leaves of it (eq. Q8)."""
+    """
+    Say whether more than *share* stay below a limit, with what chance leaves of it (eq. Q8).
+
+    Of several *claims* each is made with a part of the chance to err (Bonferroni), so that all of
+    them hold together with the confidence of one.
+    """
     if len(values) < FEWEST:
         return False
     weight = np.ones(len(values)) if weights is None else weights
     below = (values <= limit_s).astype(np.float64)
-    half = _half_width_of_share(below, share, weight)
+    half = _half_width_of_share(below, share, weight, 1 - (1 - CONFIDENCE) / claims)
     return bool(np.average(below, weights=weight) - half >= share)
 
 
@@ -108,14 +115,17 @@ def batch_means(
 
 
 def _half_width_of_share(
-    indicator: NDArray[np.float64], share: float, weights: NDArray[np.float64]
+    indicator: NDArray[np.float64],
+    share: float,
+    weights: NDArray[np.float64],
+    confidence: float = CONFIDENCE,
 ) -> float:
     """Half the interval around the mean of an indicator, never narrower than if independent."""
     count = _batches(indicator)
     means = batch_means(indicator, count, weights)
     independent = share * (1 - share) / len(indicator)
     error = max(float(means.var(ddof=1)) / count, independent) ** 0.5
-    return float(student(count - 1, CONFIDENCE) * error)
+    return float(student(count - 1, confidence) * error)
 
 
 def _batches(values: NDArray[np.float64]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from minicluster.specs.workload import Lengths
+    from minicluster.specs.workload import Lengths, WorkloadSpec
 
 
 CONTENT_TOKENS = 512
@@ -32,6 +33,7 @@ class Arrivals:
         think_s: from the end of the previous request to the arrival of this one.
         prefix_tokens: prompt tokens that are in the prefix cache of every replica.
         session: conversation, whose earlier turns are a prefix of the prompt; -1: none.
+        class_of: class of each, as numbered in the workload; `None`: there are none.
         content: for each request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids
             mean equal tokens. `None`: unknown.
     """
@@ -43,6 +45,7 @@ class Arrivals:
     think_s: NDArray[np.float64] | None = None
     prefix_tokens: NDArray[np.int64] | None = None
     session: NDArray[np.int64] | None = None
+    class_of: NDArray[np.int64] | None = None
     content: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -92,3 +95,44 @@ def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
     normal = np.array([NormalDist().inv_cdf(level) for level in levels])
     drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * normal)
     return np.clip(np.rint(drawn), 1, lengths.max_tokens)
+
+
+class EquallyLikely(NamedTuple):
+    """
+    Requests of a workload that stand for all of them, arrays of shape (n,).
+
+    Attributes:
+        input_tokens: ascending.
+        output_tokens: lengths of the class's answers, which do not depend on its prompts.
+        class_of: class of each, as numbered in the workload.
+    """
+
+    input_tokens: NDArray[np.float64]
+    output_tokens: NDArray[np.float64]
+    class_of: NDArray[np.int64]
+
+
+SHARE_TOLERANCE = 0.01
+"""Relative error of a class's share among the requests that stand for a workload."""
+
+
+@lru_cache(maxsize=256)
+def equally_likely(workload: WorkloadSpec, least: int) -> EquallyLikely:
+    """
+    Return equally likely requests: *least*, or as many more as give each class its share.
+
+    Lengths are those of `length_quantiles`, in each class by itself.
+    """
+    parts = workload.parts
+    shares = np.array([part.requests_per_s for part in parts])
+    shares = shares / shares.sum()
+    counts, total = np.rint(shares * least), least
+    while np.abs(counts / (shares * total) - 1).max() > SHARE_TOLERANCE:
+        total += 1
+        counts = np.rint(shares * total)
+    class_of = np.repeat(np.arange(len(parts)), counts.astype(int))
+    each = list(zip(parts, counts.astype(int).tolist(), strict=True))
+    prompts = np.concatenate([length_quantiles(part.input_tokens, n) for part, n in each])
+    answers = np.concatenate([length_quantiles(part.output_tokens, n) for part, n in each])
+    order = np.argsort(prompts, kind="stable")
+    return EquallyLikely(prompts[order], answers[order], class_of[order])

@@ -26,6 +26,7 @@ class ScheduledRequest:
         content: ids of its prompt's first blocks of 512 tokens, from a trace; equal ids mean equal
             tokens.
         prefix_tokens: first tokens of its prompt that all prompts of the run have in common.
+        class_of: class of requests, as numbered in the workload; 0 where there are none.
     """
 
     index: int
@@ -38,6 +39,7 @@ class ScheduledRequest:
     session: int | None = None
     content: tuple[int, ...] = ()
     prefix_tokens: int = 0
+    class_of: int = 0
 
     def slowed(self, factor: float) -> ScheduledRequest:
         """Return the request with all its times *factor* times as long."""

@@ -51,26 +51,25 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     """
     Draw *count* requests.
 
-    Gaps, prompt lengths and output lengths come from three independent streams of *seed*, so
+    Gaps, prompt lengths, output lengths and classes come from independent streams of *seed*, so
     that changing one distribution leaves the draws of the others as they were.
 
     Raises:
-        InputError: *count* is not positive.
+        InputError: *count* is not positive, or users or turns of several classes.
 
     Ignores:
         With turns: the arrivals' rate is that of requests while conversations come in full;
         the last conversation may be cut.
     """
     positive(count=count)
-    gaps, prompts, outputs = (
-        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
+    if workload.classes and (source.users is not None or source.turns > 1):
+        key = "turns" if source.users is None else "users"
+        expected = "none with classes of requests, which have rates: plan each on its own"
+        raise InputError(key, getattr(source, key), expected)
+    gaps, *others = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)
     )
-    asked = Arrivals(
-        due_s=np.zeros(count),
-        input_tokens=sample_lengths(workload.input_tokens, count, prompts),
-        output_tokens=sample_lengths(workload.output_tokens, count, outputs),
-        prefix_tokens=np.full(count, workload.prefix_tokens, dtype=np.int64),
-    )
+    asked = _requests(workload, count, *others)
     if source.users is not None:
         number = np.arange(count)
         previous = np.where(number < source.users, -1, number - source.users)
@@ -80,6 +79,33 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     if source.turns == 1:
         return replace(asked, due_s=due_s)
     return _conversations(source, due_s, asked)
+
+
+def _requests(
+    workload: WorkloadSpec,
+    count: int,
+    prompts: np.random.Generator,
+    outputs: np.random.Generator,
+    classes: np.random.Generator,
+) -> Arrivals:
+    """Draw the class of each request by the rates, and its lengths."""
+    parts = workload.parts
+    bounds = np.cumsum([part.requests_per_s for part in parts])
+    class_of = np.searchsorted(bounds[:-1] / bounds[-1], classes.random(count), side="right")
+    lengths = np.empty((3, count), dtype=np.int64)
+    for at, part in enumerate(parts):
+        own = class_of == at
+        number = int(own.sum())
+        lengths[0, own] = sample_lengths(part.input_tokens, number, prompts)
+        lengths[1, own] = sample_lengths(part.output_tokens, number, outputs)
+        lengths[2, own] = part.prefix_tokens
+    return Arrivals(
+        due_s=np.zeros(count),
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
+        prefix_tokens=lengths[2],
+        class_of=class_of if workload.classes else None,
+    )
 
 
 def _gaps_s(

@@ -78,7 +78,7 @@ def request_cost(
     sizes = (min(prompt_tokens(each, estimate), float(config.max_model_len)) for each in prompts)
     tokens, *others = sorted(sizes, reverse=True)
     room = max(1.0, config.max_model_len - tokens)
-    planned = room if config.workload is None else config.workload.output_tokens.max_tokens
+    planned = room if config.workload is None else config.workload.longest_answer_tokens
     requested = answer_tokens(kind, body)
     counted = len(prompts) == 1 and body.get("truncate_prompt_tokens") is None
     local = must_be_local(body) is not None or tokens <= config.routing.local_threshold_tokens

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import StepTable
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import equally_likely
 from serving.deployment.engine_args import LEASE_S, planned_facts
 from serving.protocol.endpoint_config import SimulatedEngines
 from serving.protocol.simulated_settings import SimulatedSettings
@@ -57,9 +57,12 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
         factor = slowdown if field.name.endswith("_s") else 1.0
         factor = 1 / slowdown if field.name.endswith("_per_s") else factor
         if isinstance(value, dict):
-            changed[field.name] = (
-                {name: each * factor for name, each in value.items()} if (factor != 1.0) else value
-            )
+            changed[field.name] = {
+                name: _slow(each, slowdown) if factor == 1.0 else each * factor
+                for name, each in value.items()
+            }
+        elif isinstance(value, tuple):
+            changed[field.name] = tuple(_slow(each, slowdown) for each in value)
         elif isinstance(value, StepTable):
             changed[field.name] = value.scaled(slowdown)
         elif isinstance(value, float) and factor != 1.0:
@@ -86,7 +89,7 @@ def simulated_settings(
         InputError: the KV cache has no room for a block.
     """
     model, step_model = plan.model, plan.step_model
-    answers = length_quantiles(plan.workload.output_tokens, SEVERAL_LENGTHS)
+    answers = equally_likely(plan.workload, SEVERAL_LENGTHS).output_tokens
     return SimulatedSettings(
         role=pool.role,
         domain=domain,

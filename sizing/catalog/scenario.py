@@ -93,14 +93,14 @@ def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
         resolved = _balanced(resolved, copies, place=f"{place}: engine.redundant_experts")
     if drafts:
         check_draft(resolved.model, engine, place=f"{place}: engine.speculative_tokens")
-    longest = scenario.workload.input_tokens.max_tokens + scenario.workload.output_tokens.max_tokens
-    if longest > resolved.model.max_context_tokens:
-        raise InputError(
-            f"{place}: workload.input_tokens + output_tokens",
-            longest,
-            f"at most {resolved.model.max_context_tokens}, the context of {resolved.model.id}",
-            "shorten one of them, or take a model with a longer context",
-        )
+    for part in scenario.workload.parts:
+        if part.longest_tokens > resolved.model.max_context_tokens:
+            raise InputError(
+                f"{place}: {part.place}.input_tokens + output_tokens",
+                part.longest_tokens,
+                f"at most {resolved.model.max_context_tokens}, the context of {resolved.model.id}",
+                "shorten one of them, or take a model with a longer context",
+            )
     return resolved
 
 

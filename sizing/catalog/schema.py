@@ -71,7 +71,8 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
             found += _keys(hint, f"{key}.")
             continue
         required = spec.default is MISSING and spec.default_factory is MISSING
-        low, high = LIMITS.get(key) or LIMITS.get(f"{key}.max_tokens") or (None, None)
+        whole = key.replace("workload.classes.slo.", "slo.").replace(".classes.", ".")
+        low, high = LIMITS.get(whole) or LIMITS.get(f"{whole}.max_tokens") or (None, None)
         found.append(
             ScenarioKey(
                 key=key,
@@ -84,9 +85,15 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
                 meaning=meanings.get(spec.name, "") + _choices(spec),
             )
         )
-        if hint is Lengths:
-            found += _keys(Lengths, f"{key}.")
+        inner = Lengths if hint in {Lengths, Lengths | None} else _table_of_list(hint)
+        found += _keys(inner, f"{key}.") if inner else []
     return found
+
+
+def _table_of_list(hint: object) -> type | None:
+    """Return the dataclass of the tables in a list; `None` of another type."""
+    of = get_args(hint)[0] if get_origin(hint) is tuple else None
+    return of if isinstance(of, type) and is_dataclass(of) else None
 
 
 def _choices(spec: Field[Any]) -> str:
@@ -114,6 +121,8 @@ def _type_name(hint: object) -> str:
         return "integer or table"
     if get_origin(hint) is dict:
         return f"table of {_type_name(get_args(hint)[1])}"
+    if _table_of_list(hint):
+        return "list of tables"
     if get_args(hint):
         return f"list of {_type_name(get_args(hint)[0])}"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}

@@ -20,7 +20,7 @@ from minicluster.machine import this_machine
 from minicluster.plan import StepModel, step_time, to_json
 from minicluster.shell import say, talk
 from minicluster.specs.calibration import read_measurements
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
@@ -340,8 +340,7 @@ def burst_rate(model: StepModel, load: WorkloadSpec) -> float:
     Ignores:
         The extra cost of prompts in service at prefill batches above one.
     """
-    prompts = length_quantiles(load.input_tokens, QUANTILES)
-    answers = length_quantiles(load.output_tokens, QUANTILES)
+    prompts, answers, _ = equally_likely(load, QUANTILES)
     between = model.interference
     prefill_s = float(np.mean(step_time.prefill_s(model.prefill, prompts)))
     prefill_s = prefill_s * (1 + between.prefill_fraction) + between.prefill_per_request_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Option
 
@@ -29,22 +29,24 @@ from sizing.cli.common import (
     show,
 )
 from sizing.planner.build_plan import NoPlan
-from sizing.planner.build_plan import plan as cheapest_plan
+from sizing.planner.class_pools import plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import predict as predict_pools
+from sizing.report.class_plans import choice_line, class_plans_json, class_plans_table
 from sizing.report.plan_screen import (
     plan_details,
     plan_screen,
     prediction_details,
     prediction_screen,
 )
-from sizing.report.tables import explanation_tables
+from sizing.report.tables import explanation_tables, latency_table
 from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from minicluster.plan import Plan
+    from sizing.planner.class_pools import ClassPlans
 
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -56,31 +58,66 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     html: Html = None,
     verbose: Verbose = False,
 ) -> None:
-    """Find the fewest GPUs and their layout that hold the SLO, or say why there are none."""
+    """
+    Find the fewest GPUs and their layout that hold the SLO, or say why there are none.
+
+    Classes of requests are planned on shared pools, and each on pools of its own; the result is
+    the cheaper. Plans of own pools are written to a file for each class: plan.chat.json beside
+    plan.json.
+    """
     inputs = Scenario.load(scenario, overrides or [], calibration)
     try:
         with naming(scenario), talk.status("searching layouts"):
-            built = cheapest_plan(inputs)
+            found = plan_classes(inputs)
     except NoPlan as none:
         if as_json:
             print_json({"infeasible": asdict(none.infeasible)})
         raise NegativeAnswer(f"{scenario}: {none}") from None
     except KeyboardInterrupt as stopped:
         leave_interrupted(str(stopped) or "nothing found so far")
+    for of, built in found.chosen.items():
+        _write(built, _named(out, of), _named(html, of), place=scenario)
+    if as_json:
+        single = None if inputs.scenario.workload.classes else found.chosen[""]
+        sys.stdout.write(class_plans_json(found) if single is None else to_json(single))
+    else:
+        _print_plans(found, out, verbose=verbose)
+    if found.interrupted:
+        _leave_interrupted(found)
+
+
+def _leave_interrupted(found: ClassPlans) -> NoReturn:
+    """Say what the search found before it was stopped."""
+    if found.own:
+        leave_interrupted("not every class was planned on pools of its own")
+    sure = next(iter(found.chosen.values())).confidence
+    unverified = ", estimated, not simulated" if sure is not None and sure.unverified else ""
+    leave_interrupted(f"the best plan so far{unverified}")
+
+
+def _named(path: Path | None, of: str) -> Path | None:
+    """Return the file of a class's own pools: plan.chat.json beside plan.json."""
+    return path.with_suffix(f".{of}{path.suffix}") if path is not None and of else path
+
+
+def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> None:
+    """Write a plan, and its page."""
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:
         from sizing.report.plan_page import plan_page  # noqa: PLC0415  (charts take time to import)
 
-        with naming(scenario), talk.status("simulating and drawing"):
+        with naming(place), talk.status("simulating and drawing"):
             write_page(html, plan_page(built))
-    if as_json:
-        sys.stdout.write(to_json(built))
-    else:
-        _print_plan(built, out, verbose=verbose)
-    if built.confidence is not None and built.confidence.interrupted:
-        unverified = ", estimated, not simulated" if built.confidence.unverified else ""
-        leave_interrupted(f"the best plan so far{unverified}")
+
+
+def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> None:
+    if found.own:
+        show(None, class_plans_table(found), choice_line(found), "", as_json=False)
+    for of, built in found.chosen.items():
+        if of:
+            show(None, f"Own pools of {of}", as_json=False)
+        _print_plan(built, _named(written, of), verbose=verbose)
 
 
 def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
@@ -117,12 +154,13 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
         found = predict_pools(inputs, prefill=prefill, decode=decode, mixed=mixed)
     parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
-        parts += prediction_details(found, inputs.scenario.slo)
+        parts += prediction_details(found, inputs.scenario.promises)
     show(asdict(found), *parts, as_json=as_json, sort_keys=True)
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
-    """Show every term of the prediction: equation, seconds, share, source."""
-    explained = explain_plan(read_plan(plan))
-    tables = explanation_tables(explained)
+    """Show every term of the prediction: equation, seconds, share, source; and the limits."""
+    read = read_plan(plan)
+    explained = explain_plan(read)
+    tables = [*explanation_tables(explained), latency_table(read.prediction, read.promises)]
     show(asdict(explained), *tables, as_json=as_json, sort_keys=True)

@@ -111,8 +111,13 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             write_requests(outcome, out)
         except OSError as error:
             raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
-    parts = simulated_table(outcome, planned.slo), simulation_summary(outcome), pools_table(outcome)
-    show(simulation_json(outcome), *parts, as_json=as_json, sort_keys=True)
+    parts = (
+        simulated_table(outcome, planned.promises),
+        simulation_summary(outcome),
+        pools_table(outcome),
+    )
+    classes = [each.name for each in planned.workload.classes] if trace is None else []
+    show(simulation_json(outcome, classes), *parts, as_json=as_json, sort_keys=True)
 
 
 def _check_run(requests: int, seed: int) -> None:

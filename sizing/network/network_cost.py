@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.specs.cluster import topology_of
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients, pools_meet
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
@@ -113,7 +113,7 @@ def _machine(inputs: Inputs) -> Machine:
 
 def mean_prompt_tokens(load: WorkloadSpec) -> float:
     """Return the tokens of the prompt whose KV caches are priced."""
-    return float(length_quantiles(load.input_tokens, QUANTILES).mean())
+    return float(equally_likely(load, QUANTILES).input_tokens.mean())
 
 
 def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Iterator[Transfer]:

@@ -75,8 +75,8 @@ def representative_load(chosen: Candidate, role: str, batch: float) -> tuple[Lay
     """Return the replica of *role*, and its step at the load's mean lengths."""
     tandem, decode = chosen.tandem, chosen.layout.decode
     if role == "prefill":
-        tokens, prefix = float(tandem.computed_tokens.mean()), tandem.workload.prefix_tokens
-        return chosen.layout.prefill or decode, prefill_load(tokens, prefix)
+        tokens, cached = (float(x.mean()) for x in (tandem.computed_tokens, tandem.cached_tokens))
+        return chosen.layout.prefill or decode, prefill_load(tokens, cached)
     return decode, decode_load(max(1.0, batch), tandem.context[0])
 
 

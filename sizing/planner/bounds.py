@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from minicluster.plan import step_time
 from minicluster.specs.step import StepTable
-from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +26,16 @@ PRICES, PRICE_ROUNDS = 12, 4
 
 def prefill_s(tandem: TandemLoad) -> NDArray[np.float64]:
     """Return the seconds to prefill each of the tandem's prompts alone (eq. T1)."""
-    n = tandem.computed_tokens
-    return _prompt_s(tandem, tandem.step_model.prefill, n, tandem.prefill.max_batched_tokens)
+    return _prompt_s(
+        tandem.step_model.prefill,
+        tandem.computed_tokens,
+        tandem.cached_tokens,
+        tandem.prefill.max_batched_tokens,
+    )
 
 
 def _prompt_s(
-    tandem: TandemLoad, step: StepSpec, tokens: NDArray[np.float64], budget: int
+    step: StepSpec, tokens: NDArray[np.float64], cached: NDArray[np.float64], budget: int
 ) -> NDArray[np.float64]:
     """
     Return the seconds of prompts that are alone in their steps, in chunks of the token budget.
@@ -40,7 +43,7 @@ def _prompt_s(
         S = sum over i < k of t(budget, p + i budget) + t(n - k budget, p + k budget),
         k = ceil(n / budget) - 1      (docs/model.md, eq. T1)
     """
-    whole, cached = np.ceil(tokens / budget) - 1, tandem.workload.prefix_tokens
+    whole = np.ceil(tokens / budget) - 1
     last = step_time.prefill_s(step, tokens - whole * budget, cached + whole * budget)
     if not whole.any():
         return last
@@ -51,7 +54,7 @@ def _prompt_s(
 
 def prefill_batch_s(tandem: TandemLoad, prompts: int) -> float:
     """Return the mean seconds of a step that prefills so many equal prompts (eq. S2)."""
-    step, cached = tandem.step_model.prefill, tandem.workload.prefix_tokens
+    step, cached = tandem.step_model.prefill, tandem.cached_tokens
     return float(step_time.prefill_s(step, tandem.computed_tokens, cached, prompts).mean())
 
 
@@ -76,7 +79,7 @@ def prefill_load(tandem: TandemLoad) -> float:
     most, rate = tandem.prefill.max_batch_size, tandem.prefill_requests_per_s
     if most == 1:
         return rate * float(prefill_s(tandem).mean())
-    computed, cached = tandem.computed_tokens, tandem.workload.prefix_tokens
+    computed, cached = tandem.computed_tokens, tandem.cached_tokens
     least = _Corners.of(tandem.step_model.prefill, tandem.prefill.max_batched_tokens, 0)
     least = replace(least, sequences=np.ones_like(least.tokens))  # the step itself is shared
     attended = float(_pairs(computed, cached).mean())
@@ -95,12 +98,12 @@ def decode_load(tandem: TandemLoad, *, split: bool) -> float:
         tandem: load, step model and limits.
         split: whether a prefill pool computes the prompts above the local threshold.
     """
-    prompts, cached = tandem.all_tokens, tandem.workload.prefix_tokens
-    local = np.arange(QUANTILES) < (tandem.num_local if split else QUANTILES)
+    prompts, cached = tandem.all_tokens, tandem.prefix_tokens
+    local = np.arange(len(prompts)) < (tandem.num_local if split else len(prompts))
     computed = np.where(local, np.maximum(1.0, prompts - cached), 0.0)
     # The step that computes a prompt gives a token; of a pulled one the last token comes again.
     own, pulled = local.astype(float), 1.0 - local
-    mean, square = tandem.output_tokens.mean(), np.mean(tandem.output_tokens**2)
+    mean, square = tandem.answer_moments
     each = tandem.tokens_per_step
     steps = (mean - own) / each
     # E[k (each k - 1) / 2] of so many steps k: the tokens that the context has grown by in them.
@@ -192,7 +195,7 @@ def _up_to(
     return np.append(points[kept], limit), np.column_stack([values[:, kept], end])
 
 
-def _pairs(tokens: NDArray[np.float64], cached: float) -> NDArray[np.float64]:
+def _pairs(tokens: NDArray[np.float64], cached: NDArray[np.float64]) -> NDArray[np.float64]:
     """Tokens that those of a prompt attend to, all together, after *cached* ones."""
     return np.asarray(tokens * (cached + (tokens + 1) / 2))
 
@@ -242,15 +245,14 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
     Ignores:
         The other pool's interference, which is not there without load.
     """
-    model, cached = tandem.step_model, tandem.workload.prefix_tokens
-    prompts = tandem.all_tokens
+    model, cached, prompts = tandem.step_model, tandem.prefix_tokens, tandem.all_tokens
     computed = np.maximum(1.0, prompts - cached)
     local_s = model.path.request_s + _prompt_s(
-        tandem, model.decode, computed, tandem.decode.max_batched_tokens
+        model.decode, computed, cached, tandem.decode.max_batched_tokens
     )
     if split:
         remote_s = model.path.request_s + _prompt_s(
-            tandem, model.prefill, computed, tandem.prefill.max_batched_tokens
+            model.prefill, computed, cached, tandem.prefill.max_batched_tokens
         )
         remote_s = remote_s + step_time.transfer_s(model.path, prompts)
         remote_s = remote_s + step_time.decode_s(model.decode, 1, prompts - 1)

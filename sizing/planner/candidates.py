@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +23,15 @@ from sizing.planner.slo import Check
 from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from minicluster.plan import Inputs, StepModel
     from minicluster.specs.slo import SloSpec
     from sizing.planner.error_model import StepErrors
     from sizing.planner.step_models import StepModels
+
+    Promises = Mapping[str, SloSpec]
+    """Limits of each class of requests by its name; by an empty one where there are none."""
 
 MAX_BATCH_SLOWDOWN = 1.5
 """Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""
@@ -94,7 +97,7 @@ class Candidate:
 
     def at_rate(self, requests_per_s: float) -> Candidate:
         """Return the same under another rate of the same requests."""
-        load = replace(self.tandem.workload, requests_per_s=requests_per_s)
+        load = self.tandem.workload.at_rate(requests_per_s)
         return replace(self, tandem=replace(self.tandem, workload=load))
 
     def sized(self, prefill: int, decode: int) -> Candidate:
@@ -190,13 +193,13 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
     layouts = [each for each in layouts if pairing_rule(inputs.model, each) is None]
     if inputs.scenario.search.layouts == "deployable":
         layouts = [each for each in layouts if profile_rule(inputs, each) is None]
-    slo = inputs.scenario.slo
-    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], slo, errors)
+    slos = inputs.scenario.promises
+    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], slos, errors)
     mixed: list[tuple[Check, Candidate]] = []
     if inputs.calibration is None and inputs.gpu.kind != "cpu":
         one_pool = [Layout(prefill=None, decode=shape) for shape in fit]
         smallest = [one_replica_each(inputs, each, models) for each in one_pool]
-        mixed = _unloaded(smallest, slo, errors)
+        mixed = _unloaded(smallest, slos, errors)
     return Candidates(
         split=tuple(candidate for check, candidate in split if check.ratio <= 1),
         mixed=tuple(candidate for check, candidate in mixed if check.ratio <= 1),
@@ -206,35 +209,47 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
 
 
 def _unloaded(
-    candidates: list[Candidate], slo: SloSpec, errors: StepErrors
+    candidates: list[Candidate], slos: Promises, errors: StepErrors
 ) -> list[tuple[Check, Candidate]]:
     """Pair each candidate that has room for a sequence with its tightest limit at no load."""
     found = []
     for candidate in candidates:
         if candidate.max_batch:
-            checks = unloaded_checks(candidate, slo, errors)
+            checks = unloaded_checks(candidate, slos, errors)
             found.append((max(checks, key=lambda check: check.ratio), candidate))
     return found
 
 
-def unloaded_checks(candidate: Candidate, slo: SloSpec, errors: StepErrors) -> tuple[Check, ...]:
+def unloaded_checks(candidate: Candidate, slos: Promises, errors: StepErrors) -> tuple[Check, ...]:
     """
-    Compare the latencies of a request that is alone in the system with every limit.
+    Compare the latencies of a request that is alone in the system with every limit of its class.
 
     Each limit has to hold with slow steps, and with latencies as far off as those measured.
     """
     one = candidate.limited(1).sized(1, 1)
-    slow = _unloaded_checks(one.with_errors(errors), slo)
-    late = [check.with_errors(errors) for check in _unloaded_checks(one, slo)]
+    slow = _checks(one.with_errors(errors), slos)
+    late = [check.with_errors(errors) for check in _checks(one, slos)]
     return tuple(max(pair, key=lambda check: check.ratio) for pair in zip(slow, late, strict=True))
 
 
+def _checks(candidate: Candidate, slos: Promises) -> list[Check]:
+    alone = (replace(candidate, tandem=each) for each in candidate.tandem.by_class)
+    checks = (_unloaded_checks(one, *own) for one, own in zip(alone, slos.items(), strict=True))
+    return list(chain.from_iterable(checks))
+
+
 @lru_cache(maxsize=1024)
-def _unloaded_checks(candidate: Candidate, slo: SloSpec) -> tuple[Check, ...]:
-    found = bounds.unloaded_s(candidate.tandem, split=candidate.layout.prefill is not None)
+def _unloaded_checks(candidate: Candidate, of: str, slo: SloSpec) -> tuple[Check, ...]:
+    tandem = candidate.tandem
+    found = bounds.unloaded_s(tandem, split=candidate.layout.prefill is not None)
+    if slo.e2e_s is not None:  # every prompt with every answer
+        answers_s = (tandem.output_tokens - 1) * found["tpot"]
+        found["e2e"] = np.add.outer(found["ttft"], answers_s).ravel()
     return tuple(
         Check(
-            name=f"{name.upper()} {slo.percentile}",
+            metric=name,
+            percentile=slo.percentile,
+            of=of,
             seconds=float(np.quantile(found[name], slo.level, method="lower")),
             limit_s=limit_s,
         )
@@ -268,7 +283,7 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
     them: with it a plan can keep the engines that were measured.
     """
     first = np.inf
-    limit = largest_batch(slow, inputs.scenario.slo)
+    limit = largest_batch(slow, inputs.scenario.promises)
     limits = [limit >> halvings for halvings in range(limit.bit_length())]
     if inputs.calibration is not None and 0 < limit < slow.max_batch:
         limits.insert(0, slow.max_batch)
@@ -282,16 +297,31 @@ def batch_limits(slow: Candidate, inputs: Inputs) -> Iterator[BoundedCandidate]:
         yield BoundedCandidate(slow=one, lowest=lowest, bound=bound)
 
 
-def largest_batch(candidate: Candidate, slo: SloSpec) -> int:
-    """Return the largest batch limit at which full batches of mean context keep TPOT and ITL."""
-    limit_s = min(
-        np.inf if slo.tpot_s is None else slo.tpot_s * candidate.tandem.tokens_per_step,
-        np.inf if slo.itl_s is None else slo.itl_s,
-    )
+def largest_batch(candidate: Candidate, slos: Promises) -> int:
+    """Return the largest batch limit at which full batches of mean context keep every limit."""
+    limit_s = step_limit_s(candidate.tandem, slos)
     batches = range(1, candidate.max_batch + 1)
     return bisect_right(
         batches, limit_s, key=lambda batch: bounds.decode_step_s(candidate.tandem, batch)
     )
+
+
+def step_limit_s(tandem: TandemLoad, slos: Promises) -> float:
+    """
+    Return the longest decode step that TPOT, ITL and E2E of every class allow.
+
+    Of E2E it is what is left for each token of an answer at the percentile, after no time for TTFT.
+    """
+    found = [np.inf]
+    for each, slo in zip(tandem.by_class, slos.values(), strict=True):
+        if slo.tpot_s is not None:
+            found.append(slo.tpot_s * tandem.tokens_per_step)
+        if slo.itl_s is not None:
+            found.append(slo.itl_s)
+        if slo.e2e_s is not None:
+            tokens = float(np.quantile(each.output_tokens, slo.level, method="lower"))
+            found.append(slo.e2e_s / tokens * tandem.tokens_per_step)
+    return min(found)
 
 
 def utilisations(candidate: Candidate) -> dict[str, float]:

@@ -92,7 +92,7 @@ def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
 
 def _sizes(smallest: Candidate, inputs: Inputs) -> Iterator[Candidate]:
     """Yield batch limits and, for each, replicas at several utilisations."""
-    most = max(1, largest_batch(smallest, inputs.scenario.slo))
+    most = max(1, largest_batch(smallest, inputs.scenario.promises))
     for share in BATCH_SHARES:
         limited = smallest.limited(max(1, int(most * share)))
         needed = utilisations(limited.sized(1, 1)).values()
@@ -120,6 +120,6 @@ def _design_point(candidate: Candidate, simulations: Simulations) -> DesignPoint
         output_tokens_per_s=predicted.output_tokens_per_s,
         tokens_per_s_per_gpu=predicted.output_tokens_per_s / candidate.gpus,
         tokens_per_s_per_user=0.0 if not predicted.tpot.mean_s else 1 / predicted.tpot.mean_s,
-        meets_slo=not slo_misses(predicted, slo),
+        meets_slo=not slo_misses(predicted, inputs.scenario.promises),
         candidate=candidate,
     )

@@ -229,7 +229,7 @@ def _fitted_terms(
     """Return the terms of eq. S1 at the load's mean lengths."""
     if role == "prefill":
         n = float(chosen.tandem.computed_tokens.mean())
-        cached = chosen.tandem.workload.prefix_tokens
+        cached = float(chosen.tandem.cached_tokens.mean())
         work, equation = step.per_prefill_token_s * n, "S2"
         parts = {"attention": step.per_pair_s * n * (cached + (n + 1) / 2)}
     else:

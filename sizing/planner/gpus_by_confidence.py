@@ -63,7 +63,7 @@ def sized_again(
     chosen = best.candidate
     split, errors = chosen.layout.prefill is not None, simulator.errors
     smallest = chosen.sized(1 if split else 0, 1)
-    if any(each.ratio > 1 for each in unloaded_checks(smallest, inputs.scenario.slo, errors)):
+    if any(each.ratio > 1 for each in unloaded_checks(smallest, inputs.scenario.promises, errors)):
         return None  # no number of replicas makes a single request quicker
     slow = smallest.with_errors(errors)
     lowest = fewest_by_utilisation(slow, inputs)

@@ -180,8 +180,7 @@ def max_model_len(inputs: Inputs) -> int:
     asked = inputs.scenario.model.max_context_tokens
     if asked is not None:
         return asked
-    load = inputs.scenario.workload
-    longest = load.input_tokens.max_tokens + load.output_tokens.max_tokens
+    longest = max(part.longest_tokens for part in inputs.scenario.workload.parts)
     block = block_size(inputs)
     return min(-(-longest // block) * block, inputs.model.max_context_tokens)
 

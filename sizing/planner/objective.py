@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, Plan
     from sizing.planner.candidates import Candidate
     from sizing.planner.layout import LayoutShape
 
@@ -38,6 +38,11 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
 def cost_of(inputs: Inputs, shape: LayoutShape) -> float:
     """Return the cost of one replica."""
     return shape.gpus * cost_of_gpu(inputs, shape.gpu)
+
+
+def cost_of_plan(plan: Plan) -> float:
+    """Return the cost of a plan, its spare replicas included."""
+    return sum(pool.gpus * cost_of_gpu(plan.inputs, pool.gpu) for pool in plan.pools)
 
 
 def cost(inputs: Inputs, chosen: Candidate) -> float:

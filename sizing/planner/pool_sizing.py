@@ -9,7 +9,7 @@ import numpy as np
 
 from minicluster.plan import Inputs
 from sizing.planner import bounds
-from sizing.planner.candidates import Candidate, unloaded_checks
+from sizing.planner.candidates import Candidate, step_limit_s, unloaded_checks
 from sizing.planner.objective import cost, cost_of
 from sizing.planner.simulated_check import SloSimulator
 
@@ -239,7 +239,7 @@ def estimated_sizes(
         Policies that leave one replica idle while another has a queue, interference, and that
         prefill spaces the prompts for decode: a simulation decides.
     """
-    slow, slo = candidate.with_errors(errors), inputs.scenario.slo
+    slow, slos = candidate.with_errors(errors), inputs.scenario.promises
     tandem = slow.tandem
     limit = tandem.decode.max_batch_size
     batch = max(1.0, (np.sqrt(BATCH_DEVIATIONS**2 / 4 + limit) - BATCH_DEVIATIONS / 2) ** 2)
@@ -247,8 +247,10 @@ def estimated_sizes(
     tokens_per_s = tandem.workload.requests_per_s * float(tandem.output_tokens.mean())
     pace_s = bounds.pace_s(tandem, batch)
     decode = int(np.ceil(tokens_per_s * pace_s / batch / slow.layout.decode.lanes - 1e-9))
-    unloaded = unloaded_checks(candidate, slo, errors)[0]
-    slack_s = max(0.0, unloaded.limit_s - unloaded.seconds - step_s) / errors.ttft
+    unloaded = [each for each in unloaded_checks(candidate, slos, errors) if each.metric == "ttft"]
+    left_s = min(each.limit_s - each.seconds for each in unloaded)
+    slack_s = max(0.0, left_s - step_s) / errors.ttft
+    level = max(slo.level for slo in slos.values())
     load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)
     variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
     jobs = slack_s / (load / tandem.prefill_requests_per_s)
@@ -266,7 +268,7 @@ def estimated_sizes(
         return max(queued, in_step)
 
     count = lowest[0]
-    while count < MAX_REPLICAS and late(count) > 1 - slo.level:
+    while count < MAX_REPLICAS and late(count) > 1 - level:
         count += max(1, count // 32)
     return count, max(lowest[1], decode)
 
@@ -287,7 +289,7 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
 
         (docs/model.md, eq. T6)
     """
-    limit_s = inputs.scenario.slo.per_token_s or np.inf
+    limit_s = step_limit_s(slow.tandem, inputs.scenario.promises) / slow.tandem.tokens_per_step
     count = lowest
     while count < MAX_REPLICAS:
         pace_s, batch = bounds.steady_decode(slow.sized(0, count).tandem, split=False)

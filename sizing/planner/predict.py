@@ -10,7 +10,7 @@ import numpy as np
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.pages.shown import Shown
-from minicluster.plan import Headroom, Latency, Pool, Prediction, Validation
+from minicluster.plan import ClassPrediction, Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
 from sizing.latency.load import decode_load, prefill_load
@@ -29,7 +29,7 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.simulated_check import Simulations, SloSimulator
-from sizing.planner.slo import missed_limits
+from sizing.planner.slo import Check, missed_limits
 from sizing.planner.step_models import StepModels, machine
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from minicluster.specs.slo import SloSpec
     from sizing.evidence.interval import PredictionInterval
-    from sizing.planner.candidates import Candidate
+    from sizing.planner.candidates import Candidate, Promises
     from sizing.simulation.outcome import Outcome
 
 POOL_SIZE = re.compile(
@@ -131,10 +130,10 @@ def predict(
     _check_layout(inputs, layout)
     smallest = one_replica_each(inputs, layout, StepModels(inputs))
     if split:
-        smallest = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.slo)))
+        smallest = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.promises)))
     chosen = smallest.sized(sizes["prefill"].replicas if split else 0, last.replicas)
     predicted = _simulated(inputs, chosen)
-    missed = slo_misses(predicted, inputs.scenario.slo)
+    missed = slo_misses(predicted, inputs.scenario.promises)
     batch = mean_batch(chosen, predicted.tpot.mean_s)
     return PoolPrediction(
         pools=pools(inputs, chosen),
@@ -180,10 +179,18 @@ def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
     )
 
 
-def slo_misses(predicted: Prediction, slo: SloSpec) -> tuple[str, ...]:
+def slo_misses(predicted: Prediction, slos: Promises) -> tuple[str, ...]:
     """Return the limits that a prediction misses, one phrase each."""
     return missed_limits(
-        slo, {name: getattr(predicted, name).at(slo.percentile) for name in slo.limits_s}
+        Check(
+            metric=name,
+            percentile=slo.percentile,
+            seconds=predicted.latency(name, of).at(slo.percentile),
+            limit_s=limit_s,
+            of=of,
+        )
+        for of, slo in slos.items()
+        for name, limit_s in slo.limits_s.items()
     )
 
 
@@ -234,15 +241,19 @@ def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Predic
     """Read the prediction off a simulation with step times as predicted."""
     load = inputs.scenario.workload
     parts = {name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()}
+    around = {name: interval_around(name, inputs) for name in ("ttft", "tpot")}
     ttft, tpot, itl, e2e = (
-        _latency(*outcome.series(name), around)
-        for name, around in (
-            ("ttft", interval_around("ttft", inputs)),
-            ("tpot", interval_around("tpot", inputs)),
-            ("itl", None),
-            ("e2e", None),
-        )
+        _latency(*outcome.series(name), around.get(name)) for name in ("ttft", "tpot", "itl", "e2e")
     )
+    by_class = {
+        each.name: ClassPrediction(
+            **{
+                name: _latency(*outcome.series(name, at), around.get(name))
+                for name in ("ttft", "tpot", "e2e")
+            }
+        )
+        for at, each in enumerate(load.classes)
+    }
     used = utilisations(chosen)
     if chosen.layout.prefill is not None:
         slower = bounds.interference(
@@ -261,6 +272,7 @@ def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Predic
         utilisation_fraction=used,
         bottleneck=bottlenecks(inputs, chosen, parts, tpot.mean_s),
         ttft_parts_s=parts,
+        by_class=by_class,
     )
 
 

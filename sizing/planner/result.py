@@ -121,7 +121,7 @@ def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infe
         missed_by=f"{check.name} {seconds(check.seconds)}, limit {seconds(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
         way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model,"
-        " fewer bytes (model.weight_dtype), or shorter prompts",
+        " fewer bytes (model.weight_dtype), or shorter prompts or answers",
     )
 
 

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
     from minicluster.workload.arrivals import Arrivals
-    from sizing.planner.candidates import Candidate
+    from sizing.planner.candidates import Candidate, Promises
     from sizing.simulation.outcome import Outcome
     from sizing.simulation.system import System
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
+
+CLASS_REQUESTS = 600
+"""Minimum requests of each of several classes per run; a p99 then rests on 6 requests."""
 
 MAX_REQUESTS = 33_000
 """Maximum requests per simulation run, so that one run takes seconds."""
@@ -143,7 +145,7 @@ class Simulations:
 
         The seed is that of no run by which the search chose the candidate.
         """
-        count = predicted_requests(candidate, self.inputs.scenario.slo)
+        count = predicted_requests(candidate, self.inputs.scenario.promises)
         return self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
 
     def outcome(self, slow: Candidate, *, requests: int, seed: int) -> Outcome:
@@ -176,9 +178,11 @@ class Simulations:
         return replace(found, prefill=prefill, decode=decode)
 
     def _run(self, slow: Candidate, outcome: Outcome) -> SloRun:
-        limits = tuple(limits_of(outcome, self.inputs.scenario.slo))
+        slos = self.inputs.scenario.promises
+        limits = tuple(limits_of(outcome, slos))
         tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
-        return SloRun(limits=limits, role=_bottleneck_role(slow, outcome, tightest))
+        own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
+        return SloRun(limits=limits, role=_bottleneck_role(slow, outcome, tightest, own))
 
 
 class SloSimulator:
@@ -199,7 +203,7 @@ class SloSimulator:
         self.errors, self.precise = errors, precise
         self.exhausted = False
         self._latency_first = False
-        self._simulations, self._slo = simulations, simulations.inputs.scenario.slo
+        self._simulations, self._slos = simulations, simulations.inputs.scenario.promises
 
     def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
         """
@@ -214,7 +218,7 @@ class SloSimulator:
         used = utilisations(slow)
         if max(used.values()) >= 1:
             return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
-        count = run_requests(slow, self._slo, precise=self.precise)
+        count = run_requests(slow, self._slos, precise=self.precise)
         verdict = replace(missed, requests=count)
         try:
             if self._latency_first:  # what denied the last candidate may deny this one, too
@@ -248,7 +252,7 @@ class SloSimulator:
         """Deny what misses with latencies as far off as those measured; `None`: it holds."""
         count = verdict.requests
         if seed and self.precise:
-            count, seed = predicted_requests(candidate, self._slo), PREDICTION_SEED
+            count, seed = predicted_requests(candidate, self._slos), PREDICTION_SEED
         run = self._simulations.run(candidate, requests=count, seed=seed)
         if run is None:
             return self._exhausted(verdict)
@@ -257,7 +261,8 @@ class SloSimulator:
             return None
         self._latency_first = True
         split = candidate.layout.prefill is not None
-        role = "prefill" if split and late.name.startswith("TTFT") else _last_role(candidate)
+        role = "prefill" if split and late.metric == "ttft" else _last_role(candidate)
+        role = run.role if late.metric == "e2e" else role
         return replace(verdict, holds=False, bottleneck_role=role, check=late)
 
     def _exhausted(self, verdict: PlanVerdict) -> PlanVerdict:
@@ -265,51 +270,70 @@ class SloSimulator:
         return replace(verdict, holds=False, exhausted=True)
 
 
-def run_requests(slow: Candidate, slo: SloSpec, *, precise: bool) -> int:
+def run_requests(slow: Candidate, slos: Promises, *, precise: bool) -> int:
     """
     Return the requests of a run, within bounds: a multiple of what the system holds.
+
+    Of each class of requests there are enough to judge its percentile.
 
     A precise run also lasts for several relaxation times of the prefill queue, in each of
     which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
     """
     tandem = slow.tandem
     full_pace_s = bounds.pace_s(tandem, tandem.decode.max_batch_size)
-    stay_s = slo.ttft_s + full_pace_s * float(tandem.output_tokens.mean())
+    stay_s = max(slo.ttft_s for slo in slos.values()) + full_pace_s * float(
+        tandem.output_tokens.mean()
+    )
     inside = (RUN_STAYS if precise else QUICK_STAYS) * tandem.workload.requests_per_s * stay_s
     if precise:
         rho = min(utilisations(slow).get("prefill", 0.0), 0.99)
         inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
+    if len(slos) > 1:
+        inside = max(inside, CLASS_REQUESTS / tandem.workload.rarest_fraction)
     return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
 
 
-def predicted_requests(candidate: Candidate, slo: SloSpec) -> int:
+def predicted_requests(candidate: Candidate, slos: Promises) -> int:
     """Return the requests of the run that a prediction is read from."""
-    return max(run_requests(candidate, slo, precise=True), VERIFY_REQUESTS)
+    return max(run_requests(candidate, slos, precise=True), VERIFY_REQUESTS)
 
 
-def limits_of(outcome: Outcome, slo: SloSpec) -> list[tuple[Check, bool | None]]:
-    """Return every limit with whether it surely holds or is missed; `None`: chance may decide."""
-    share = slo.level
+def limits_of(outcome: Outcome, slos: Promises) -> list[tuple[Check, bool | None]]:
+    """
+    Return every limit with whether it surely holds or is missed; `None`: chance may decide.
+
+    The chance to err is shared by the classes of requests: all hold together as surely as one.
+    """
     found: list[tuple[Check, bool | None]] = []
-    for name, limit_s in slo.limits_s.items():
-        values, weights = outcome.series(name)
-        if len(values):
-            check = Check(
-                name=f"{name.upper()} {slo.percentile}",
-                seconds=_percentile(values, weights, share),
-                limit_s=limit_s,
-            )
-            found.append((check, _sure(values, weights, limit_s, share)))
+    for at, (of, slo) in enumerate(slos.items()):
+        for name, limit_s in slo.limits_s.items():
+            values, weights = outcome.series(name, at)
+            if len(values):
+                check = Check(
+                    metric=name,
+                    percentile=slo.percentile,
+                    of=of,
+                    seconds=_percentile(values, weights, slo.level),
+                    limit_s=limit_s,
+                )
+                sure = _sure(values, weights, limit_s, slo.level, claims=len(slos))
+                found.append((check, sure))
     return found
 
 
 def _sure(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | None, limit_s: float, share: float
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64] | None,
+    limit_s: float,
+    share: float,
+    *,
+    claims: int,
 ) -> bool | None:
     """Return whether a limit holds at a percentile; `None` if chance may decide."""
-    if surely_below(values, limit_s, share, weights):
+    if surely_below(values, limit_s, share, weights, claims=claims):
         return True
-    return False if surely_below(-values, -limit_s, 1 - share, weights) else None
+    missed = surely_below(-values, -limit_s, 1 - share, weights, claims=claims)
+    return False if missed else None
 
 
 def _percentile(
@@ -320,13 +344,29 @@ def _percentile(
     return weighted_quantile(values[order], share, mass[order])
 
 
-def _bottleneck_role(candidate: Candidate, outcome: Outcome, check: Check) -> str:
-    """Return the pool that a limit asks for: prefill where late requests wait longer for it."""
-    if candidate.layout.prefill is None or not check.name.startswith("TTFT"):
+def _bottleneck_role(
+    candidate: Candidate, outcome: Outcome, check: Check, own: NDArray[np.bool_]
+) -> str:
+    """
+    Return the pool that a limit asks for: prefill where late requests wait longer for it.
+
+    What a request waits for decode is its queue there; of E2E also what its tokens take longer
+    than those of a sequence that decodes alone.
+
+    Args:
+        own: requests of the check's class that count.
+    """
+    if candidate.layout.prefill is None or check.metric not in {"ttft", "e2e"}:
         return _last_role(candidate)
-    late = outcome.counts & (outcome.ttft_s >= check.seconds)
+    latency_s = outcome.ttft_s if check.metric == "ttft" else outcome.e2e_s
+    late = own & (latency_s >= check.seconds)
     waits = {name: float(part[late].mean()) for name, part in outcome.parts_s.items()}
-    return "prefill" if waits[PREFILL_QUEUE] >= waits[DECODE_QUEUE] else "decode"
+    decode_s = waits[DECODE_QUEUE]
+    if check.metric == "e2e":
+        alone_s = bounds.pace_s(candidate.tandem, 1) * (outcome.output_tokens[late] - 1)
+        decoding_s = outcome.e2e_s[late] - outcome.ttft_s[late]
+        decode_s += max(0.0, float((decoding_s - alone_s).mean()))
+    return "prefill" if waits[PREFILL_QUEUE] >= decode_s else "decode"
 
 
 def _last_role(candidate: Candidate) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients
 from sizing.latency.step import Machine
 from sizing.latency.step_table import step_table
@@ -72,7 +72,7 @@ class StepModels:
 
     def _path(self, layout: Layout) -> PathCoefficients:
         """Return the constants of a request; between two kinds of GPU the slower NIC counts."""
-        prompts = length_quantiles(self._inputs.scenario.workload.input_tokens, QUANTILES)
+        prompts, _ = self._lengths()
         last = layout.decode
         first = layout.prefill or last
         paths = [
@@ -89,9 +89,10 @@ class StepModels:
     def _mean_computed(self, longest: float = np.inf) -> float:
         """Mean tokens, not in the prefix cache, of prompts up to *longest*, or of the shortest."""
         load = self._inputs.scenario.workload
-        prompts = length_quantiles(load.input_tokens, QUANTILES)
-        prompts = prompts[prompts <= max(longest, prompts[0])]
-        return float(np.maximum(1.0, prompts - load.prefix_tokens).mean())
+        prompts, _, class_of = equally_likely(load, QUANTILES)
+        cached = np.array([part.prefix_tokens for part in load.parts])[class_of]
+        counts = prompts <= max(longest, prompts[0])
+        return float(np.maximum(1.0, prompts - cached)[counts].mean())
 
     def max_decode_batch(self, shape: LayoutShape, *, context: float, deviation: float) -> int:
         """Return what the function of this name says, which many layouts ask of one shape."""
@@ -125,9 +126,8 @@ class StepModels:
 
     def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return equally likely tokens of prompts and of answers."""
-        load = self._inputs.scenario.workload
-        prompts, answers = load.input_tokens, load.output_tokens
-        return length_quantiles(prompts, QUANTILES), length_quantiles(answers, QUANTILES)
+        prompts, answers, _ = equally_likely(self._inputs.scenario.workload, QUANTILES)
+        return prompts, answers
 
 
 def machine(inputs: Inputs, gpu: str | None = None) -> Machine:

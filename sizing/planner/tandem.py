@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 from minicluster.plan import StepModel
 from minicluster.routing import LEAST_TOKENS
 from minicluster.specs.workload import WorkloadSpec
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import EquallyLikely, equally_likely
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class TandemLoad:
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:
         """Prompt tokens, cached ones included: equally likely lengths, ascending."""
-        return length_quantiles(self.workload.input_tokens, QUANTILES)
+        return self._requests.input_tokens
 
     @cached_property
     def num_local(self) -> int:
@@ -72,19 +72,53 @@ class TandemLoad:
     @cached_property
     def computed_tokens(self) -> NDArray[np.float64]:
         """Prompt tokens that the prefill pool computes, cached prefix left out: equally likely."""
-        remote = self.all_tokens[min(self.num_local, QUANTILES - 1) :]
-        return np.maximum(1.0, remote - self.workload.prefix_tokens)
+        return np.maximum(1.0, self.all_tokens[self._remote] - self.cached_tokens)
+
+    @property
+    def cached_tokens(self) -> NDArray[np.float64]:
+        """Tokens of the cached prefix of each of `computed_tokens`."""
+        return self.prefix_tokens[self._remote]
+
+    @property
+    def _remote(self) -> slice:
+        return slice(min(self.num_local, len(self.all_tokens) - 1), None)
+
+    @cached_property
+    def prefix_tokens(self) -> NDArray[np.float64]:
+        """Of each of `all_tokens`, those that are in the prefix cache."""
+        return self._of_class([float(part.prefix_tokens) for part in self.workload.parts])
 
     @property
     def prefill_requests_per_s(self) -> float:
         """Rate of prompts that the prefill pool computes."""
-        share = max(1 - self.num_local / QUANTILES, NEXT_TO_NONE)
+        share = max(1 - self.num_local / len(self.all_tokens), NEXT_TO_NONE)
         return self.workload.requests_per_s * share
 
     @cached_property
     def output_tokens(self) -> NDArray[np.float64]:
         """Output lengths, equally likely."""
-        return length_quantiles(self.workload.output_tokens, QUANTILES)
+        return self._requests.output_tokens
+
+    @cached_property
+    def answer_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and mean square of the answers to each of `all_tokens`: those of its class."""
+        answers = [each.output_tokens for each in self.by_class]
+        means = [float(each.mean()) for each in answers]
+        return self._of_class(means), self._of_class([float(np.mean(o**2)) for o in answers])
+
+    def _of_class(self, values: list[float]) -> NDArray[np.float64]:
+        return np.array(values)[self._requests.class_of]
+
+    @property
+    def _requests(self) -> EquallyLikely:
+        return equally_likely(self.workload, QUANTILES)
+
+    @property
+    def by_class(self) -> tuple[TandemLoad, ...]:
+        """The same under the requests of each class alone; itself where there are none."""
+        if not self.workload.classes:
+            return (self,)
+        return tuple(replace(self, workload=each) for each in self.workload.apart)
 
     @cached_property
     def context(self) -> tuple[float, float]:
@@ -93,11 +127,24 @@ class TandemLoad:
 
             E = E[n] + E[o^2] / (2 E[o])      (docs/model.md, eq. T5)
 
-        A long answer is met more often than it is drawn, and half of it is there on average.
+        A long answer is met more often than it is drawn, and half of it is there on average; of
+        several classes each counts as often as its answers are met.
         """
+        if self.workload.classes:
+            return self._context_of_classes()
         prompts = self.all_tokens
         out = self.output_tokens
         mean = float(np.mean(out**2) / (2 * np.mean(out)))
         square = float(np.mean(out**3) / (3 * np.mean(out)))
         spread = float(np.var(prompts)) + max(0.0, square - mean**2)
         return float(np.mean(prompts)) + mean, float(np.sqrt(spread))
+
+    def _context_of_classes(self) -> tuple[float, float]:
+        met = [
+            each.workload.requests_per_s * float(each.output_tokens.mean())
+            for each in self.by_class
+        ]
+        means, deviations = np.array([each.context for each in self.by_class]).T
+        mean = np.average(means, weights=met)
+        spread = np.average(deviations**2 + (means - mean) ** 2, weights=met)
+        return float(mean), float(np.sqrt(spread))

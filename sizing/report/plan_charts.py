@@ -45,14 +45,16 @@ MOST_NODES = 128
 
 def latency_figures(plan: Plan, outcome: Outcome, slowed: Outcome | None) -> Iterator[Figure]:
     """
-    Draw which TTFT and TPOT a share of the simulated requests stays within.
+    Draw which TTFT and TPOT a share of the simulated requests stays within, all classes together.
 
     Args:
         outcome: the simulation with the predicted step times.
         slowed: the simulation with the step times that the plan's confidence allows for; `None`
             where the plan has no confidence.
     """
-    for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
+    limits = {} if plan.workload.classes else plan.slo.limits_s
+    for name in ("ttft", "tpot"):
+        limit_s = limits.get(name)
         values = outcome.series(name)[0]
         if not len(values):
             continue

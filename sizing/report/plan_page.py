@@ -59,8 +59,8 @@ def plan_page(plan: Plan) -> Page:
         lines=(_asked(plan),),
         tiles=tuple(plan_tiles(plan)),
         parts=(
-            titled_section(latency_table(plan.prediction, plan.slo)),
-            titled_section(simulated_table(outcome, plan.slo)),
+            titled_section(latency_table(plan.prediction, plan.promises)),
+            titled_section(simulated_table(outcome, plan.promises)),
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
             Section("Layout", (layout_grid(plan), pools)),
             ChartRow((*over_time, *fronts)),
@@ -74,26 +74,29 @@ def plan_page(plan: Plan) -> Page:
 
 
 def _asked(plan: Plan) -> str:
-    load = plan.workload
-    lengths = [
-        ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
-        for tokens in (load.input_tokens, load.output_tokens)
-    ]
-    return (
-        f"{lengths[0]} tokens in, {lengths[1]} out, every limit kept at {plan.slo.percentile}:"
-        f" {layout_of(plan)}."
-    )
+    asked = []
+    slos = plan.inputs.scenario.promises
+    for part, slo in zip(plan.workload.parts, slos.values(), strict=True):
+        prompt, answer = (
+            ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
+            for tokens in (part.input_tokens, part.output_tokens)
+        )
+        of = f"{part.name} at {part.requests_per_s:g} requests/s: " if part.name else ""
+        kept = f"every limit kept at {slo.percentile}"
+        asked.append(f"{of}{prompt} tokens in, {answer} out, {kept}")
+    return f"{'; '.join(asked)}: {layout_of(plan)}."
 
 
 def plan_tiles(plan: Plan) -> Iterator[Tile]:
     """Yield the most important figures: latencies, confidence, headroom, energy and price."""
-    found, slo = figures(plan), plan.slo
-    for name, value_s, limit_s in (
-        ("TTFT", found.ttft_s, slo.ttft_s),
-        ("TPOT", found.tpot_s, slo.tpot_s),
-    ):
-        below = "" if limit_s is None else f"SLO {seconds(limit_s)}"
-        yield Tile(name=f"{name} {slo.percentile}", value=seconds(value_s), below=below)
+    found = figures(plan)
+    for of, slo in plan.promises.items():
+        for name in ("ttft", "tpot", *(["e2e"] if slo.e2e_s else [])):
+            limit_s = slo.limits_s.get(name)
+            below = "" if limit_s is None else f"SLO {seconds(limit_s)}"
+            value = seconds(plan.prediction.latency(name, of).at(slo.percentile))
+            label = f"{of} {name.upper()} {slo.percentile}".strip()
+            yield Tile(name=label, value=value, below=below)
     if found.confidence_fraction is not None and plan.confidence is not None:
         at = plan.confidence.gpus_at
         others = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in at.items())

@@ -24,12 +24,12 @@ from sizing.report.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from rich.console import RenderableType
 
-    from minicluster.plan import Inputs, Latency, Plan, Pool, Prediction, Validation
+    from minicluster.plan import Inputs, Plan, Pool, Prediction, Validation
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
     from sizing.planner.predict import PoolPrediction
@@ -50,7 +50,7 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
         blank,
         pool_rows(plan.pools, plan.prediction, unit=_unit(plan.inputs)),
         blank,
-        latency_rows(plan.prediction, plan.slo),
+        latency_rows(plan.prediction, plan.promises),
         _facts(answer_facts(plan)),
         blank,
         _facts(evidence_facts(plan)),
@@ -62,7 +62,7 @@ def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> G
 def plan_details(plan: Plan) -> Iterator[RenderableType]:
     """Yield what `--verbose` adds to a plan's screen: every limit, percentile and factor."""
     yield layout_table(plan.pools, plan.prediction)
-    yield latency_table(plan.prediction, plan.slo)
+    yield latency_table(plan.prediction, plan.promises)
     yield _facts(detail_facts(plan))
 
 
@@ -98,7 +98,7 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
         blank,
         pool_rows(found.pools, predicted, unit=unit),
         blank,
-        latency_rows(predicted, scenario.slo),
+        latency_rows(predicted, scenario.promises),
         _facts(facts),
         blank,
         _facts([("Measured", measured(found.validated_on))]),
@@ -107,12 +107,12 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     )
 
 
-def prediction_details(found: PoolPrediction, slo: SloSpec) -> tuple[Table, ...]:
+def prediction_details(found: PoolPrediction, slos: Mapping[str, SloSpec]) -> tuple[Table, ...]:
     """Return what `--verbose` adds to predicted pools: limits, percentiles, phases of TTFT."""
     predicted = found.prediction
     return (
         layout_table(found.pools, predicted),
-        latency_table(predicted, slo),
+        latency_table(predicted, slos),
         parts_table(predicted),
     )
 
@@ -137,19 +137,25 @@ def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> 
     return table
 
 
-def latency_rows(prediction: Prediction, slo: SloSpec) -> Table:
-    """Return one row per limit: the latency at the SLO's percentile, its interval, the verdict."""
+def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
+    """
+    Return one row per limit: the latency at the SLO's percentile, its interval, the verdict.
+
+    Limits of several classes of requests follow one another.
+    """
     table = Table.grid(Column(), Column(justify="right"), padding=(0, 2, 0, 0))
-    limits = slo.limits_s
-    for name in ("ttft", "tpot", *(["itl"] if "itl" in limits else [])):
-        latency: Latency = getattr(prediction, name)
-        value_s, around = latency.at(slo.percentile), interval(latency, slo.percentile)
-        said = Text()
-        if name in limits:
-            limit_s = limits[name]
-            said = verdict(holds=value_s <= limit_s, limit=f"SLO < {seconds(limit_s)}: ")
-        interval_said = f"80% interval {around}" if around else ""
-        table.add_row(f"{name.upper()} {slo.percentile}", seconds(value_s), interval_said, said)
+    for of, slo in slos.items():
+        limits = slo.limits_s
+        for name in ("ttft", "tpot", *(each for each in ("itl", "e2e") if each in limits)):
+            latency = prediction.latency(name, of)
+            value_s, around = latency.at(slo.percentile), interval(latency, slo.percentile)
+            said = Text()
+            if name in limits:
+                limit_s = limits[name]
+                said = verdict(holds=value_s <= limit_s, limit=f"SLO < {seconds(limit_s)}: ")
+            interval_said = f"80% interval {around}" if around else ""
+            label = f"{of} {name.upper()} {slo.percentile}".strip()
+            table.add_row(label, seconds(value_s), interval_said, said)
     return table
 
 
@@ -159,7 +165,9 @@ def headline(plan: Plan) -> str:
     size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
     if _unit(plan.inputs) == "core":
         size = _count(plan.cost.gpus, "core")
+    classes = len(plan.workload.classes)
     load = f"{plan.model.id} at {plan.workload.requests_per_s:g} requests/s"
+    load += f" of {classes} classes" if classes else ""
     return f"{load}: {size} on {_count(plan.cost.nodes, 'node')}{free_gpus(plan)}"
 
 

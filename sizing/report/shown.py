@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from minicluster.pages.page import FactTable, Section
@@ -11,12 +12,14 @@ from minicluster.pages.shown import columns_of, sections_of
 from minicluster.plan import Plan, Prediction
 from sizing.evidence.validate import record
 from sizing.evidence.validated import Validated
+from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction
 from sizing.planner.studies.capacity import Capacity
 from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import SplitMap
+from sizing.report.class_plans import choice_line, class_plans_columns, class_plans_table
 from sizing.report.plan_screen import answer_facts, evidence_facts, headline, measured
 from sizing.report.questions import (
     capacity_lines,
@@ -57,8 +60,20 @@ def _plan_sections(plan: Plan) -> list[Section]:
     return [
         Section(headline(plan), (FactTable(facts),)),
         titled_section(layout_table(plan.pools, plan.prediction)),
-        titled_section(latency_table(plan.prediction, plan.slo)),
+        titled_section(latency_table(plan.prediction, plan.promises)),
     ]
+
+
+@sections_of.register(ClassPlans)
+def _classes_sections(found: ClassPlans) -> list[Section]:
+    shown = titled_section(class_plans_table(found))
+    plans = (_plan_sections(each) for each in found.chosen.values())
+    return [shown, Section("", (Paragraph(choice_line(found)),)), *chain.from_iterable(plans)]
+
+
+@columns_of.register(ClassPlans)
+def _classes_columns(found: ClassPlans) -> dict[str, list[Any]]:
+    return class_plans_columns(found)
 
 
 @columns_of.register(Plan)

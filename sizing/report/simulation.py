@@ -10,9 +10,10 @@ import numpy as np
 from rich.text import Text
 
 from minicluster.units import seconds
-from sizing.report.tables import columns_table, table, verdict
+from sizing.report.tables import SHOWN, columns_table, judged_at, table, verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -25,18 +26,17 @@ if TYPE_CHECKING:
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 
 
-def simulation_json(outcome: Outcome) -> dict[str, Any]:
-    """Return the statistics of a run: all but the single requests."""
+def simulation_json(outcome: Outcome, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the statistics of a run, also by the class of requests: all but single requests."""
     occupancy = outcome.occupancy
+    by_class = {of: _latencies(outcome, at) for at, of in enumerate(classes)}
     return {
+        **({"latencies_by_class": by_class} if by_class else {}),
         "requests": len(outcome.due_s),
         "counted_requests": int(outcome.counts.sum()),
         "settled": outcome.settled,
         "requests_per_s": _rate(outcome),
-        "latencies": {
-            name: {statistic: asdict(value) for statistic, value in each.items()}
-            for name, each in outcome.latencies().items()
-        },
+        "latencies": _latencies(outcome),
         "ttft_parts_s": {
             name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()
         },
@@ -50,6 +50,13 @@ def simulation_json(outcome: Outcome) -> dict[str, Any]:
                 for name in ("waiting", "running", "kv_blocks")
             },
         },
+    }
+
+
+def _latencies(outcome: Outcome, of: int | None = None) -> dict[str, Any]:
+    return {
+        name: {statistic: asdict(value) for statistic, value in each.items()}
+        for name, each in outcome.latencies(of).items()
     }
 
 
@@ -69,6 +76,7 @@ def request_columns(outcome: Outcome) -> dict[str, NDArray[Any]]:
         "preemptions": outcome.preemptions,
         **{f"{name}_s": part for name, part in outcome.parts_s.items()},
         "counted": outcome.counts.astype(np.int64),
+        **({"class": outcome.class_of} if outcome.class_of.any() else {}),
     }
 
 
@@ -83,23 +91,29 @@ def write_requests(outcome: Outcome, path: Path) -> None:
             writer.writerow([number, *("" if each != each else each for each in row)])  # noqa: PLR0124  (nan)
 
 
-def simulated_table(outcome: Outcome, slo: SloSpec | None) -> Table:
-    """Return one row per latency, with intervals and, of an SLO, the verdict."""
-    latencies = outcome.latencies()
-    shown = ("mean", "p50", "p95", "p99")
-    columns: dict[str, list[Any]] = {
-        "": [NAMES[name] for name in NAMES if name in latencies],
-        **{
-            each: [_with_interval(latencies[name][each]) for name in NAMES if name in latencies]
-            for each in shown
-        },
-    }
-    if slo is not None:
-        columns[f"SLO at {slo.percentile}"] = [
-            _verdict(outcome, name, slo.percentile, slo.limits_s.get(name))
-            for name in NAMES
-            if name in latencies
-        ]
+def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Table:
+    """
+    Return one row per latency, with intervals and, of an SLO, the verdict.
+
+    Latencies of each class of requests, where there are several, follow those of all requests.
+    """
+    whole = next(iter(slos.values())) if slos is not None and len(slos) == 1 else None
+    groups: list[tuple[str, int | None, SloSpec | None]] = [("", None, whole)]
+    if outcome.class_of.any():  # else a trace, or requests of one class
+        groups += [(of, at, slo) for at, (of, slo) in enumerate((slos or {}).items())]
+    heads = ("", *SHOWN) if slos is None else ("", *SHOWN, f"SLO{judged_at(slos)}")
+    columns: dict[str, list[Any]] = {head: [] for head in heads}
+    for of, at, slo in groups:
+        latencies = outcome.latencies(at)
+        gaps = at is None or (slo is not None and slo.itl_s is not None)  # those of all classes
+        for name in (each for each in NAMES if each in latencies and (gaps or each != "itl")):
+            row = [f"{of} {NAMES[name]}".strip()]
+            row += [_with_interval(latencies[name][each]) for each in SHOWN]
+            for column, cell in zip(columns.values(), row, strict=False):
+                column.append(cell)
+            if slos is not None:
+                said = Text() if slo is None else _verdict(outcome, name, slo, at)
+                columns[heads[-1]].append(said)
     return columns_table("Simulated latency, with 90 % intervals", columns)
 
 
@@ -145,11 +159,12 @@ def _with_interval(found: BatchMeansInterval) -> str:
     return f"{seconds(found.value_s)} ({seconds(found.low_s)} to {high})"
 
 
-def _verdict(outcome: Outcome, name: str, statistic: str, limit_s: float | None) -> Text:
+def _verdict(outcome: Outcome, name: str, slo: SloSpec, of: int | None) -> Text:
     """Return whether a limit holds, surely or within sampling error."""
+    limit_s, statistic = slo.limits_s.get(name), slo.percentile
     if limit_s is None:
         return Text()
-    missed = outcome.latencies()[name][statistic].value_s > limit_s
-    if missed or outcome.surely_below(name, statistic, limit_s):
+    missed = outcome.latencies(of)[name][statistic].value_s > limit_s
+    if missed or outcome.surely_below(name, statistic, limit_s, of):
         return verdict(holds=not missed, limit=f"< {seconds(limit_s)} ")
     return Text(f"< {seconds(limit_s)} holds, not surely", style="yellow")

@@ -10,14 +10,13 @@ from rich.text import Text
 
 from minicluster.pages.page import DataTable, Section
 from minicluster.phases import label
-from minicluster.specs.slo import PERCENTILES
+from minicluster.specs.slo import PERCENTILES, SloSpec
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
-    from minicluster.specs.slo import SloSpec
     from sizing.planner.explanation import ExplainedTerm, Explanation
 
 BOUND = "bound by,\nof peak"
@@ -140,24 +139,38 @@ def free_gpus(plan: Plan) -> str:
     return f", {stranded} {unit} stay free" if stranded else ""
 
 
-def latency_table(prediction: Prediction, slo: SloSpec) -> Table:
-    """Return one row per latency: statistics, interval, limit, verdict."""
-    heads = ("", *SHOWN, f"80 % interval at {slo.percentile}", f"SLO at {slo.percentile}")
+def latency_table(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
+    """
+    Return one row per latency: statistics, interval, limit, verdict.
+
+    Of several classes of requests, latencies of all requests come first, without limits.
+    """
+    at = judged_at(slos)
+    heads = ("", *SHOWN, f"80 % interval{at}", f"SLO{at}")
+    judged = slos.items() if "" in slos else [("", SloSpec()), *slos.items()]
     rows = []
-    for name in ("ttft", "tpot", "itl", "e2e"):
-        latency: Latency = getattr(prediction, name)
-        limit_s, value_s = slo.limits_s.get(name), latency.at(slo.percentile)
-        rows.append(
-            (
-                name.upper(),
-                *(seconds(latency.at(each)) for each in SHOWN),
-                interval(latency, slo.percentile) or "-",
-                Text()
-                if limit_s is None
-                else verdict(holds=value_s <= limit_s, limit=f"< {seconds(limit_s)} "),
+    for of, slo in judged:
+        gaps = not of or slo.itl_s is not None  # those of all classes
+        for name in ("ttft", "tpot", *(["itl"] if gaps else []), "e2e"):
+            latency = prediction.latency(name, of)
+            limit_s = slo.limits_s.get(name) if of in slos else None
+            value_s = latency.at(slo.percentile)
+            limit = f"{'' if at else slo.percentile} < {seconds(limit_s or 0)} ".lstrip()
+            rows.append(
+                (
+                    f"{of} {name.upper()}".strip(),
+                    *(seconds(latency.at(each)) for each in SHOWN),
+                    (interval(latency, slo.percentile) if of in slos else "") or "-",
+                    Text() if limit_s is None else verdict(holds=value_s <= limit_s, limit=limit),
+                )
             )
-        )
     return table("Predicted latency", heads, rows)
+
+
+def judged_at(slos: Mapping[str, SloSpec]) -> str:
+    """Return ` at p99`, the percentile of all classes; empty where theirs differ."""
+    percentiles = {slo.percentile for slo in slos.values()}
+    return f" at {percentiles.pop()}" if len(percentiles) == 1 else ""
 
 
 def interval(latency: Latency, statistic: str) -> str:

@@ -59,6 +59,7 @@ class Outcome(Shown):
 
     Attributes:
         due_s, ttft_s, tpot_s, e2e_s, stall_s: shape (n,); `tpot_s` is nan for one token.
+        class_of: class of requests, as numbered in the workload; 0 where there are none.
         parts_s: by `minicluster.phases.TTFT_PHASES`; they add up to `ttft_s`.
         prefill_of, decode_of: replicas; -1: the prompt was computed by its decode replica.
         gaps: seconds, how many, start; shape (g, 3), ascending by start.
@@ -73,6 +74,7 @@ class Outcome(Shown):
     tpot_s: Column
     e2e_s: Column
     stall_s: Column
+    class_of: NDArray[np.int64]
     parts_s: dict[str, Column] = field(repr=False)
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
@@ -87,24 +89,33 @@ class Outcome(Shown):
     kv_capacity_blocks: dict[str, int]
     occupancy: Occupancy
 
-    def latencies(self) -> dict[str, dict[str, BatchMeansInterval]]:
-        """Mean and percentiles of every latency, each with its interval, of what counts."""
+    def latencies(self, of: int | None = None) -> dict[str, dict[str, BatchMeansInterval]]:
+        """Mean and percentiles of every latency, each with its interval, as `series` has them."""
         return {
-            name: _statistics(*self.series(name))
+            name: _statistics(*self.series(name, of))
             for name in ("ttft", "tpot", "e2e", "stall", "itl")
-            if len(self.series(name)[0])
+            if len(self.series(name, of)[0])
         }
 
-    def surely_below(self, name: str, statistic: str, limit_s: float) -> bool:
+    def surely_below(
+        self, name: str, statistic: str, limit_s: float, of: int | None = None
+    ) -> bool:
         """Say whether a limit holds at a percentile, beyond what chance may have done."""
-        values, weights = self.series(name)
+        values, weights = self.series(name, of)
         if statistic == "mean":
             high_s = mean_interval(values, weights).high_s
             return high_s is not None and high_s <= limit_s
         return surely_below(values, limit_s, LEVELS[statistic], weights)
 
-    def series(self, name: str) -> tuple[Column, Column | None]:
-        """Values of a latency that count, in the order of time, and how often each does."""
+    def series(self, name: str, of: int | None = None) -> tuple[Column, Column | None]:
+        """
+        Values of a latency that count, in the order of time, and how often each does.
+
+        Args:
+            name: `ttft`, `tpot`, `itl`, `e2e` or `stall`.
+            of: the class of requests that counts; `None`: all. A gap between tokens (`itl`) is of
+                all classes always: a step gives every sequence in it a token.
+        """
         if name == "itl":
             gaps = self.counted_gaps()
             return gaps[:, 0], gaps[:, 1]
@@ -115,7 +126,8 @@ class Outcome(Shown):
             "stall": np.where(self.output_tokens > 1, self.stall_s, np.nan),
         }[name]
         order = np.argsort(self.due_s, kind="stable")
-        kept = column[order][self.counts[order]]
+        counts = self.counts if of is None else self.counts & (self.class_of == of)
+        kept = column[order][counts[order]]
         return kept[np.isfinite(kept)], None
 
     def counted_gaps(self) -> Column:
@@ -165,7 +177,7 @@ def simulate(
     finally:
         if collecting:
             gc.enable()
-    return _outcome(system, run)
+    return _outcome(system, run, arrivals.class_of)
 
 
 def _check(system: System, arrivals: Arrivals) -> None:
@@ -192,7 +204,7 @@ def _check(system: System, arrivals: Arrivals) -> None:
             )
 
 
-def _outcome(system: System, run: EventLoop) -> Outcome:
+def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None) -> Outcome:
     requests, own = run.requests, slice(run.num_arrivals)
     due, first = np.array(run.due_s[own]), np.array(requests.first_token_s[own])
     finish, outputs = np.array(requests.finished_s[own]), np.array(requests.max_tokens[own])
@@ -212,6 +224,7 @@ def _outcome(system: System, run: EventLoop) -> Outcome:
         tpot_s=tpot,
         e2e_s=finish - due,
         stall_s=np.array(requests.stall_s[own]),
+        class_of=np.zeros(len(due), dtype=np.int64) if class_of is None else class_of,
         parts_s=_parts(system, run, due, first),
         input_tokens=np.array(requests.num_prompt_tokens[own]),
         output_tokens=outputs,

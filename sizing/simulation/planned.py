@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ def simulate(  # noqa: PLR0913  (what a run is made of)
     else:
         load = plan.workload
         if requests_per_s is not None:
-            load = replace(load, requests_per_s=requests_per_s)
+            load = load.at_rate(requests_per_s)
         coming = drawn(load, source, count=requests, seed=seed)
     said = None if progress is None else partial(_say, progress, len(coming))
     return simulate_plan(plan, coming, seed=seed, handshake_s=handshake_s, progress=said)

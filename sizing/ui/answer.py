@@ -83,7 +83,7 @@ def draw(case: form.Case) -> None:
     _tiles(case, found)
     pools = titled_section(layout_table(found.pools, found.prediction))
     st.html(kit(Section("", (layout_grid(found),)), pools))
-    st.html(kit(titled_section(latency_table(found.prediction, found.slo))))
+    st.html(kit(titled_section(latency_table(found.prediction, found.promises))))
     _downloads(case, found)
     _distributions(case, found)
     _questions(case, found)
@@ -165,7 +165,7 @@ def _terms(case: form.Case, found: Plan, figure: str) -> Iterator[Section]:
                     yield Section("", (Text(each),))
             elif str(each.title).startswith((*groups, "Interference")):
                 yield titled_section(each)
-        yield titled_section(latency_table(found.prediction, found.slo))
+        yield titled_section(latency_table(found.prediction, found.promises))
         return
     kept = tuple(row for row in _facts(found) if row[0] in FACTS_OF[figure])
     yield Section("", (FactTable(kept),))

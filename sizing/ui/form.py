@@ -120,9 +120,13 @@ def fields() -> Iterator[Field]:
 
 
 def bases() -> tuple[str, ...]:
-    """Return the shipped scenarios that need nothing of this machine."""
-    named = {name: catalog.read_scenario(name).model.id for name in catalog.files("scenarios")}
-    return tuple(name for name, model in named.items() if model in catalog.models())
+    """Return the shipped scenarios of one class that need nothing of this machine."""
+    known = {name: catalog.read_scenario(name) for name in catalog.files("scenarios")}
+    return tuple(
+        name
+        for name, each in known.items()
+        if each.model.id in catalog.models() and not each.workload.classes
+    )
 
 
 def help_texts() -> dict[str, str]:

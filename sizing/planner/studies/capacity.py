@@ -242,7 +242,7 @@ class _RateSearch:
         """Return less for what probably carries more: TTFT under load is not in eq. T6."""
         if guess.layout.prefill is not None:
             return -_rate(guess)
-        checks = unloaded_checks(guess, self.inputs.scenario.slo, self.errors)
+        checks = unloaded_checks(guess, self.inputs.scenario.promises, self.errors)
         return -_rate(guess) * (SLACK_CEILING - max(check.ratio for check in checks))
 
     def _promising(self, options: list[Candidate], gpus: int) -> list[Candidate]:
@@ -374,9 +374,7 @@ class _RateSearch:
         chosen, load = held.candidate, self.inputs.scenario.workload
         at_rate = replace(
             self.inputs,
-            scenario=replace(
-                self.inputs.scenario, workload=replace(load, requests_per_s=held.rate)
-            ),
+            scenario=replace(self.inputs.scenario, workload=load.at_rate(held.rate)),
         )
         predicted = prediction_of(at_rate, chosen, self.simulations.predicted(chosen))
         kinds = gpus_with_spares(self.inputs, chosen)

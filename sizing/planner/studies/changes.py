@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minicluster.plan import Inputs
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.topology import TierSpec
-    from minicluster.specs.workload import Lengths, WorkloadSpec
+    from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 
 
 def with_load(inputs: Inputs, load: WorkloadSpec) -> Inputs:
@@ -34,22 +36,33 @@ def stretched(lengths: Lengths, factor: float) -> Lengths:
 
 def with_lengths(inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0) -> Inputs:
     """Stretch prompts and answers by factors; the share of a prompt that is cached stays."""
+
+    def longer(part: RequestClass) -> dict[str, Any]:
+        return {
+            "input_tokens": stretched(part.input_tokens, prompts),
+            "output_tokens": stretched(part.output_tokens, answers),
+            "prefix_tokens": round(part.prefix_tokens * prompts),
+        }
+
+    return with_parts(inputs, longer)
+
+
+def with_parts(inputs: Inputs, change: Callable[[RequestClass], dict[str, Any]]) -> Inputs:
+    """Change keys of each class of requests, or of the load where there are none."""
     load = inputs.scenario.workload
-    other = replace(
-        load,
-        input_tokens=stretched(load.input_tokens, prompts),
-        output_tokens=stretched(load.output_tokens, answers),
-        prefix_tokens=round(load.prefix_tokens * prompts),
-    )
+    classes = tuple(replace(each, **change(each)) for each in load.classes)
+    other = replace(load, classes=classes) if classes else replace(load, **change(*load.parts))
     return with_load(inputs, other)
 
 
 def with_prefix(inputs: Inputs, fraction: float) -> Inputs:
     """Cache a share of the shortest prompt of every request, less than all of it."""
-    load = inputs.scenario.workload
-    shortest = load.input_tokens.low or load.input_tokens.max_tokens
-    cached = min(round(shortest * fraction), shortest - 1)
-    return with_load(inputs, replace(load, prefix_tokens=cached))
+
+    def cached(part: RequestClass) -> dict[str, Any]:
+        shortest = part.input_tokens.low or part.input_tokens.max_tokens
+        return {"prefix_tokens": min(round(shortest * fraction), shortest - 1)}
+
+    return with_parts(inputs, cached)
 
 
 def link_bytes_per_s(inputs: Inputs) -> float | None:

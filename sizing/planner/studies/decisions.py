@@ -179,10 +179,10 @@ def _drafts(inputs: Inputs) -> Iterator[tuple[str, str]]:
 def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:
     """Yield what a scenario states of the load and the network, and cannot decide."""
     load = inputs.scenario.workload
-    shortest = load.input_tokens.low or load.input_tokens.max_tokens
     for share in PREFIX_SHARES:
-        if round(share * shortest) != load.prefix_tokens:
-            tokens = round(share * shortest)
+        other = with_prefix(inputs, share)
+        if other != inputs:
+            tokens = other.scenario.workload.longest_prefix_tokens
             yield "prefix hits", f"{tokens:,} tokens", _later(with_prefix, inputs, share)
     for scale in SCALES:
         change = f"{scale - 1:+.0%}"

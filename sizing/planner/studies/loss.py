@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.simulated_check import limits_of
 from sizing.planner.slo import missed_limits
 from sizing.simulation.planned import simulate_plan
 
@@ -100,7 +101,8 @@ def _simulated(plan: Plan, lost: str | None, requests: int, seed: int) -> Loss:
     outcome = simulate_plan(plan, arrivals, seed=seed)
     at = plan.slo.percentile
     found_s = {name: each[at].value_s for name, each in outcome.latencies().items()}
-    misses = missed_limits(plan.slo, found_s)
+    limits = limits_of(outcome, plan.inputs.scenario.promises)
+    misses = missed_limits(check for check, _ in limits)
     if not outcome.settled:
         misses += ("latencies grow without end",)
     return Loss(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
-from minicluster.workload.arrivals import length_quantiles
+from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import sized_again
@@ -189,11 +189,8 @@ def _with_link(inputs: Inputs, bytes_per_s: float, place: str) -> Inputs:
 
 def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     """Return prompts *ratio* times as long as answers, together as long as before."""
-    load = inputs.scenario.workload
-    prompt, answer = (
-        float(length_quantiles(each, QUANTILES).mean())
-        for each in (load.input_tokens, load.output_tokens)
-    )
+    prompts, answers, _ = equally_likely(inputs.scenario.workload, QUANTILES)
+    prompt, answer = float(prompts.mean()), float(answers.mean())
     shorter = (prompt + answer) / (1 + ratio)
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from minicluster.errors import Exit
-from minicluster.specs.slo import SloSpec
+from minicluster.specs.slo import ClassSlo, SloSpec
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from tests.loadtest.command import (
     FAST,
     ServerStarter,
@@ -55,6 +56,34 @@ def test_planned_run_compares_with_the_prediction(
     assert [pool["role"] for pool in verdict_in(out)["pools"]] == ["prefill", "decode"]
     assert (out / "report.html").read_text().count('class="chart"') == 5
     assert (out / "plotly.min.js").is_file()
+
+
+def test_a_plan_of_classes_offers_its_mix(start_server: ServerStarter, tmp_path: Path) -> None:
+    """Every class is sent, simulated and judged by its own limits."""
+    mix = tuple(
+        RequestClass(
+            name=name,
+            requests_per_s=rate,
+            input_tokens=Lengths.fixed(16 * output),
+            output_tokens=Lengths.fixed(output),
+            slo=ClassSlo(ttft_s=ttft_s),
+        )
+        for name, rate, output, ttft_s in (("short", 30.0, 4, 9.0), ("long", 10.0, 12, 20.0))
+    )
+    load = WorkloadSpec(requests_per_s=40.0, classes=mix)
+    plan = make_plan().under(workload=load, slo=SloSpec(tpot_s=5.0, e2e_s=30.0))
+    out = tmp_path / "out"
+    options = ["--host", start_server(**FAST), "-o", out, "--warmup", "0.3", "--requests", "60"]
+    done = loadtest("run", plan_json(plan, tmp_path), *options)
+    found = verdict_in(out)
+
+    assert done.returncode == Exit.INCONCLUSIVE, done.stderr
+    assert [each["of"] for each in found["slo"]] == ["short"] * 3 + ["long"] * 3
+    assert [each["limit_s"] for each in found["slo"] if each["metric"] == "ttft"] == [9.0, 20.0]
+    assert sum(each["num"] for each in found["slo"] if each["metric"] == "e2e") == 60
+    assert found["comparison"]["source"] == "resimulated"
+    assert {s.asked_input_tokens for s in answered(out)} == {64, 192}
+    assert "long E2E p99" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

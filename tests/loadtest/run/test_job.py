@@ -21,7 +21,7 @@ from loadtest.run.schedule import ArrivalShape, Window, draw, share, window_of
 from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
-from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
 from tests.loadtest.made import JOB
@@ -243,3 +243,38 @@ def test_closed_loop_counts_behind_each_users_warm_up() -> None:
 def test_a_window_of_too_many_or_no_requests_is_refused(end_s: float, match: str) -> None:
     with pytest.raises(InputError, match=match):
         poisson(Window(start_s=2.0, end_s=end_s, drain_s=5.0), 0)
+
+
+def test_a_mix_is_offered_with_enough_requests_of_each_class() -> None:
+    """By their rates, with prefixes and lengths of their own; the same as the simulation draws."""
+    chat = RequestClass(
+        name="chat",
+        requests_per_s=9.0,
+        input_tokens=Lengths.fixed(100),
+        output_tokens=Lengths.fixed(10),
+    )
+    long = replace(
+        chat,
+        name="long",
+        requests_per_s=1.0,
+        input_tokens=Lengths.fixed(900),
+        prefix_tokens=50,
+    )
+    mix = WorkloadSpec(requests_per_s=10.0, classes=(chat, long))
+    load = free_load(mix, SloSpec(percentile="p90"), model="m", vocab_size=1000)
+    job = make_job(load, RunLength(seed=4), host="http://h")
+    requests = job.requests()
+    own = [each for each in requests if each.class_of]
+    few = make_job(
+        replace(load, workload=mix.apart[1]), RunLength(seed=4), host="http://h"
+    ).num_requests
+
+    assert sum(each.in_window for each in own) == pytest.approx(few, rel=0.15)
+    assert {(each.input_tokens, each.prefix_tokens) for each in own} == {(900, 50)}
+    assert len(own) / len(requests) == pytest.approx(0.1, abs=0.02)
+    simulated = drawn(mix, RequestSource(), count=len(requests), seed=4)
+    assert [each.class_of for each in requests] == simulated.class_of.tolist()
+    with pytest.raises(InputError, match="none with classes"):
+        make_job(
+            load, RunLength(), host="http://h", shape=ArrivalShape(source=RequestSource(users=2))
+        ).requests()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.verdict.slo import count_good, judge, judge_limit, parse_slo
+from loadtest.run.folder import Promise
+from loadtest.verdict.slo import good, judge, judge_limit, parse_slo
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.stats.confidence import design_effect, samples_needed
@@ -16,6 +17,7 @@ from minicluster.workload.samples import Sample
 from tests.loadtest.made import make_sample
 
 SLO = SloSpec(ttft_s=1.0, tpot_s=0.05, percentile="p90")
+SLOW = replace(SLO, ttft_s=3.0)
 GAPS = SloSpec(tpot_s=None, itl_s=0.05, percentile="p90")
 
 
@@ -113,9 +115,22 @@ def test_good_requests_meet_every_limit() -> None:
         make_sample(itl_s=0.06),
         make_sample(lag_s=0.99),
     ]
+    answered = dict(enumerate(samples))
 
-    assert count_good(SLO, samples) == 1
-    assert count_good(GAPS, samples) == 1
+    for slo, met in ((SLO, {0}), (GAPS, {0}), (replace(SLO, ttft_s=2, e2e_s=1), {0})):
+        assert good([Promise("", slo, frozenset(answered))], answered) == met
+    classes = [Promise("quick", SLO, frozenset({0, 2})), Promise("slow", SLOW, frozenset({1, 3}))]
+    assert good(classes, answered) == {0, 1, 3}
+
+
+def test_every_answer_has_an_e2e_latency_that_a_limit_is_judged_at() -> None:
+    samples = [make_sample(k, k / 50, itl_s=0.01 if k % 20 else 0.04) for k in range(4000)]
+    usual_s = samples[1].e2e_s
+
+    for limit_s, verdict in ((1.01 * usual_s, "met"), (0.99 * usual_s, "missed")):
+        slo = SloSpec(ttft_s=9, tpot_s=None, e2e_s=limit_s, percentile="p90")
+        _, e2e = judge(slo, samples)
+        assert (e2e.name, e2e.verdict) == ("E2E p90", verdict)
 
 
 def test_slo_is_read() -> None:
@@ -123,6 +138,7 @@ def test_slo_is_read() -> None:
     assert parse_slo("ttft=1, tpot=0.05,itl=0.1,percentile=p95") == SloSpec(
         ttft_s=1, tpot_s=0.05, itl_s=0.1, percentile="p95"
     )
-    for text in ("", "ttft", "ttft=x", "tpot=0.05", "ttft=1,e2e=3", "ttft=-1"):
+    assert parse_slo("ttft=1,e2e=20") == SloSpec(ttft_s=1, tpot_s=None, e2e_s=20)
+    for text in ("", "ttft", "ttft=x", "tpot=0.05", "ttft=1,e3e=3", "ttft=-1"):
         with pytest.raises(InputError):
             parse_slo(text)

@@ -17,6 +17,8 @@ from loadtest.verdict.stall import find_stalls
 from loadtest.verdict.verdict import VERDICTS, Verdict
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit, InputError
+from minicluster.specs.slo import ClassSlo, SloSpec
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import Sample
 from minicluster.workload.sources import RequestSource
@@ -236,3 +238,32 @@ def test_queue_is_no_stall(blocked_s: float) -> None:
 
     assert find_stalls(samples).count == 0
     assert find_stalls([]).count == 0
+
+
+def test_each_class_is_judged_by_its_own_limits() -> None:
+    """Summaries are late for the chat's limit and within their own; chat alone is missed."""
+    chat = RequestClass(
+        name="chat",
+        requests_per_s=240.0,
+        input_tokens=Lengths.fixed(32),
+        output_tokens=Lengths.fixed(10),
+    )
+    slow = replace(chat, name="summaries", slo=ClassSlo(ttft_s=3.0, e2e_s=4.0))
+    samples = [make_sample(k, k / 480, ttft_s=2.0 if k % 2 else 0.05) for k in range(9600)]
+    run = make_run(samples)
+    slo = SloSpec(ttft_s=1.0, tpot_s=0.05)
+    job = replace(
+        run.job, workload=WorkloadSpec(requests_per_s=480.0, classes=(chat, slow)), slo=slo
+    )
+    schedule = tuple(replace(each, class_of=each.index % 2) for each in run.schedule)
+    met = judged(replace(run, job=job, schedule=schedule, plan=None))
+    swapped = tuple(replace(each, class_of=1 - each.index % 2) for each in run.schedule)
+    missed = judged(replace(run, job=job, schedule=swapped, plan=None))
+
+    assert (met.verdict, missed.verdict) == ("met", "missed")
+    names = ["chat TTFT p99", "chat TPOT p99"]
+    names += [f"summaries {name} p99" for name in ("TTFT", "TPOT", "E2E")]
+    assert [each.name for each in met.slo] == names
+    assert met.throughput.good_fraction == 1.0
+    assert missed.throughput.good_fraction == 0.5
+    assert missed.reasons[0].startswith("chat TTFT p99 is 2000.0 ms")

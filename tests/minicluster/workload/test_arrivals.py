@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from minicluster.errors import InputError
-from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
+from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import read_trace
 
@@ -35,6 +36,58 @@ def test_gaps_vary_as_asked(source: RequestSource, variation: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.06 + 1e-9)
     plain = drawn(WORKLOAD, RequestSource(), count=100_000, seed=0)
     np.testing.assert_array_equal(found.input_tokens, plain.input_tokens)
+
+
+def of_class(name: str, rate: float, **keys: object) -> RequestClass:
+    lengths = {"input_tokens": WORKLOAD.input_tokens, "output_tokens": WORKLOAD.output_tokens}
+    return RequestClass(name=name, requests_per_s=rate, **(lengths | keys))
+
+
+def test_one_class_draws_what_a_load_without_classes_does() -> None:
+    mix = WorkloadSpec(requests_per_s=4.0, classes=(of_class("only", 4.0),))
+    found, plain = (drawn(each, RequestSource(), count=500, seed=3) for each in (mix, WORKLOAD))
+    for name, column in plain.columns().items():
+        np.testing.assert_array_equal(getattr(found, name), column)
+    assert not found.class_of.any()
+
+
+def test_classes_come_by_their_rates_with_their_lengths() -> None:
+    long = of_class("long", 1.0, input_tokens=Lengths.fixed(9000), prefix_tokens=100)
+    mix = WorkloadSpec(requests_per_s=4.0, classes=(of_class("short", 3.0), long))
+    found = drawn(mix, RequestSource(), count=40_000, seed=0)
+    own = found.class_of == 1
+    assert own.mean() == pytest.approx(0.25, abs=0.01)
+    assert set(found.input_tokens[own]) == {9000}
+    assert set(found.prefix_tokens[own]) == {100}
+    assert found.input_tokens[~own].max() <= 5000
+    # Poisson arrivals of each class by itself, at its own rate.
+    gaps = np.diff(found.due_s[own])
+    assert gaps.mean() == pytest.approx(1.0, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.05)
+    faster = drawn(mix.at_rate(8.0), RequestSource(), count=40_000, seed=0)
+    np.testing.assert_array_equal(faster.class_of, found.class_of)
+    np.testing.assert_allclose(2 * faster.due_s, found.due_s)
+
+
+@pytest.mark.parametrize("source", [RequestSource(users=3), RequestSource(turns=2)])
+def test_users_and_turns_have_no_classes(source: RequestSource) -> None:
+    mix = WorkloadSpec(requests_per_s=1.0, classes=(of_class("only", 1.0),))
+    with pytest.raises(InputError, match="none with classes"):
+        drawn(mix, source, count=10, seed=0)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.111, 0.37, 0.5])
+def test_few_requests_stand_for_a_mix(share: float) -> None:
+    """Each class has its share within 1 %; without classes there are as many as asked for."""
+    classes = (of_class("a", share), of_class("b", 1 - share, input_tokens=Lengths.fixed(7)))
+    prompts, answers, class_of = equally_likely(
+        WorkloadSpec(requests_per_s=1.0, classes=classes), 128
+    )
+    assert (class_of == 0).mean() == pytest.approx(share, rel=0.011)
+    assert (np.diff(prompts) >= 0).all()
+    assert set(prompts[class_of == 1]) == {7}
+    assert len(prompts) == len(answers) <= 128 * 40
+    assert len(equally_likely(WORKLOAD, 128).input_tokens) == 128
 
 
 def test_conversations_grow() -> None:

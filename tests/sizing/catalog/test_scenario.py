@@ -190,8 +190,10 @@ def test_schema_knows_every_key_and_no_other() -> None:
     assert [key for key, of in keys.items() if of.required] == [
         "model.id",
         "workload.requests_per_s",
-        "workload.input_tokens",
-        "workload.output_tokens",
+        "workload.classes.name",
+        "workload.classes.requests_per_s",
+        "workload.classes.input_tokens",
+        "workload.classes.output_tokens",
     ]
     assert keys["slo.ttft_s"].unit == "seconds"
     assert (keys["slo.itl_s"].type, keys["search.tp"].type) == ("number", "list of integer")

@@ -1,0 +1,126 @@
+"""Classes of requests on the same pools, or each on pools of its own: whichever is cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from minicluster.pages.shown import Shown
+from minicluster.plan import Plan
+from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.objective import cost_of_plan
+from sizing.planner.result import Infeasible
+
+if TYPE_CHECKING:
+    from minicluster.plan import Inputs
+
+Planned = Plan | Infeasible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPlans(Shown):
+    """
+    Plans of a scenario, with classes of requests or without.
+
+    Attributes:
+        shared: of all requests on the same pools; `None`: not asked for.
+        own: of each class on pools of its own, by its name; up to the first that has none; empty:
+            not asked for.
+        max_gpus: that pools of their own may have together.
+    """
+
+    shared: Planned | None
+    own: dict[str, Planned] = field(default_factory=dict)
+    max_gpus: int
+
+    @property
+    def own_plans(self) -> dict[str, Plan]:
+        """The plans of pools of their own; empty where a class has none, or all are too many."""
+        found = {name: each for name, each in self.own.items() if isinstance(each, Plan)}
+        gpus = sum(each.cost.gpus for each in found.values())
+        return found if len(found) == len(self.own) and gpus <= self.max_gpus else {}
+
+    @property
+    def chosen(self) -> dict[str, Plan]:
+        """The cheaper plans by class; that of shared pools, which wins a tie, by an empty name."""
+        own, shared = self.own_plans, self.shared
+        if not isinstance(shared, Plan):
+            return own
+        own_cost = sum(map(cost_of_plan, own.values()))
+        return own if own and own_cost < cost_of_plan(shared) else {"": shared}
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last search was stopped, so that its plan is the best so far."""
+        last = list(self.own.values())[-1] if self.own else self.shared
+        return (
+            isinstance(last, Plan) and last.confidence is not None and last.confidence.interrupted
+        )
+
+
+def plan_classes(inputs: Inputs) -> ClassPlans:
+    """
+    Plan the classes of a scenario on shared pools, and each on pools of its own.
+
+    `search.class_pools` leaves one of both out. Without classes, or with one, there are only shared
+    pools. Each plan of own pools is that of an ordinary scenario: the class's requests and limits.
+
+    Raises:
+        NoPlan: neither holds the SLO of every class.
+        InputError: the scenario cannot be planned at all.
+        KeyboardInterrupt: Ctrl-C, and nothing was found so far.
+    """
+    scenario = inputs.scenario
+    classes, wanted = scenario.workload.classes, scenario.search.class_pools
+    found = ClassPlans(shared=None, max_gpus=inputs.cluster.max_gpus)
+    if wanted != "own" or len(classes) <= 1:
+        found = replace(found, shared=_planned(inputs))
+    if wanted != "shared" and len(classes) > 1:
+        for name, each in own_inputs(inputs).items():
+            if found.interrupted or any(isinstance(one, Infeasible) for one in found.own.values()):
+                break
+            found = replace(found, own={**found.own, name: _planned(each)})
+    if not found.chosen:
+        raise NoPlan(_neither(found))
+    return found
+
+
+def own_inputs(inputs: Inputs) -> dict[str, Inputs]:
+    """Return the scenario of each class alone, by its name."""
+    scenario = inputs.scenario
+    search = replace(scenario.search, class_pools="any")
+    parts = zip(scenario.promises.items(), scenario.workload.apart, strict=True)
+    return {
+        name: replace(inputs, scenario=replace(scenario, workload=load, slo=slo, search=search))
+        for (name, slo), load in parts
+    }
+
+
+def _planned(inputs: Inputs) -> Planned:
+    try:
+        return plan(inputs)
+    except NoPlan as none:
+        return none.infeasible
+
+
+def _neither(found: ClassPlans) -> Infeasible:
+    """Return why there is no plan: of shared pools, and of the class that has none of its own."""
+    if isinstance(found.shared, Infeasible) and not found.own:
+        return found.shared
+    reasons = {"shared pools": found.shared} if found.shared else {}
+    reasons |= {f"own pools of {name}": each for name, each in found.own.items()}
+    none = {of: each for of, each in reasons.items() if isinstance(each, Infeasible)}
+    gpus = sum(each.cost.gpus for each in found.own.values() if isinstance(each, Plan))
+    together = f"own pools need {gpus} GPUs together, cluster.max_gpus is {found.max_gpus}"
+    said = [f"{of}: {each.reason}" for of, each in none.items()]
+    said += [together] if gpus > found.max_gpus else []
+    if none:
+        return replace(next(iter(none.values())), reason="; ".join(said))
+    return Infeasible(
+        reason=together,
+        binds="max_gpus",
+        nearest=None,
+        nearest_gpus=gpus,
+        missed_by=f"{gpus - found.max_gpus} GPUs",
+        way_out=f"cluster.max_gpus = {gpus}, looser limits, or a lower rate",
+    )

@@ -1,0 +1,157 @@
+"""Plans of several classes of requests, and E2E limits: properties of the search."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from minicluster.plan import Inputs, Plan, plan_from, to_json
+from minicluster.specs.slo import ClassSlo, SloSpec
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
+from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.candidates import list_candidates, utilisations
+from sizing.planner.class_pools import own_inputs, plan_classes
+from sizing.planner.error_model import StepErrors
+from sizing.planner.objective import cost_of_plan
+from sizing.planner.step_models import StepModels
+from sizing.simulation.planned import simulate_plan
+from tests.sizing.scenarios import SMALL, inputs, proposed
+
+CHAT = RequestClass(
+    name="chat",
+    requests_per_s=20.0,
+    input_tokens=Lengths.fixed(1000),
+    output_tokens=Lengths.fixed(200),
+)
+SUMMARIES = RequestClass(
+    name="summaries",
+    requests_per_s=4.0,
+    input_tokens=Lengths(distribution="uniform", low=4000, high=12000),
+    output_tokens=Lengths.fixed(100),
+    slo=ClassSlo(ttft_s=4.0, tpot_s=0.1, e2e_s=20.0),
+)
+
+
+def of(*classes: RequestClass, slo: SloSpec | None = None) -> Inputs:
+    rate = sum(each.requests_per_s for each in classes)
+    load = WorkloadSpec(requests_per_s=rate, classes=classes)
+    return inputs(replace(SMALL, workload=load, slo=slo or SMALL.slo))
+
+
+def plain(part: RequestClass, slo: SloSpec | None = None) -> Inputs:
+    load = WorkloadSpec(
+        requests_per_s=part.requests_per_s,
+        input_tokens=part.input_tokens,
+        output_tokens=part.output_tokens,
+    )
+    return inputs(replace(SMALL, workload=load, slo=slo or SMALL.slo))
+
+
+def test_a_single_class_is_planned_like_a_load_without_classes() -> None:
+    """Pools, routing, step model and every predicted number are the same, bit for bit."""
+    one, without = proposed(of(CHAT)), proposed(plain(CHAT))
+    for name in ("pools", "routing", "engine", "step_model"):
+        assert getattr(one, name) == getattr(without, name)
+    assert replace(one.prediction, by_class={}) == without.prediction
+    own = one.prediction.by_class["chat"]
+    assert (own.ttft, own.tpot) == (one.prediction.ttft, one.prediction.tpot)
+    assert one.headroom.load_factor == without.headroom.load_factor
+    sure, known = one.confidence, without.confidence
+    assert sure is not None
+    assert known is not None
+    assert list(sure.tightest.values()) == list(known.tightest.values())
+    assert (sure.requests, sure.gpus_at) == (known.requests, known.gpus_at)
+    assert plan_classes(of(CHAT)).own == {}
+
+
+def test_two_classes_alike_are_one_of_the_summed_rate() -> None:
+    halves = [replace(CHAT, name=name, requests_per_s=10.0) for name in ("a", "b")]
+    both, one = proposed(of(*halves)), proposed(plain(CHAT))
+    assert abs(both.cost.gpus - one.cost.gpus) <= 1
+    assert both.prediction.capacity_requests_per_s == pytest.approx(
+        one.prediction.capacity_requests_per_s * both.cost.gpus / one.cost.gpus, rel=0.35
+    )
+    for name in ("a", "b"):
+        found = both.prediction.latency("ttft", name)
+        assert found.p50_s == pytest.approx(both.prediction.ttft.p50_s, rel=0.05)
+
+
+def test_capacity_taken_by_a_mix_is_that_of_its_classes_together() -> None:
+    """Prefill adds up exactly; decode steps that classes share cost no more than apart."""
+    mix = of(CHAT, SUMMARIES)
+    candidates = list_candidates(mix, StepModels(mix), StepErrors()).split
+    for each in candidates[:3]:
+        apart = [replace(each, tandem=tandem) for tandem in each.tandem.by_class]
+        parts = [utilisations(one) for one in apart]
+        whole = utilisations(each)
+        for role, used in whole.items():
+            assert used == pytest.approx(sum(part[role] for part in parts), rel=0.02)
+
+
+def test_every_class_holds_its_limits_when_simulated() -> None:
+    """Also with requests of another seed; the plan says so by class, and its file keeps it."""
+    built = proposed(of(CHAT, SUMMARIES))
+    outcome = simulate_plan(
+        built, drawn(built.workload, RequestSource(), count=12_000, seed=77), seed=77
+    )
+    for at, (name, slo) in enumerate(built.promises.items()):
+        for metric, limit_s in slo.limits_s.items():
+            assert built.prediction.latency(metric, name).at(slo.percentile) <= limit_s
+            values, _ = outcome.series(metric, at)
+            assert np.quantile(values, slo.level) <= limit_s
+    together = sum(len(outcome.series("ttft", at)[0]) for at in (0, 1))
+    assert together == len(outcome.series("ttft")[0])
+    assert built.slo.ttft_s == 4.0  # what the endpoint, which knows no classes, can hold
+    assert plan_from(json.loads(to_json(built)), place="plan") == built
+
+
+def test_the_cheaper_pools_are_chosen() -> None:
+    """Of shared pools and those of each class's own, which are plans of ordinary scenarios."""
+    mix = of(CHAT, SUMMARIES)
+    found = plan_classes(mix)
+    assert isinstance(found.shared, Plan)
+    assert list(found.own_plans) == ["chat", "summaries"]
+    costs = [cost_of_plan(found.shared), sum(map(cost_of_plan, found.own_plans.values()))]
+    assert sum(map(cost_of_plan, found.chosen.values())) == min(costs)
+    assert found.own["chat"] == proposed(plain(CHAT))
+    assert own_inputs(mix)["summaries"].scenario.slo == SUMMARIES.slo.over(SMALL.slo)
+    assert replace(found, own={}).chosen == {"": found.shared}
+    assert replace(found, shared=None).chosen == found.own_plans
+    assert replace(found, max_gpus=2).own_plans == {}
+
+
+def test_a_tighter_limit_never_costs_fewer_gpus() -> None:
+    gpus = [
+        proposed(plain(CHAT, replace(SMALL.slo, e2e_s=limit_s))).cost.gpus
+        for limit_s in (100.0, 2.5, 1.5, 1.1)
+    ]
+    assert gpus == sorted(gpus)
+    assert gpus[-1] > gpus[0] == proposed(plain(CHAT)).cost.gpus
+    hurried = replace(CHAT, slo=ClassSlo(tpot_s=0.008))
+    assert proposed(of(hurried, SUMMARIES)).cost.gpus >= proposed(of(CHAT, SUMMARIES)).cost.gpus
+
+
+def test_an_e2e_limit_that_nothing_holds_says_by_how_much() -> None:
+    with pytest.raises(NoPlan) as found:
+        plan(of(replace(CHAT, slo=ClassSlo(e2e_s=0.2)), SUMMARIES))
+    none = asdict(found.value.infeasible)
+    assert none["binds"] == "SLO floor"
+    assert "chat E2E p99 of a request without any load" in none["reason"]
+    assert none["missed_by"].startswith("chat E2E p99")
+    assert none["nearest_gpus"] > 0
+
+
+@pytest.mark.parametrize("asked", ["shared", "own"])
+def test_only_the_pools_that_are_asked_for_are_planned(asked: str) -> None:
+    """Nothing holds the chat's limit; the reason names the pools that were tried."""
+    mix = of(replace(CHAT, slo=ClassSlo(e2e_s=0.2)), SUMMARIES)
+    search = replace(mix.scenario.search, class_pools=asked)
+    with pytest.raises(NoPlan) as found:
+        plan_classes(replace(mix, scenario=replace(mix.scenario, search=search)))
+    reason = found.value.infeasible.reason
+    assert ("own pools of chat" in reason) == (asked == "own")
+    assert "E2E p99" in reason
