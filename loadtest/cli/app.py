@@ -21,7 +21,6 @@ from loadtest.run.run_config import (
     RunLength,
     TestLoad,
     check_chat,
-    default_requests,
     free_load,
     make_job,
     parse_lengths,
@@ -41,6 +40,7 @@ from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 from minicluster.specs.workload import WorkloadSpec
+from minicluster.workload.sample_size import default_requests
 from minicluster.workload.sources import PROCESSES, RequestSource
 from minicluster.workload.traces import read_trace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +21,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.stats.confidence import samples_needed
-from minicluster.stats.quantiles import LEVELS
+from minicluster.workload.sample_size import requests_to_judge
 from minicluster.workload.traces import read_trace
 
 if TYPE_CHECKING:
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
     from minicluster.workload.schedule import ScheduledRequest
-
-MARGIN = 1.2
-"""Factor above the fewest requests that can prove the SLO met: some requests will miss."""
 
 MAX_WORKERS = 64
 """Largest number of client processes; no machine of one user has more cores to spare."""
@@ -155,7 +150,7 @@ def make_job(
         window=base,
         timeout_s=limit_s,
         shape=shape,
-        num_requests=length.num_requests or _default_requests(load),
+        num_requests=length.num_requests or requests_to_judge(load.workload, load.slo),
         workers=workers,
         plan=PLAN if load.planned else None,
     )
@@ -248,19 +243,6 @@ def _range(low: int, high: int) -> Lengths:
     if low == high:
         return Lengths.fixed(int(low))
     return Lengths(distribution="uniform", low=int(low), high=int(high))
-
-
-def _default_requests(load: TestLoad) -> int:
-    """Return the number of requests of which each class has enough to be judged."""
-    needed = max(
-        default_requests(slo.percentile) for slo in load.workload.promises(load.slo).values()
-    )
-    return math.ceil(needed / load.workload.rarest_fraction)
-
-
-def default_requests(percentile: str) -> int:
-    """Return the number of requests that proves a limit at *percentile* met, if few miss it."""
-    return round(MARGIN * samples_needed(LEVELS[percentile]))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.run.folder import as_json
-from loadtest.run.run_config import MARGIN, default_requests
 from loadtest.verdict.verdict import HOLDS
 from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
+from minicluster.workload.sample_size import MARGIN, default_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -33,6 +33,7 @@ COMMANDS = {
     "long-context": "studies:long_context",
     "fabric": "network:app",
     "export": "stacks:export",
+    "accept": "stacks:accept",
     "read": "stacks:read",
     "traffic": "stacks:traffic",
     "ui": "ui:ui",

@@ -1,4 +1,4 @@
-"""`sizing export` and `read`: plans for other serving stacks, and what runs there as a scenario."""
+"""`sizing export`, `accept`, `read` and `traffic`: plans for others, and what others run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typer import Option
 
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
+from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 from minicluster.shell import say
+from minicluster.units import seconds
 from sizing.cli.common import (
     AsJson,
     Overrides,
@@ -19,6 +21,7 @@ from sizing.cli.common import (
     out_file,
     print_json,
 )
+from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
 from sizing.stacks.export import TARGETS
 from sizing.stacks.export import export as exported
 from sizing.stacks.read import read_deployment_file
@@ -42,9 +45,7 @@ def export(
         for name, text in files.items():
             typer.echo((f"# file: {name}\n" if many else "") + text)
         return
-    if out.exists() and not out.is_dir():
-        raise InputError("--out", str(out), "a folder")
-    out.mkdir(parents=True, exist_ok=True)
+    folder(out)
     for name, text in files.items():
         write_atomically(out / name, text)
         say(f"wrote {out / name}")
@@ -123,3 +124,26 @@ def traffic_lines(found: Traffic) -> list[str]:
         for begin, seconds in found.holes
     ]
     return lines
+
+
+def accept(
+    plan: PlanFile,
+    out: Annotated[
+        Path, Option("--out", "-o", metavar="DIR", help="Folder of the pack: test, rules, page")
+    ],
+) -> None:
+    """Write a plan as a test that a buyer holds a vendor to: load, limits, alerts, page."""
+    test = acceptance(read_plan(plan))
+    folder(out)
+    for name, text in acceptance_files(test).items():
+        write_atomically(out / name, text)
+    write_page(out / "index.html", acceptance_page(test))
+    say(f"{test.requests:,} requests in {seconds(test.run_s)}: sh {out}/accept.sh ENDPOINT")
+    say(f"what is accepted: {out}/index.html")
+
+
+def folder(out: Path) -> None:
+    """Make a folder for files; raise an InputError where a file is in its place."""
+    if out.exists() and not out.is_dir():
+        raise InputError("--out", str(out), "a folder")
+    out.mkdir(parents=True, exist_ok=True)
