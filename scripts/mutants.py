@@ -33,7 +33,7 @@ from minicluster.errors import Exit
 
 PACKAGES = ("minicluster", "sizing", "serving", "loadtest")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-NO_ENGINE = ("-m", "not engine and not browser")
+NO_ENGINE = ("-m", "not engine and not simulated and not browser")
 OF_THE_REPOSITORY = ("--ignore=tests/test_house.py", "--ignore=tests/test_rules.py")
 """A generated page that changes is no test of the number on it."""
 
