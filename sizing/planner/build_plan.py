@@ -101,7 +101,8 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
         ttft_factor=found.errors.ttft,
         tpot_factor=found.errors.tpot,
         requests=sum(each.requests for each in found.verdicts),
-        seeds=len(found.verdicts),
+        # The run that the prediction is read from has a seed of its own.
+        seeds=len(found.verdicts) + 1 if found.verdicts else 0,
         tightest={
             each.check.name: max(
                 one.check.seconds

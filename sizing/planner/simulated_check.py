@@ -237,10 +237,22 @@ class SloSimulator:
         holds = bool(run.surely_holds) if self.precise else run.tightest.ratio <= 1
         role = "" if holds else run.role
         verdict = replace(verdict, holds=holds, bottleneck_role=role, check=run.tightest)
-        if not holds or run.late(self.errors).ratio <= 1:  # steps as predicted are faster still
+        self._latency_first = self._latency_first and holds
+        return self._checked(verdict, run, candidate, seed) if holds else verdict
+
+    def _checked(
+        self, verdict: PlanVerdict, slowed: SloRun, candidate: Candidate, seed: int
+    ) -> PlanVerdict:
+        """Check what holds with slow steps for latencies as far off as those measured."""
+        verifying = self.precise and seed != 0  # by the run that the prediction is read from, too
+        if not verifying and slowed.late(self.errors).ratio <= 1:
             self._latency_first = False
-            return verdict
-        return self._denied_by_latency(verdict, candidate, seed) or verdict
+            return verdict  # steps as predicted are faster still
+        denied = self._denied_by_latency(verdict, candidate, seed)
+        if denied is None and verifying:
+            longer = predicted_requests(candidate, self._slos)
+            return replace(verdict, requests=verdict.requests + longer)
+        return denied or verdict
 
     def _is_open(self, run: SloRun, seed: int) -> bool:
         """Say whether a longer run has to decide; the search's own seed has to hold by itself."""

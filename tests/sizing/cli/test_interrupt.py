@@ -50,7 +50,7 @@ def test_after_a_proof_the_plan_is_proven(sizing: Sizing, tmp_path: Path) -> Non
     sure = read_plan(path).confidence
     assert sure is not None
     assert sure.interrupted
-    assert (sure.fraction, sure.seeds) == (0.9, 2)
+    assert (sure.fraction, sure.seeds) == (0.9, 3)
 
 
 def test_studies_keep_only_what_is_proven(sizing: Sizing) -> None:
