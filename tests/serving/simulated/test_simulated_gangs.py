@@ -76,6 +76,7 @@ def test_a_slow_rank_slows_its_group_alone(gangs: Split) -> None:
     assert all(reply.done for reply in replies), replies
     decoded_s = sorted(reply.seconds - reply.first_s for reply in replies)
     assert running(slowed) + running(other) == STREAMS
+    assert slowed[1]["running"], "the slow rank's peer had no stream that could wait for it"
     quick, slow = decoded_s[: running(other)], decoded_s[running(other) :]
     assert slow[0] > SLOW_FACTOR / 2 * max(quick, default=0.0), (running(slowed), decoded_s)
     assert slow[-1] < 1.2 * slow[0], "ranks of a group did not step together"
