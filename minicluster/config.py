@@ -187,12 +187,12 @@ def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Write *overrides* into a parsed file, in place."""
     for (key, value), words in zip(_pairs(overrides), _words(overrides), strict=True):
         *tables, last = key.split(".")
-        table = raw
+        table: Any = raw
         for name in tables:
             table = _inner(table, name)
-            if not isinstance(table, dict) and not (table and name == "classes"):
-                place = words.partition("=")[0]
-                raise InputError(place, value, f"a key inside a table; {name} is not a table")
+        if not isinstance(table, dict):
+            place, inside = words.partition("=")[0], ".".join(tables)
+            raise InputError(place, value, f"a key inside a table; {inside} is not a table")
         table[last] = value
         if value is None:
             del table[last]
@@ -203,8 +203,8 @@ def _inner(table: Any, name: str) -> Any:  # noqa: ANN401  (parsed TOML)
     """Return a table inside another, made where there is none, or a class of a list by its name."""
     if isinstance(table, dict):
         return table.setdefault(name, {})
-    named = (each for each in table if isinstance(each, dict) and each.get("name") == name)
-    return next(named, None)
+    known = table if isinstance(table, list | tuple) else ()
+    return next((one for one in known if isinstance(one, dict) and one.get("name") == name), None)
 
 
 def _pairs(overrides: Overrides) -> Iterable[tuple[str, object]]:

@@ -96,8 +96,9 @@ class Prompts:
     def _shared(self, request: ScheduledRequest) -> Ids:
         """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
-            own = request.prefix_tokens if self._job.workload.classes else len(self._prefix)
-            return self._prefix[:own]
+            if not self._job.workload.classes:
+                return self._prefix
+            return self._prefix[: max(0, request.prefix_tokens - self._overhead)]
         blocks = [self._fresh(CONTENT_TOKENS, each, TRACE_STREAM) for each in request.content]
         return np.concatenate(blocks)
 

@@ -88,10 +88,10 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
 
 def _leave_interrupted(found: ClassPlans) -> NoReturn:
     """Say what the search found before it was stopped."""
-    if found.own:
-        leave_interrupted("not every class was planned on pools of its own")
-    sure = next(iter(found.chosen.values())).confidence
-    unverified = ", estimated, not simulated" if sure is not None and sure.unverified else ""
+    sure = found.chosen[""].confidence
+    if sure is None or not sure.interrupted:
+        leave_interrupted("the plan of shared pools; own pools of the classes were not planned")
+    unverified = ", estimated, not simulated" if sure.unverified else ""
     leave_interrupted(f"the best plan so far{unverified}")
 
 

@@ -27,11 +27,13 @@ class ClassPlans(Shown):
         own: of each class on pools of its own, by its name; up to the first that has none; empty:
             not asked for.
         max_gpus: that pools of their own may have together.
+        interrupted: whether a search was stopped: the best plan so far, and no pools of their own.
     """
 
     shared: Planned | None
     own: dict[str, Planned] = field(default_factory=dict)
     max_gpus: int
+    interrupted: bool = False
 
     @property
     def own_plans(self) -> dict[str, Plan]:
@@ -48,14 +50,6 @@ class ClassPlans(Shown):
             return own
         own_cost = sum(map(cost_of_plan, own.values()))
         return own if own and own_cost < cost_of_plan(shared) else {"": shared}
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the last search was stopped, so that its plan is the best so far."""
-        last = list(self.own.values())[-1] if self.own else self.shared
-        return (
-            isinstance(last, Plan) and last.confidence is not None and last.confidence.interrupted
-        )
 
 
 def plan_classes(inputs: Inputs) -> ClassPlans:
@@ -74,15 +68,40 @@ def plan_classes(inputs: Inputs) -> ClassPlans:
     classes, wanted = scenario.workload.classes, scenario.search.class_pools
     found = ClassPlans(shared=None, max_gpus=inputs.cluster.max_gpus)
     if wanted != "own" or len(classes) <= 1:
-        found = replace(found, shared=_planned(inputs))
-    if wanted != "shared" and len(classes) > 1:
-        for name, each in own_inputs(inputs).items():
-            if found.interrupted or any(isinstance(one, Infeasible) for one in found.own.values()):
-                break
-            found = replace(found, own={**found.own, name: _planned(each)})
+        shared = _planned(inputs)
+        found = replace(found, shared=shared, interrupted=_stopped(shared))
+    if wanted != "shared" and len(classes) > 1 and not found.interrupted:
+        found = _with_own(inputs, found)
     if not found.chosen:
         raise NoPlan(_neither(found))
     return found
+
+
+def _with_own(inputs: Inputs, found: ClassPlans) -> ClassPlans:
+    """Add the plans of own pools; none of them where Ctrl-C leaves a class without a plan."""
+    own: dict[str, Planned] = {}
+    try:
+        for name, each in own_inputs(inputs).items():
+            own[name] = _searched_to_the_end(each)
+            if isinstance(own[name], Infeasible):
+                break
+    except KeyboardInterrupt:
+        if not isinstance(found.shared, Plan):
+            raise
+        return replace(found, interrupted=True)
+    return replace(found, own=own)
+
+
+def _searched_to_the_end(inputs: Inputs) -> Planned:
+    found = _planned(inputs)
+    if _stopped(found):
+        raise KeyboardInterrupt("not every class was planned on pools of its own")
+    return found
+
+
+def _stopped(found: Planned) -> bool:
+    sure = found.confidence if isinstance(found, Plan) else None
+    return sure is not None and sure.interrupted
 
 
 def own_inputs(inputs: Inputs) -> dict[str, Inputs]:

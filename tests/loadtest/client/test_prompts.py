@@ -18,6 +18,7 @@ from loadtest.client.chat import FORMS, learn_chat
 from loadtest.client.prompts import Prompts
 from loadtest.run.job import ChatForm
 from minicluster.errors import Exit, InputError, TargetFailed
+from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.schedule import ScheduledRequest
 from tests.loadtest.command import ServerStarter, run
 from tests.loadtest.made import JOB, REQUEST, judged
@@ -67,6 +68,23 @@ def test_prompts_share_the_prefix_and_nothing_else() -> None:
     assert one[16:32] != two[16:32]
     assert one[:16] != again[:16]
     assert PROMPTS.ids(block)[:16].tolist() != other.ids(block)[:16].tolist()
+
+
+def test_requests_of_a_class_share_its_own_prefix() -> None:
+    (part,) = JOB.workload.parts
+    rate = part.requests_per_s / 2
+    classes = tuple(
+        replace(part, name=name, requests_per_s=rate, prefix_tokens=tokens)
+        for name, tokens in (("long", 12), ("short", 4), ("none", 0))
+    )
+    mix = replace(JOB, workload=WorkloadSpec(requests_per_s=3 * rate, classes=classes))
+    of = [replace(request(k, 60), prefix_tokens=tokens) for k, tokens in enumerate((12, 12, 4, 0))]
+    long, other, short, alone = (Prompts(mix).ids(each).tolist() for each in of)
+    assert long[:12] == other[:12]
+    assert long[:4] == short[:4]
+    assert long[12:16] != other[12:16]
+    assert long[4:12] != short[4:12]
+    assert long[:4] != alone[:4]
 
 
 @given(

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 
 from minicluster.plan import Plan, plan_from, to_json
+from minicluster.specs.slo import ClassSlo
+from minicluster.specs.workload import WorkloadSpec
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.simulated import simulated_findings, slowed
@@ -32,6 +34,19 @@ def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
     assert slow.step_model.path == plan.step_model.path.scaled(8)
     assert slow.pools == plan.pools
     assert to_json(slowed(plan, 1.0)) == to_json(plan)
+
+
+def test_classes_are_slowed_and_the_endpoint_keeps_the_loosest_limits(plan: Plan) -> None:
+    (part,) = plan.workload.parts
+    rate = plan.workload.requests_per_s / 2
+    quick = replace(part, name="quick", requests_per_s=rate)
+    slow = replace(quick, name="slow", slo=ClassSlo(ttft_s=50.0))
+    load = WorkloadSpec(requests_per_s=2 * rate, classes=(quick, slow))
+    mix = plan.under(workload=load)
+    assert [each.slo.ttft_s for each in slowed(mix, 8.0).workload.classes] == [None, 400.0]
+    endpoint = compile_app(mix.deployment, SLOW, plan=mix).endpoint
+    assert (endpoint.slo.ttft_s, endpoint.slo.tpot_s) == (400.0, slowed(plan, 8.0).slo.tpot_s)
+    assert endpoint.workload.longest_answer_tokens == plan.workload.longest_answer_tokens
 
 
 def test_tables_of_steps_are_told_and_slowed(plan: Plan) -> None:

@@ -16,7 +16,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     (): [
         ("modles", "No such command"),
         ("models --jsno", "No such option"),
-        ("init nope", "one of deepseek-v3-h200"),
+        ("init nope", "one of chat-and-summaries-8b, deepseek-v3-h200"),
         ("losses nowhere.json", "nowhere.json"),
         ("train gpt-3-175", "did you mean gpt-3-175b?"),
         (f"train {'x' * 300}", "a TOML file or a shipped training scenario"),

@@ -155,3 +155,21 @@ def test_only_the_pools_that_are_asked_for_are_planned(asked: str) -> None:
     reason = found.value.infeasible.reason
     assert ("own pools of chat" in reason) == (asked == "own")
     assert "E2E p99" in reason
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+def test_ctrl_c_leaves_no_pools_for_some_classes_only(
+    stopped_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after shared pools are planned, the result is their plan, marked as interrupted."""
+    built = proposed(of(CHAT, SUMMARIES))
+    calls = iter(range(9))
+
+    def planned(given: Inputs) -> Plan:
+        if next(calls) == stopped_at:
+            raise KeyboardInterrupt
+        return replace(built, inputs=given)
+
+    monkeypatch.setattr("sizing.planner.class_pools.plan", planned)
+    found = plan_classes(of(CHAT, SUMMARIES))
+    assert (list(found.chosen), found.own, found.interrupted) == ([""], {}, True)
