@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from serving.cli import inspect
-from serving.cluster import connection
+from serving.cluster import connection, serve_compat
 from serving.operations import status
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
 from tests.serving.plans import deployed, facts_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray import serve
-
-    from serving.cluster import serve_compat
 
 
 @pytest.fixture

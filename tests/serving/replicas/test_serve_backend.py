@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from minicluster.plan import Plan, Routing
 from minicluster.specs.slo import SloSpec
+from serving.cluster import serve_compat
+from serving.cluster.serve_compat import NoReplica
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.protocol.messages import (
     LocalPrefill,
@@ -21,23 +23,16 @@ from serving.protocol.messages import (
     Refusal,
     RequestRefused,
 )
+from serving.replicas import remote_prefill, serve_backend
+from serving.replicas.remote_prefill import PrefillHandles
+from serving.replicas.serve_backend import (
+    ServeBackend,
+    event_limit_s,
+    first_token_limit_s,
+    whole_answer_limit_s,
+)
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray.exceptions import RayActorError
-
-    from serving.cluster import serve_compat
-    from serving.cluster.serve_compat import NoReplica
-    from serving.replicas import remote_prefill, serve_backend
-    from serving.replicas.remote_prefill import PrefillHandles
-    from serving.replicas.serve_backend import (
-        ServeBackend,
-        event_limit_s,
-        first_token_limit_s,
-        whole_answer_limit_s,
-    )
 
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each token asked for 1 s beyond."""
