@@ -24,8 +24,8 @@ from serving.simulated.request import AnswerRules, read_tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
+    from serving.protocol.app_spec import SimulatedSettings
     from serving.protocol.messages import FirstChunk, Refusal, RemotePrefill
-    from serving.protocol.simulated_settings import SimulatedSettings
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
