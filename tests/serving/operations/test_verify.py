@@ -1,4 +1,4 @@
-"""What `serving verify` says of a deployment: as planned, not as planned, or silent."""
+"""What `serving verify` and `status` say: as planned, not as planned, or silent; and of groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving.cluster import connection, serve_compat
 from serving.operations import status
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
-from tests.serving.plans import deployed, facts_of
+from tests.serving.plans import deployed, facts_of, make_pool
 
 
 @pytest.fixture
@@ -123,3 +123,12 @@ def test_verify_lists_what_does_not_run_or_answer(
     assert not any(each.startswith("decode.") for each in found)
     assert asked == ["Decode:demo", "no more"]
     assert status.cluster_status(state).pool("prefill").status == "UNHEALTHY"  # the worst
+
+
+@pytest.mark.parametrize(
+    ("replicas", "dp", "said"),
+    [(3, 1, "3 replicas"), (1, 8, "8 ranks in 1 group"), (2, 4, "8 ranks in 2 groups")],
+)
+def test_engines_of_groups_are_ranks_and_others_replicas(replicas: int, dp: int, said: str) -> None:
+    pool = make_pool("decode", tuple(range(replicas * dp)), replicas=replicas, dp=dp, ep=dp)
+    assert inspect.planned_engines(pool) == said
