@@ -181,9 +181,6 @@ class KeptRoom:
     ttft_s: float = 0.0
 
 
-NOTHING_KEPT = KeptRoom()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionForecast:
     """The latencies that a request would see, without margin."""
@@ -320,7 +317,7 @@ def decide(  # noqa: PLR0913
     cost: RequestCost,
     load: InflightLoad,
     margin: Margin,
-    kept: KeptRoom = NOTHING_KEPT,
+    kept: KeptRoom,
     *,
     idle: AdmissionForecast | None = None,
 ) -> Shed | AdmissionForecast:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
 
-FAULTS = ("die", "exit", "fail-pulls", "freeze", "lose-streams", "slow")
-"""The faults of `SimulatedServer.fault`."""
-
 
 class SimulatedServer(EngineServer):
     """A simulated engine."""
@@ -93,7 +90,7 @@ class SimulatedServer(EngineServer):
         Let something go wrong; for tests of what then happens.
 
         Args:
-            kind: one of `FAULTS`.
+            kind: `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`.
             value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
                 pulls that fail and streams that break after their first token.
             replicas: names of those that it is for, where all are called; `None`: this one.
