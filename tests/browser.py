@@ -54,8 +54,9 @@ class Page:
         )
         return done["result"].get("value")
 
-    def wait_for(self, expression: str) -> None:
+    def wait_for(self, expression: str) -> Any:  # noqa: ANN401
         until(lambda: bool(self.evaluate(expression)), expression, LIMIT_S)
+        return self.evaluate(expression)
 
     def type_into(self, element: str, text: str) -> None:
         """Type as a person does, and press Enter."""

@@ -78,5 +78,6 @@ def start_run(host: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
     command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent, *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: len(answered(folder)) > 10, "answers")
+    samples = folder / "samples.jsonl"
+    until(lambda: samples.exists() and len(answered(folder)) > 10, "answers")
     return process
