@@ -21,7 +21,7 @@ from serving.admission.policy import (
     Shed,
     cluster_s,
     decide,
-    idle_forecast,
+    forecast,
     request_cost,
     work_s,
 )
@@ -368,7 +368,7 @@ class AdmissionController:
         own_s = work_s(step, cost, load)
         if not self.sheds:
             return inflight.start(cost, domain, own_s)
-        idle = idle_forecast(step, cost, load)
+        idle = forecast(step, cost, load.emptied())
         kept = KeptRoom(
             fraction=self._shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
         )

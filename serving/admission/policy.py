@@ -181,9 +181,6 @@ class KeptRoom:
     ttft_s: float = 0.0
 
 
-NOTHING_KEPT = KeptRoom()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionForecast:
     """The latencies that a request would see, without margin."""
@@ -301,11 +298,6 @@ def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 
 
-def idle_forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> AdmissionForecast:
-    """Predict the latencies of a request that meets the replicas of *load* without requests."""
-    return forecast(model, cost, load.emptied())
-
-
 def cluster_s(cost: RequestCost, load: InflightLoad, work_s: float, idle_tpot_s: float) -> float:
     """
     Return the seconds for which a request takes the whole of the pool that it takes more of.
@@ -325,7 +317,7 @@ def decide(  # noqa: PLR0913
     cost: RequestCost,
     load: InflightLoad,
     margin: Margin,
-    kept: KeptRoom = NOTHING_KEPT,
+    kept: KeptRoom,
     *,
     idle: AdmissionForecast | None = None,
 ) -> Shed | AdmissionForecast:
@@ -342,7 +334,7 @@ def decide(  # noqa: PLR0913
     Returns:
         The forecast of what is admitted, without margin.
     """
-    floor = idle or idle_forecast(model, cost, load)
+    floor = idle or forecast(model, cost, load.emptied())
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)

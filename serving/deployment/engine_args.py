@@ -12,6 +12,7 @@ from minicluster.plan.vllm_args import (
     redundant_experts,
     vllm_arguments,
 )
+from serving.api.auth import names_in
 from serving.cluster.ports import NIXL_PORT
 from serving.cluster.processes import KEEP_AFFINITY
 from serving.protocol.app_spec import CORES
@@ -73,8 +74,7 @@ class DeployTarget:
 
 def read_media_domains(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the hosts that `MEDIA_DOMAINS` names, or one that does not exist."""
-    named = (part.strip() for part in environment.get(MEDIA_DOMAINS, "").split(","))
-    return tuple(filter(None, named)) or NO_MEDIA
+    return names_in(environment, MEDIA_DOMAINS) or NO_MEDIA
 
 
 def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> dict[str, Any]:

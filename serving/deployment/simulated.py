@@ -11,8 +11,8 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import StepTable
 from minicluster.workload.arrivals import equally_likely
 from serving.deployment.engine_args import LEASE_S, planned_facts
+from serving.protocol.app_spec import SimulatedSettings
 from serving.protocol.endpoint_config import SimulatedEngines
-from serving.protocol.simulated_settings import SimulatedSettings
 from serving.simulated.request import BYTES_PER_TOKEN, TOKENIZER
 
 if TYPE_CHECKING:

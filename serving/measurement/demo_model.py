@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pathlib import Path
 
-DEFAULT_DIR = Path(".minicluster/models/demo")
-"""Default directory of `serving demo-model`, below the current directory."""
+    from numpy.typing import NDArray
 
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -67,9 +65,7 @@ FP32_SHAPE = DemoShape(num_layers=3)
 """For CPUs that compute in fp32: a layer takes them twice as long and more, the demo does not."""
 
 
-def make_demo_model(
-    directory: Path = DEFAULT_DIR, shape: DemoShape | None = None, dtype: str = "bf16"
-) -> Path:
+def make_demo_model(directory: Path, shape: DemoShape | None = None, dtype: str = "bf16") -> Path:
     """
     Write the demo model, unless the same one exists already.
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minicluster.engine_model.limits import EngineLimits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from minicluster.specs.step import PathCoefficients, StepSpec
 from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.simulated_settings import SimulatedSettings
 
 APP = "minicluster"
 """Name of the Ray Serve application."""
@@ -56,6 +57,42 @@ def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
         return labels[DEVICES_LABEL].replace("_", "|")
     replicas = cores.split(";")
     return replicas[rank % len(replicas)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """
+    The simulated engines of one pool; seconds are the plan's.
+
+    Attributes:
+        domain: of the pool; a KV cache is fetched from there.
+        slowdown: seconds of the clock that each of them takes.
+        limits: of each lane.
+        lanes: batches of one replica, each with its own queue and KV cache.
+        path: the way to an engine, and of KV caches between two.
+        lease_s: for how long a prefill engine keeps a KV cache.
+        model: name at the endpoint.
+        source: directory of the model, which may hold a tokenizer.
+        unasked_tokens: length of an answer that names none.
+        facts: settings that the plan decides, as vLLM reports them.
+        places: labels of the planned node of each replica, by its rank.
+    """
+
+    role: str
+    domain: str
+    slowdown: float
+    limits: EngineLimits
+    lanes: int
+    step: StepSpec
+    path: PathCoefficients
+    lease_s: float
+    model: str
+    source: str
+    vocab_size: int
+    max_model_len: int
+    unasked_tokens: int
+    facts: dict[str, Any]
+    places: tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,11 @@ from serving.simulated.request import AnswerRules, read_tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
+    from serving.protocol.app_spec import SimulatedSettings
     from serving.protocol.messages import FirstChunk, Refusal, RemotePrefill
-    from serving.protocol.simulated_settings import SimulatedSettings
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
-
-FAULTS = ("die", "exit", "fail-pulls", "freeze", "lose-streams", "slow")
-"""The faults of `SimulatedServer.fault`."""
 
 
 class SimulatedServer(EngineServer):
@@ -93,7 +90,7 @@ class SimulatedServer(EngineServer):
         Let something go wrong; for tests of what then happens.
 
         Args:
-            kind: one of `FAULTS`.
+            kind: `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`.
             value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
                 pulls that fail and streams that break after their first token.
             replicas: names of those that it is for, where all are called; `None`: this one.

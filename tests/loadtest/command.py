@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from unittest.mock import patch
 
 from loadtest.cli import main
 from minicluster.workload.samples import Sample, read_samples
+from tests.waiting import until
 
 ServerStarter = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from loadtest.cli import main; main()"]
@@ -78,16 +78,6 @@ def start_run(host: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     extent = ["--duration", "300", "--slo", PATIENT, "-o", str(folder)]
     command = [*COMMAND, "run", "--host", host, "--rate", "40", *SHORT, *extent, *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (folder / "samples.jsonl").exists() and len(answered(folder)) > 10)
+    samples = folder / "samples.jsonl"
+    until(lambda: samples.exists() and len(answered(folder)) > 10, "answers")
     return process
-
-
-def wait_for(condition: Any) -> None:  # noqa: ANN401
-    """Wait for *condition*, at most a minute; while nothing answers yet it does not hold."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with suppress(OSError):
-            if condition():
-                return
-        time.sleep(0.1)
-    raise AssertionError

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import pytest
-
 from minicluster.command import run_child
 from minicluster.plan import Deployment, Plan, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
+from tests.waiting import until
 
 from .command import SERVING, serving
 from .faults.processes import Process, processes
@@ -28,9 +26,6 @@ HERE = Path(__file__).parent
 
 REPAIR_LIMIT_S = 400.0
 """Within which Ray Serve starts again what a test has killed, on a busy machine too."""
-
-RELEASE_LIMIT_S = 200.0
-"""Within which requests end, and KV cache that is not fetched is free again, likewise."""
 
 
 @contextmanager
@@ -200,15 +195,6 @@ class Shared:
     def end(self) -> None:
         self._split = None
         self._stack.close()
-
-
-def until(holds: Callable[[], bool], what: str, limit_s: float = RELEASE_LIMIT_S) -> None:
-    """Wait until something holds; fail after *limit_s* seconds, far more than it should take."""
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {limit_s:g} s: {what}")
-        time.sleep(0.1)
 
 
 def series(base_url: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import yaml
 
 from serving.cluster.ports import free_ports
-from tests.serving.deployed import until
+from tests.waiting import until
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 CONFIG = MONITORING / "prometheus.yml"

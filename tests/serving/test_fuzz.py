@@ -10,9 +10,10 @@ import pytest
 from minicluster.plan import Plan, to_json
 from serving.cluster.ports import free_ports
 from serving.request.length import MAX_OUTPUT_TOKENS
+from tests.waiting import until
 
 from .client import answers
-from .deployed import Shared, healthy, until, up
+from .deployed import Shared, healthy, up
 from .forks import Forks
 from .fuzz import fuzz, schemathesis
 

@@ -10,10 +10,11 @@ import pytest
 
 from minicluster.plan import Plan
 from serving.measurement.demo_model import MOE_SHAPE, make_demo_model
+from tests.waiting import until
 
 from .client import answers, send
 from .command import serving
-from .deployed import REPAIR_LIMIT_S, Shared, until, up
+from .deployed import REPAIR_LIMIT_S, Shared, up
 from .faults.processes import Process, kill, processes
 from .faults.reference import FEW_LENGTHS, MAX_TOKENS, Reference, ask_bare_server
 from .plans import make_deployment, make_plan, make_pool, places

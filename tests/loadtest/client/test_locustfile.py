@@ -19,8 +19,9 @@ from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength
 from minicluster.specs.workload import Lengths
 from tests.loadtest import sending
-from tests.loadtest.command import ServerStarter, wait_for
+from tests.loadtest.command import ServerStarter
 from tests.loadtest.sending import WORKLOAD
+from tests.waiting import until
 
 LOCUSTFILE = Path(loadtest.__file__).parent / "client" / "locustfile.py"
 
@@ -76,11 +77,11 @@ def test_web_interface_starts_runs_and_shows_them(
     with locust(tmp_path, *options):
         for _ in range(2):
             done.unlink(missing_ok=True)
-            wait_for(lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"})
+            until(lambda: ask(f"{url}/stats/requests")["state"] in {"ready", "stopped"}, "Locust")
             assert ask(f"{url}/swarm", b"user_count=1&spawn_rate=1")["success"]
-            wait_for(over)
+            until(over, "the run's end")
             run = read_run(tmp_path)
 
             assert len(run.measured) == 30
             assert all(s.ok for s in run.measured)
-            wait_for(lambda: shown(url) >= 30)
+            until(lambda: shown(url) >= 30, "30 requests in its statistics")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -21,55 +19,12 @@ from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.pages.write import write_page
+from tests.browser import opened
 from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
 
 pytestmark = pytest.mark.browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail("no Chromium: `apt-get install chromium`, or another one on the PATH")
-    return found
-
-
-class Browser:
-    """Headless Chromium with a profile of its own."""
-
-    def __init__(self, program: str, folder: Path) -> None:
-        self._options = [
-            program,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--enable-logging=stderr",
-            f"--user-data-dir={folder / 'profile'}",
-            "--window-size=1100,2400",
-            "--virtual-time-budget=2000",
-            "--dump-dom",
-        ]
-
-    def __call__(self, page_file: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self._options, page_file.as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-
-
-@pytest.fixture
-def browser(chromium: str, tmp_path: Path) -> Browser:
-    return Browser(chromium, tmp_path)
-
-
-PROBE = """<script>
+SEEN = """(() => {
 const charts = [...document.querySelectorAll('.chart')].map(chart => {
   const plot = chart.querySelector('.cartesianlayer');
   const drawn = [...plot.querySelectorAll('.point,.js-line')].filter(e => {
@@ -89,27 +44,23 @@ const charts = [...document.querySelectorAll('.chart')].map(chart => {
         mine.top < box.top - 1 || mine.bottom > box.bottom + 1;
     }).map(e => e.textContent)};
 });
-const note = document.createElement('pre');
-note.id = 'probe';
-note.textContent = JSON.stringify({text: document.body.innerText, charts: charts,
+return {text: document.body.innerText, charts: charts,
   loaded: [...document.querySelectorAll('script[src],link,img,iframe,image')].map(
     e => e.getAttribute('src') || e.getAttribute('href')),
-  wide: document.documentElement.scrollWidth <= innerWidth});
-document.body.append(note);
-</script>"""
-"""Writes into the page what is visible of it, where --dump-dom finds it."""
+  wide: document.documentElement.scrollWidth <= innerWidth};
+})()"""
+"""What is visible of a page."""
 
 
-def look(browser: Browser, page: Page, tmp_path: Path, name: str) -> dict[str, Any]:
+def look(page: Page, place: Path) -> dict[str, Any]:
     """Open *page*, and return what a reader sees."""
-    plain, probed = tmp_path / f"{name}.html", tmp_path / f"{name}-probed.html"
-    write_page(plain, page)
-    html = plain.read_text(encoding="utf-8")
-    probed.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    shown = browser(probed)
-    assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
-    found = re.search(r'<pre id="probe">(.*?)</pre>', shown.stdout, flags=re.DOTALL)
-    seen: dict[str, Any] = json.loads(unescape(found.group(1)))
+    file = place / "page.html"
+    write_page(file, page)
+    with opened(file.as_uri(), Path(mkdtemp(dir=place))) as tab:
+        tab.resize(1100)
+        tab.wait_for("document.readyState === 'complete'")
+        seen: dict[str, Any] = tab.evaluate(SEEN)
+        assert tab.console == []
     assert seen["loaded"] == ["plotly.min.js"]
     assert seen["wide"]
     assert len(seen["charts"]) == len(page.figures)
@@ -133,7 +84,7 @@ def run() -> Run:
     return make_run(made)
 
 
-def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
+def test_report(run: Run, tmp_path: Path) -> None:
     """Verdict, phases, errors and plan are there to read; five plots have something in them."""
     foretold = PredictedRequest(
         ttft_s=0.1,
@@ -148,7 +99,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
         busy_fraction={"prefill": 0.4, "decode": 0.5},
     )
     verdict = judged(run, resimulation=resimulation)
-    seen = look(browser, run_page(run, verdict, resimulation), tmp_path, "report")
+    seen = look(run_page(run, verdict, resimulation), tmp_path)
     text, charts = seen["text"], seen["charts"]
 
     assert text.startswith("SLO MET")
@@ -163,7 +114,7 @@ def test_report(browser: Browser, run: Run, tmp_path: Path) -> None:
     assert re.search(r"arrival [0-9.]+ s: [0-9.]+ ms", charts[2]["hovered"])
 
 
-def test_words_of_a_chart_are_no_markup(browser: Browser, tmp_path: Path) -> None:
+def test_words_of_a_chart_are_no_markup(tmp_path: Path) -> None:
     """What a user named is written in the legend as it stands, tags and all."""
     name = "<b>bold</b> <a href='javascript:alert(1)'>x</a> &amp; $x$"
     drawn = marks(name, [1, 2], [3, 4], colour=BLUE, hover="%{text}", texts=[name, name])
@@ -172,20 +123,20 @@ def test_words_of_a_chart_are_no_markup(browser: Browser, tmp_path: Path) -> Non
         layout=axes(axis("x", 0, 3), axis("y", 0, 5)),
     )  # fmt: skip
     page = Page(title=name, headline=name, parts=(ChartRow((figure,)),))
-    seen = look(browser, page, tmp_path, "markup")
+    seen = look(page, tmp_path)
 
     assert seen["text"].startswith(name)
     assert name in seen["charts"][0]["hovered"]
 
 
-def test_search_and_comparison(browser: Browser, run: Run, tmp_path: Path) -> None:
+def test_search_and_comparison(run: Run, tmp_path: Path) -> None:
     """Tries and limits are drawn and said; of two runs what differs, and no name is too wide."""
     comparison = compare_runs(run, run, ("before", "after" * 50))
-    both = look(browser, comparison_page(comparison, run, run), tmp_path, "compare")
+    both = look(comparison_page(comparison, run, run), tmp_path)
     rates = ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     probes = tuple(make_probe(rate, holds=holds) for rate, holds in rates)
     search = replace(SEARCH, percentile="p90", predicted_requests_per_s=12.0, probes=probes)
-    seen = look(browser, search_page(search), tmp_path, "search")
+    seen = look(search_page(search), tmp_path)
 
     [chart], text = seen["charts"], seen["text"]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from serving.admission.controller import (
@@ -22,7 +26,11 @@ from serving.admission.controller import (
 from serving.admission.policy import RequestCost, Shed
 from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
+from serving.simulated.clock import EngineClock
+from serving.simulated.engine import SimulatedEngine
+from tests.plans import STEP
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
+from tests.serving.virtual_time import run as run_virtual
 
 BASE_S, PER_TOKEN_S = 0.01, 1e-4
 """Of the plan's steps: 10 ms a step and 0.1 ms a prompt token."""
@@ -170,16 +178,6 @@ def test_local_prompts_are_no_work_of_the_prefill_pool(admission: AdmissionContr
     assert second.ttft_s == pytest.approx(load.decode.work_s + 0.05 + BASE_S)
 
 
-def test_dead_mixed_replicas_are_noticed(mixed: EndpointConfig) -> None:
-    """One replica of two lets half as many in; one is always assumed."""
-    both, _ = _let_in(AdmissionController(mixed, seed=1), LOCAL)
-    for live in (0, 1):
-        admission = AdmissionController(mixed, seed=1)
-        admission.inflight.set_replicas({("mixed", "d0"): live})
-        one, _ = _let_in(admission, LOCAL)
-        assert len(both) == 2 * len(one)
-
-
 def test_learns_what_its_forecasts_miss(admission: AdmissionController) -> None:
     """
     Requests that take longer than forecast make the next ones be shed earlier, up to a bound.
@@ -313,77 +311,37 @@ class Clock:
         return self.now_s
 
 
-@dataclass(slots=True)
-class Running:
-    """A request at the simulated engine: tokens of its prompt and of its answer still to make."""
+async def _overload(
+    admission: AdmissionController, engine: SimulatedEngine, asked: RequestCost, slower: float
+) -> tuple[NDArray[np.float64], float]:
+    """
+    Have 5,000 requests arrive at three times the capacity of an engine whose steps vary.
 
-    request: InflightRequest
-    came_s: float
-    prompt: int
-    output: int
-    first_s: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Engine:
-    """One aggregated replica, step by step as vLLM schedules it: tokens first, then prompts."""
-
-    admission: AdmissionController
-    slower: float
-    waiting: deque[Running] = field(default_factory=deque)
-    running: list[Running] = field(default_factory=list)
-    ttfts: list[float] = field(default_factory=list)
-    tpots: list[float] = field(default_factory=list)
-    busy_s: float = 0.0
-    rng: random.Random = field(default_factory=lambda: random.Random(5))  # noqa: S311
-
-    def step_s(self) -> float:
-        """Begin a step; return how long it takes, 0 without requests."""
-        while self.waiting and len(self.running) < PLACES:
-            self.running.append(self.waiting.popleft())
-        if not self.running:
-            return 0.0
-        room = STEP_TOKENS - sum(not each.prompt for each in self.running)
-        computed = 0
-        for each in self.running:
-            part = min(each.prompt, room - computed)
-            each.prompt -= part
-            computed += part
-            each.output -= not each.prompt  # its prompt's last part makes a token too
-        took_s = (BASE_S + PER_TOKEN_S * computed) * self.slower * self.rng.lognormvariate(0, 0.2)
-        self.busy_s += took_s
-        return took_s
-
-    def end(self, now_s: float) -> None:
-        """End the step."""
-        for each in self.running:
-            if not each.prompt and not each.first_s:
-                each.first_s = now_s
-                self.ttfts.append(now_s - each.came_s)
-                self.admission.first_token(each.request, now_s - each.came_s)
-        for each in [each for each in self.running if not each.output]:
-            self.running.remove(each)
-            after = each.request.cost.output_tokens - 1
-            self.tpots.append((now_s - each.first_s) / after)
-            self.admission.end(each.request, self.tpots[-1])
-
-
-def _overloaded(engine: Engine, asked: RequestCost, per_s: float) -> float:
-    """Have 5,000 requests arrive at one engine; return when the last one came."""
-    rng, now_s, end_s = random.Random(4), 0.0, 0.0  # noqa: S311
+    Return TTFT and TPOT of those let in, as they ended, and how much of the time it was idle.
+    """
+    rng, found, idle = random.Random(4), [], 0  # noqa: S311
     # A prefill pool makes one token of each answer.
     output = int(asked.output_tokens) if asked.local else 1
-    for _ in range(5000):
-        now_s += rng.expovariate(per_s)
-        while end_s and end_s <= now_s:
-            engine.end(end_s)
-            took_s = engine.step_s()
-            end_s = end_s + took_s if took_s else 0.0
-        found = engine.admission.admit(asked)
-        if isinstance(found, InflightRequest):
-            engine.waiting.append(Running(found, now_s, int(asked.prompt_tokens), output))
-            end_s = end_s or now_s + engine.step_s()
-    return now_s
+
+    async def answer(request: InflightRequest) -> None:
+        came_s, sequence = engine.clock.now_s(), engine.add(int(asked.prompt_tokens), (), output)
+        await sequence.more_than(0)
+        first_s = engine.clock.now_s()
+        admission.first_token(request, first_s - came_s)
+        while not sequence.done:
+            await sequence.more_than(sequence.num_tokens)
+        tpot_s = (engine.clock.now_s() - first_s) / (asked.output_tokens - 1)
+        admission.end(request, tpot_s)
+        found.append((first_s - came_s, tpot_s))
+
+    async with asyncio.TaskGroup() as answers:
+        for _ in range(5000):
+            await engine.clock.sleep(rng.expovariate(3 / (400 * PER_TOKEN_S * slower)))
+            engine.step.factor = slower * rng.lognormvariate(0, 0.2)
+            idle += engine.load().running == 0
+            if isinstance(request := admission.admit(asked), InflightRequest):
+                answers.create_task(answer(request))
+    return np.array(found), idle / 5000
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.5])
@@ -400,15 +358,21 @@ def test_an_overloaded_pool_keeps_its_slo(
     config: EndpointConfig, mixed: EndpointConfig, asked: RequestCost, slo: SloSpec, slower: float
 ) -> None:
     """At three times capacity 99 % of the admitted keep both limits, and the engine stays busy."""
-    engine = Engine(admission=_alone(mixed if asked.local else config, slo), slower=slower)
-    now_s = _overloaded(engine, asked, per_s=3 / (400 * PER_TOKEN_S * slower))
-    assert _p99(engine.ttfts) <= slo.ttft_s
-    assert slo.tpot_s is not None
-    assert _p99(engine.tpots) <= slo.tpot_s
-    assert engine.busy_s > 0.9 * now_s
+    admission = _alone(mixed if asked.local else config, slo)
 
+    async def run() -> tuple[NDArray[np.float64], float]:
+        limits = EngineLimits(
+            max_num_seqs=PLACES,
+            max_num_batched_tokens=STEP_TOKENS,
+            kv_blocks=1000,
+            block_size=16,
+        )
+        engine = SimulatedEngine(limits, PlannedStep(STEP), EngineClock(1.0))
+        return await _overload(admission, engine, asked, slower)
 
-def _p99(values: list[float]) -> float:
-    """Return the 99th percentile, without the first fifth, which taught the admission."""
-    kept = sorted(values[len(values) // 5 :])
-    return kept[int(0.99 * len(kept))]
+    found, idle = run_virtual(run())
+    taught = found[len(found) // 5 :]  # the first fifth taught the admission
+    ttft_s, tpot_s = np.quantile(taught, 0.99, axis=0)
+    assert ttft_s <= slo.ttft_s
+    assert tpot_s <= (slo.tpot_s or 0.0)
+    assert idle < 0.1

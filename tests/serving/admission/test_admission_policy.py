@@ -158,7 +158,7 @@ def test_a_shed_request_gets_when_to_retry(
     asked: RequestCost, load: InflightLoad, reason: str, retry_after_s: int
 ) -> None:
     """When the queue is short enough, or when an answer like it has ended."""
-    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin())
+    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin(), KeptRoom())
     assert isinstance(found, Shed)
     assert (found.reason, found.refusal.retry_after_s) == (reason, retry_after_s)
     assert f"in {retry_after_s} s" in found.refusal.message
@@ -203,7 +203,8 @@ def test_a_request_is_admitted_up_to_the_limit_less_margin_and_room(
 def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type) -> None:
     """Paces beyond every limit shed only if they are typical: 6.75 + 0.6 or 0.9 x (12 - 4.22)."""
     margin = Margin(tpot_s=0.5, median_tpot_s=median_s)
-    assert isinstance(decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.012), ASKED, BUSY, margin), kind)
+    slo = SloSpec(ttft_s=1.0, tpot_s=0.012)
+    assert isinstance(decide(MODEL, slo, ASKED, BUSY, margin, KeptRoom()), kind)
 
 
 SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))

@@ -15,7 +15,7 @@ import uvicorn
 from serving.api.app import api_app
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
-from tests.serving.browser import Page, opened
+from tests.browser import Page, opened
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY
 

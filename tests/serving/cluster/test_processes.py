@@ -15,7 +15,7 @@ import pytest
 from minicluster.errors import TargetFailed
 from serving.cluster import ports, processes
 from serving.cluster.processes import cluster_processes, environment, stop
-from tests.serving.deployed import until
+from tests.waiting import until
 
 TOKEN = Path("token")
 """None of these processes needs one."""

@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-import warnings
 from inspect import getsource, signature
 from pathlib import Path
 
+from ray._private import services
+from ray._private.worker import Worker
+from ray.serve._private.client import ServeControllerClient
+from ray.serve._private.controller import ServeController
+from ray.serve._private.replica import Replica, UserCallableWrapper
+from ray.serve.api import RunTarget
+from ray.serve.deployment import Application
+from ray.serve.handle import DeploymentHandle
+
+from serving.cluster.loopback import loopback
+from serving.cluster.serve_compat import DIRECT_CALLS
 from tests.serving.forks import Forks
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray._private import services
-    from ray._private.worker import Worker
-    from ray.serve._private.client import ServeControllerClient
-    from ray.serve._private.controller import ServeController
-    from ray.serve._private.replica import Replica, UserCallableWrapper
-    from ray.serve.api import RunTarget
-    from ray.serve.deployment import Application
-    from ray.serve.handle import DeploymentHandle
-
-    from serving.cluster.loopback import loopback
-    from serving.cluster.serve_compat import DIRECT_CALLS
 
 
 def test_every_private_name_is_there() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.waiting import until
+
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 LIMIT_S = 60.0
 
@@ -56,10 +58,7 @@ class Container:
         return self._log.read_text().splitlines() if self._log.exists() else []
 
     def wait_for(self, call: str) -> None:
-        until = time.monotonic() + LIMIT_S
-        while call not in self.calls:
-            assert time.monotonic() < until, self.calls
-            time.sleep(0.05)
+        until(lambda: call in self.calls, call, LIMIT_S)
 
     def end(self) -> int:
         return self.process.wait(LIMIT_S)
@@ -103,10 +102,7 @@ def test_a_worker_waits_for_its_head(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert worker.calls == []
     (tmp_path / "ray.started").touch()
-    until = time.monotonic() + LIMIT_S
-    while not worker.calls:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: bool(worker.calls), "Ray starts", LIMIT_S)
     assert worker.calls[0].startswith("start --address=head:6379 ")
     time.sleep(0.5)
     worker.process.send_signal(signal.SIGTERM)

@@ -11,8 +11,6 @@ from minicluster.specs.workload import WorkloadSpec
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.simulated import simulated_findings, slowed
-from serving.operations.status import Deployed, DeployedPool
-from serving.operations.verify import differences
 from serving.protocol.endpoint_config import SimulatedEngines
 from tests import plans
 
@@ -84,21 +82,6 @@ def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:
     assert len(served.nodes) == 1, "one raylet holds them all"
     real = compile_app(plan.deployment, DeployTarget(kind="cpu"), plan=plan)
     assert (real.endpoint.simulated, real.endpoint.slo) == (None, plan.slo)
-
-
-def test_a_simulated_deployment_is_as_planned_where_its_settings_are(plan: Plan) -> None:
-    """Devices are not compared; whatever a replica reports otherwise is."""
-    served = compile_app(plan.deployment, SLOW, plan=plan)
-    pools = {}
-    for pool in served.pools:
-        assert pool.simulated is not None
-        facts = [pool.simulated.facts | {"labels": each} for each in pool.simulated.places]
-        pools[pool.role] = DeployedPool(replicas=pool.replicas, status="HEALTHY", facts=facts)
-    deployed = Deployed(pools=pools, answers=True)
-    assert differences(plan.deployment, deployed, "simulated") == ()
-    pools["decode"].facts[0]["tp"] = 9
-    [found] = differences(plan.deployment, deployed, "simulated")
-    assert "tp: deployed 9" in found
 
 
 def test_more_replicas_than_memory_are_refused_with_those_that_fit(plan: Plan) -> None:

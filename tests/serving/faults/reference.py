@@ -14,7 +14,8 @@ from typing import Any
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import KEEP_AFFINITY
 from tests.serving.client import Answer, ask, difference, post
-from tests.serving.deployed import healthy, until
+from tests.serving.deployed import healthy
+from tests.waiting import until
 
 from .bodies import CLASSES, words
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.serving.client import send
-from tests.serving.deployed import Split, until
+from tests.serving.deployed import Split
+from tests.waiting import until
 
 from .load import DEADLINE_S, body_of, refused, under_way
 from .processes import kill, stopped

@@ -20,8 +20,9 @@ import yaml
 from minicluster.plan import to_json
 from serving.cluster.processes import environment, stop
 from serving.cluster.token import write_token
-from tests.serving.deployed import Shared, until
+from tests.serving.deployed import Shared
 from tests.serving.plans import make_deployment, make_plan
+from tests.waiting import until
 
 from .network import Host, network
 

@@ -12,7 +12,7 @@ import pytest
 
 from serving.protocol.messages import STALL_S
 from tests.serving.client import Reply, send
-from tests.serving.deployed import until
+from tests.waiting import until
 
 from .conftest import TTFT_S, Compose
 from .network import BURST_BYTES

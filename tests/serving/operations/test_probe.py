@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import RayActorError
 
 from minicluster.errors import TargetFailed
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray.exceptions import RayActorError
-
-    from serving.operations import probe
-
-
+from serving.operations import probe
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import RequestPhases
 

@@ -1,9 +1,8 @@
-"""What `serving verify` says of a deployment: as planned, not as planned, or silent."""
+"""What `serving verify` and `status` say: as planned, not as planned, or silent; and of groups."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from serving.cli import inspect
-from serving.cluster import connection
+from serving.cluster import connection, serve_compat
 from serving.operations import status
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
-from tests.serving.plans import deployed, facts_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray import serve
-
-    from serving.cluster import serve_compat
+from tests.serving.plans import deployed, facts_of, make_pool
 
 
 @pytest.fixture
@@ -129,3 +123,12 @@ def test_verify_lists_what_does_not_run_or_answer(
     assert not any(each.startswith("decode.") for each in found)
     assert asked == ["Decode:demo", "no more"]
     assert status.cluster_status(state).pool("prefill").status == "UNHEALTHY"  # the worst
+
+
+@pytest.mark.parametrize(
+    ("replicas", "dp", "said"),
+    [(3, 1, "3 replicas"), (1, 8, "8 ranks in 1 group"), (2, 4, "8 ranks in 2 groups")],
+)
+def test_engines_of_groups_are_ranks_and_others_replicas(replicas: int, dp: int, said: str) -> None:
+    pool = make_pool("decode", tuple(range(replicas * dp)), replicas=replicas, dp=dp, ep=dp)
+    assert inspect.planned_engines(pool) == said

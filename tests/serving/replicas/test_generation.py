@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -104,7 +105,10 @@ def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     phases = begun.phases
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
     assert (phases.prefill_s, phases.prefill_queue_s, phases.prefill_step_s) == (0.5, 0.1, 0.2)
-    assert phases.headers["X-Minicluster-Path"] == "remote"
+    assert phases.headers == {
+        "X-Minicluster-Path": "remote",
+        "Server-Timing": "prefill_queue;dur=100.0, prefill;dur=200.0, handoff;dur=0.0",
+    }
     assert [begun.first, *events] == [[ONE], ["data: 2\n\n"], [DONE]]
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
@@ -132,6 +136,14 @@ def test_what_became_of_prefill_is_said(ask: Any, prefill: Any, items: Any, said
     assert (phases.path_and_reason, phases.prefill_s) == (said, prefill.seconds)
     remote = isinstance(prefill, RemotePrefill)
     assert phases.prefill_replica == ("p0" if remote else "")
+    # Of a prompt that decode computes queue and prefill are one sum, and nothing is handed over.
+    parts = (
+        "prefill_queue, prefill, handoff"
+        if remote
+        else "queued_prefill, kv_fetch, first_decode_step"
+    )
+    assert re.sub(r";dur=[0-9.]+", "", phases.headers["Server-Timing"]) == parts
+    assert phases.headers["X-Minicluster-Path"] == said
     assert (getattr(engine.asked, "kv_transfer_params", None) is not None) == remote
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ import pytest
 from serving.api.access_log import access_log
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig, to_plain
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from serving.replicas.ingress import Ingress
+from serving.replicas.ingress import Ingress
 
 OURS: Any = Ingress.__wrapped__  # type: ignore[attr-defined]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from typing import Any
 
 import pytest
 
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import LocalPrefill, Prefilled, Refusal, RemotePrefill
+from serving.replicas.remote_prefill import prefill_remotely
 from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, choose_domain
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from serving.replicas.remote_prefill import prefill_remotely
 
 DONE = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
 BODY = {"messages": []}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serving.protocol.messages import Prefilled
+from serving.replicas import roles
 from tests.serving.virtual_time import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from serving.replicas import roles
 
 COMPUTED = Prefilled(prompt_tokens=5, kv_transfer_params={}, queue_s=0.0, step_s=0.1)
 

@@ -6,25 +6,20 @@ import asyncio
 import inspect
 import random
 import time
-import warnings
 from collections.abc import Callable, Sequence
 
 import pytest
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+)
+from ray.serve.request_router import PendingRequest, RequestRouter
 
 from minicluster.routing import POLICIES, chooser, counts_tokens
+from serving.replicas.router import PlannedRouter
 from tests.serving.virtual_time import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray.serve._private.common import (
-        DeploymentHandleSource,
-        DeploymentID,
-        ReplicaID,
-        RequestMetadata,
-    )
-    from ray.serve.request_router import PendingRequest, RequestRouter
-
-    from serving.replicas.router import PlannedRouter
 
 
 class Replica:

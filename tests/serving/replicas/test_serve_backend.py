@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from minicluster.plan import Plan, Routing
 from minicluster.specs.slo import SloSpec
+from serving.cluster import serve_compat
+from serving.cluster.serve_compat import NoReplica
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.protocol.messages import (
     LocalPrefill,
@@ -21,23 +23,16 @@ from serving.protocol.messages import (
     Refusal,
     RequestRefused,
 )
+from serving.replicas import remote_prefill, serve_backend
+from serving.replicas.remote_prefill import PrefillHandles
+from serving.replicas.serve_backend import (
+    ServeBackend,
+    event_limit_s,
+    first_token_limit_s,
+    whole_answer_limit_s,
+)
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    from ray.exceptions import RayActorError
-
-    from serving.cluster import serve_compat
-    from serving.cluster.serve_compat import NoReplica
-    from serving.replicas import remote_prefill, serve_backend
-    from serving.replicas.remote_prefill import PrefillHandles
-    from serving.replicas.serve_backend import (
-        ServeBackend,
-        event_limit_s,
-        first_token_limit_s,
-        whole_answer_limit_s,
-    )
 
 CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len=60, max_num_seqs=1)
 """A first token has 4 s, each token asked for 1 s beyond."""
@@ -258,21 +253,33 @@ def _answered(decode: Any, prefill: Any, body: dict[str, Any], config: EndpointC
 
 @pytest.mark.usefixtures("live")
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "counted", "place"),
     [
-        ({"prompt": "x"}, None),
-        ({"prompt": "x", "n": 2}, "n"),
-        ({"prompt": [1] * 8}, "short"),
-        ({"prompt": "eight"}, "short"),
-        ({"prompt": "nine"}, None),
-        ({"prompt": "refused"}, None),  # prefill says why
+        ({"prompt": "x"}, 9, None),
+        ({"prompt": "x"}, 8, "short"),
+        ({"prompt": "x"}, None, None),  # it does not count what it refuses; prefill says why
+        ({"prompt": [1] * 8}, 8, "short"),
+        # Too long to be counted.
+        ({"prompt": [1] * 9, "n": 1, "logprobs": 2}, 8, None),
+        ({"prompt": "a" * 1000}, 8, None),
+        ({"messages": [{"content": "a" * 1000}]}, 8, None),
+        ({"prompt": "x", "n": None, "echo": False, "prompt_logprobs": None}, 9, None),
+        ({"prompt": "x", "n": 2}, 9, "n"),
+        ({"prompt": ["a", "b"]}, 9, "prompt-list"),
+        ({"prompt": "x", "use_beam_search": True}, 9, "beam-search"),
+        ({"prompt": "x", "prompt_logprobs": 0}, 9, "prompt-logprobs"),
+        ({"messages": [], "echo": True}, 9, "echo"),
     ],
 )
-def test_a_prompt_goes_where_it_belongs(body: dict[str, Any], place: str | None) -> None:
-    """Decode is told what prefill returned, or why it computes the prompt itself."""
+def test_a_prompt_goes_where_it_belongs(
+    body: dict[str, Any], counted: int | None, place: str | None
+) -> None:
+    """
+    Decode is told what prefill returned, or why it computes the prompt itself.
+
+    One fetched KV cache gives neither several answers nor what looks at the prompt.
+    """
     config = replace(CONFIG, routing=Routing(local_threshold_tokens=8))
-    text = body["prompt"]
-    counted = {"eight": 8, "nine": 9, "refused": None}.get(text, 9) if text != [1] * 8 else 8
     decode, prefill = _handle(Response("first"), counted), _handle()
     assert _answered(decode, prefill, body, config) == ["first"]
     *_, said = decode.given[-1]

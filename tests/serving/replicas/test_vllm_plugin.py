@@ -10,8 +10,8 @@ import pytest
 
 from serving.cluster.processes import KEEP_AFFINITY, cluster_processes
 from serving.replicas.vllm_plugin import REPLICA, niceness_is_local
-from tests.serving.deployed import until
 from tests.serving.forks import Forks
+from tests.waiting import until
 
 LOOK = """
 from serving.replicas.vllm_plugin import keep_planned_cores

@@ -15,8 +15,9 @@ from typing import Any
 
 from serving.simulated.request import answer_ids, prompt_seed
 from tests.serving.client import Reply, send
-from tests.serving.deployed import Split, outstanding, until
+from tests.serving.deployed import Split, outstanding
 from tests.serving.faults.load import body_of
+from tests.waiting import until
 
 FAULTS = {
     "prefill": ("die", "exit", "freeze", "slow", "fail-pulls"),

@@ -14,10 +14,11 @@ import pytest
 
 from tests.serving.client import send
 from tests.serving.command import serving
-from tests.serving.deployed import healthy, outstanding, until, up
+from tests.serving.deployed import healthy, outstanding, up
 from tests.serving.faults.load import body_of, refused, under_way
 from tests.serving.faults.processes import processes
 from tests.serving.simulated.conftest import plan_for_gpus
+from tests.waiting import until
 
 pytestmark = pytest.mark.simulated
 

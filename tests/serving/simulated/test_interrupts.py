@@ -18,9 +18,10 @@ from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 from tests.serving.client import answers
 from tests.serving.command import LIMIT_S, SERVING, serving
-from tests.serving.deployed import until, up
+from tests.serving.deployed import up
 from tests.serving.faults.processes import processes
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
+from tests.waiting import until
 
 pytestmark = pytest.mark.simulated
 

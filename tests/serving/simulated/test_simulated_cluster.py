@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtest.client.endpoint import served_models
-from serving.simulated.request import answer_ids, prompt_seed
 from tests.serving.deployed import Split
-from tests.serving.faults.load import body_of, under_way
 
 from .conftest import RATE, SLOWDOWN, answer_limits
 from .rounds import HEAD, AnswerLimits, Offered, Round, RoundOutcome, all_rounds, play, total_row
@@ -27,24 +23,6 @@ SEED = 19
 @pytest.fixture(scope="module")
 def limits(small_model: Path) -> AnswerLimits:
     return answer_limits(small_model)
-
-
-def test_answers_follow_from_prompts_and_say_that_they_are_simulated(
-    cluster: Split, limits: AnswerLimits
-) -> None:
-    bodies = [body_of(seed, tokens=50 + seed, max_tokens=12) for seed in range(20)]
-    with under_way(cluster.base_url, bodies) as waiting:
-        pass
-    for body, future in zip(bodies, waiting, strict=True):
-        reply = future.result()
-        assert reply.done, reply
-        assert reply.path == "remote"
-        assert reply.headers["x-minicluster-engine"].startswith("simulated; slowdown=2; ")
-        chunks = [json.loads(each) for each in reply.events if each != "[DONE]"]
-        text = "".join(each["choices"][0]["text"] for each in chunks)
-        ids = answer_ids(prompt_seed(body["prompt"]), 12, limits.vocab_size)
-        assert text.split() == [str(each) for each in ids]
-    assert served_models(cluster.base_url)[1] == SLOWDOWN
 
 
 @pytest.mark.parametrize(

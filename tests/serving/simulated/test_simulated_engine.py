@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,11 @@ STEP = PlannedStep(
 )
 LIMITS = EngineLimits(max_num_seqs=32, max_num_batched_tokens=2048, kv_blocks=900, block_size=16)
 PATH = Path(request_s=0.0, transfer_base_s=2e-3, transfer_per_token_s=1e-5)
+
+ONE_BY_ONE_S = 1e-8
+"""Between prompts that end in one step, so that they reach decode in the order of their engines."""
+
+Engines = Seq[SimulatedEngine]
 
 
 def load(rate: float, count: int, seed: int) -> Arrivals:
@@ -96,34 +103,50 @@ class Pair:
         return self.prefill.num_requests == self.decode.num_requests == 0
 
 
-async def mixed(arrivals: Arrivals, limits: EngineLimits, slowdown: float) -> np.ndarray:
-    clock = EngineClock(slowdown)
-    engine = SimulatedEngine(limits, STEP, clock)
+async def mixed(arrivals: Arrivals, engines: Engines) -> np.ndarray:
+    """Send requests to engines in turn; return when each one's first and last token came."""
 
     async def send(at: int) -> tuple[float, float]:
-        await clock.sleep(float(arrivals.due_s[at]))
+        engine = engines[at % len(engines)]
+        await engine.clock.sleep(float(arrivals.due_s[at]))
         sequence = engine.add(int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at]))
-        first_s, last_s, seen = await follow(sequence, clock)
+        first_s, last_s, seen = await follow(sequence, engine.clock)
         assert seen == list(range(seen[-1] + 1)), "every token is seen when it comes"
         return first_s, last_s
 
     times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert engine.num_requests == 0
+    assert not any(engine.num_requests for engine in engines)
     return np.array(times)
 
 
-async def split(arrivals: Arrivals, slowdown: float) -> np.ndarray:
-    pair = Pair(slowdown)
+async def split(
+    arrivals: Arrivals,
+    prefill: Engines,
+    decode: Engines,
+    routes: Iterable[tuple[int, int]],
+    path: Path = PATH,
+) -> np.ndarray:
+    """Send each request through one engine of each kind, as `mixed`."""
+    sources = [KvSource(engine, path) for engine in prefill]
 
-    async def send(at: int) -> tuple[float, float]:
-        await pair.clock.sleep(float(arrivals.due_s[at]))
-        tokens = int(arrivals.input_tokens[at])
-        key = await pair.prefilled(tokens)
-        sequence = pair.pull(key, tokens, int(arrivals.output_tokens[at]))
-        return (await follow(sequence, pair.clock))[:2]
+    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
+        return sources[place["rank"]].fetch(place["key"], start_in_s)
 
-    times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert pair.is_empty()
+    sinks = [KvSink(engine, fetch) for engine in decode]
+
+    async def send(at: int, source: int, sink: int) -> tuple[float, float]:
+        tokens, clock = int(arrivals.input_tokens[at]), decode[sink].clock
+        await clock.sleep(float(arrivals.due_s[at]))
+        prompt = prefill[source].add(tokens, (), 1)
+        await prompt.more_than(0)
+        await clock.sleep(source * ONE_BY_ONE_S)
+        place = {"rank": source, "key": sources[source].keep(prompt, 60.0)}
+        sequence = sinks[sink].add(tokens, (), int(arrivals.output_tokens[at]), place)
+        return (await follow(sequence, clock))[:2]
+
+    sent = zip(range(len(arrivals)), routes, strict=False)
+    times = await asyncio.gather(*(send(at, *route) for at, route in sent))
+    assert not any(engine.num_requests for engine in (*prefill, *decode))
     return np.array(times)
 
 
@@ -140,7 +163,10 @@ def test_an_engine_takes_the_time_that_is_simulated(
     pool = SimulatedPool(replicas=1, limits=limits, step=STEP)
     expected = simulate(System(decode=pool, path=Path()), arrivals, seed=0)
 
-    times = run_virtual(mixed(arrivals, limits, slowdown))
+    async def run() -> np.ndarray:
+        return await mixed(arrivals, [SimulatedEngine(limits, STEP, EngineClock(slowdown))])
+
+    times = run_virtual(run())
 
     assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, rel=1e-6)
     assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)
@@ -152,7 +178,11 @@ def test_split_engines_take_the_time_that_is_simulated(seed: int, slowdown: floa
     pool = SimulatedPool(replicas=1, limits=LIMITS, step=STEP)
     expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
 
-    times = run_virtual(split(arrivals, slowdown))
+    async def run() -> np.ndarray:
+        pair = Pair(slowdown)
+        return await split(arrivals, [pair.prefill], [pair.decode], repeat((0, 0)))
+
+    times = run_virtual(run())
 
     assert times[:, 0] - arrivals.due_s == pytest.approx(expected.ttft_s, rel=1e-6)
     assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from minicluster.plan import Plan
-from tests.serving.deployed import Split, driven, until
+from tests.serving.deployed import Split, driven
 from tests.serving.faults.load import DEADLINE_S, body_of, under_way
 from tests.serving.plans import places
+from tests.waiting import until
 
 from .conftest import RATE, SLOWDOWN, answer_limits, plan_for_gpus
 from .rounds import HEAD, Offered, Round, offering, outcome

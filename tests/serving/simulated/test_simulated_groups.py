@@ -6,10 +6,9 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,32 +17,18 @@ from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.specs.step import StepCoefficients
-from minicluster.workload.arrivals import Arrivals
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import EngineDied, SimulatedEngine
 from serving.simulated.gang import GangIncompleteError, join_gang
 from serving.simulated.group import Group, Lockstep
-from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
 
-from .test_simulated_engine import LIMITS, STEP, follow, load
+from .test_simulated_engine import LIMITS, STEP, load, mixed, split
 
 BY_BATCH = PlannedStep(
-    StepCoefficients(
-        base_s=3e-3,
-        stream_s=1e-3,
-        per_prefill_token_s=5e-5,
-        per_sequence_s=2e-3,
-        per_pair_s=1e-9,
-        per_context_token_s=0.0,
-        max_tokens=8192,
-        max_batch=256,
-        max_context_tokens=8192,
-        error_fraction=0.0,
-    )
+    replace(STEP.spec, stream_s=1e-3, per_sequence_s=2e-3, per_context_token_s=0.0)
 )
 """The slowest rank stays the slowest until a batch changes: `sizing` looks no further (Q11)."""
 
@@ -58,10 +43,6 @@ NIC_S = 2e-5
 """Tolerance: twice the time of the longest prompt on a NIC; a step takes 250 times as long."""
 
 RANKS = 3
-
-ONE_BY_ONE_S = 1e-8
-"""Between prompts that end in one step, so that they reach decode in the order of their ranks."""
-
 
 Groups = Callable[[], Awaitable[Sequence[Group]]]
 """Makes what each rank of a group is given."""
@@ -99,48 +80,6 @@ async def ranks(
         engines[0].fail()
         await asyncio.sleep(1.0)
         assert all(engine.died for engine in engines)
-
-
-async def mixed(arrivals: Arrivals, engines: Sequence[SimulatedEngine]) -> np.ndarray:
-    async def send(at: int) -> tuple[float, float]:
-        engine = engines[at % RANKS]
-        await engine.clock.sleep(float(arrivals.due_s[at]))
-        sequence = engine.add(int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at]))
-        return (await follow(sequence, engine.clock))[:2]
-
-    times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert not any(engine.num_requests for engine in engines)
-    return np.array(times)
-
-
-async def split(
-    arrivals: Arrivals,
-    routes: list[tuple[int, int]],
-    prefill: Sequence[SimulatedEngine],
-    decode: Sequence[SimulatedEngine],
-) -> np.ndarray:
-    """Send requests through ranks of two groups."""
-    sources = [KvSource(engine, PATH) for engine in prefill]
-
-    async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        return sources[place["rank"]].fetch(place["key"], start_in_s)
-
-    sinks = [KvSink(engine, fetch) for engine in decode]
-
-    async def send(at: int) -> tuple[float, float]:
-        (source, sink), tokens = routes[at], int(arrivals.input_tokens[at])
-        clock = decode[sink].clock
-        await clock.sleep(float(arrivals.due_s[at]))
-        prompt = prefill[source].add(tokens, (), 1)
-        await prompt.more_than(0)
-        await clock.sleep(source * ONE_BY_ONE_S)
-        place = {"rank": source, "key": sources[source].keep(prompt, 60.0)}
-        sequence = sinks[sink].add(tokens, (), int(arrivals.output_tokens[at]), place)
-        return (await follow(sequence, clock))[:2]
-
-    times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert not any(engine.num_requests for engine in (*prefill, *decode))
-    return np.array(times)
 
 
 @either_way
@@ -198,7 +137,7 @@ def test_split_groups_take_the_time_that_is_simulated(seed: int, slowdown: float
             ranks(LIMITS, BY_BATCH, slowdown, prefill_only=True) as prefill,
             ranks(LIMITS, BY_BATCH, slowdown) as decode,
         ):
-            return await split(arrivals, routes, prefill, decode)
+            return await split(arrivals, prefill, decode, routes, PATH)
 
     times = run_virtual(run())
 

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from serving.cluster.ports import free_ports
-from tests.serving.browser import Page, opened
+from tests.browser import Page, opened
 
 pytestmark = pytest.mark.browser
 
@@ -27,7 +27,7 @@ DONE = f"{TEXT}.includes('Further questions') && !{TEXT}.includes('Searching lay
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for plans on a busy machine."""
-    monkeypatch.setattr("tests.serving.browser.LIMIT_S", 90.0)
+    monkeypatch.setattr("tests.browser.LIMIT_S", 90.0)
 
 
 @pytest.fixture(scope="module")

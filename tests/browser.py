@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 from urllib.request import urlopen
 
 from websockets.sync.client import ClientConnection, connect
+
+from tests.waiting import until
 
 LIMIT_S = 30.0
 
@@ -54,12 +55,8 @@ class Page:
         return done["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:  # noqa: ANN401
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            if value := self.evaluate(expression):
-                return value
-            time.sleep(0.1)
-        raise AssertionError(f"{expression} stays false; console: {self.console}")
+        until(lambda: bool(self.evaluate(expression)), expression, LIMIT_S)
+        return self.evaluate(expression)
 
     def type_into(self, element: str, text: str) -> None:
         """Type as a person does, and press Enter."""
@@ -93,7 +90,9 @@ def opened(url: str, place: Path) -> Iterator[Page]:
     command = [found, *options, f"--user-data-dir={place}", "about:blank"]
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        port = _port(place / "DevToolsActivePort")
+        told = place / "DevToolsActivePort"
+        until(lambda: bool(told.read_text()), "Chromium starts", LIMIT_S)
+        port = told.read_text().split()[0]
         with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
             [tab] = [each for each in json.load(answer) if each["type"] == "page"]
         with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
@@ -103,12 +102,3 @@ def opened(url: str, place: Path) -> Iterator[Page]:
     finally:
         browser.terminate()
         browser.wait()
-
-
-def _port(file: Path) -> int:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if file.exists() and (lines := file.read_text().split()):
-            return int(lines[0])
-        time.sleep(0.1)
-    raise AssertionError("Chromium did not start")
