@@ -47,6 +47,9 @@ def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
             help="Numbers of GPUs, such as 16, 8,16,32 or 8..64 (doubling); absent: max_gpus",
         ),
     ] = None,
+    usd_per_hour: Annotated[
+        float | None, Option(help="US dollars per hour: as many GPUs as they pay for, too")
+    ] = None,
     think_seconds: Annotated[
         float, Option(help="Seconds between an answer and the same user's next request")
     ] = capacities.THINK_S,
@@ -57,7 +60,10 @@ def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
     inputs = Scenario.load(scenario, overrides or [], calibration)
-    counts = [inputs.cluster.max_gpus] if gpus is None else parse_gpus(gpus)
+    counts = [] if gpus is None else parse_gpus(gpus)
+    if usd_per_hour is not None:
+        counts.append(capacities.gpus_for_usd(inputs, usd_per_hour))
+    counts = counts or [inputs.cluster.max_gpus]
     with naming(scenario), progress("searching rates") as told:
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
     if html is not None:

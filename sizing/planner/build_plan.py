@@ -15,12 +15,12 @@ from minicluster.plan import (
     Plan,
     Provenance,
 )
+from sizing.planner.budget import search_within_budgets
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import headroom, prediction_of
 from sizing.planner.result import Infeasible
-from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plan(inputs: Inputs) -> Plan:
         InputError: the scenario cannot be planned at all.
         KeyboardInterrupt: Ctrl-C, and nothing was found so far.
     """
-    found = search(inputs)
+    found = search_within_budgets(inputs)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
     return build_plan(inputs, found)

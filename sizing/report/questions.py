@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from sizing.planner.studies.split_map import SplitMap, SplitPoint
 
 LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
-NO_PRICE = "no price: --set cluster.price_usd_per_gpu_hour=PRICE gives $ per million output tokens"
+NO_PRICE = (
+    "no price: --set cluster.price_usd_per_gpu_hour=PRICE, or cost.prices=catalog, gives $ per"
+    " million output tokens"
+)
 BREAK_EVEN = -0.5
 """Per cent at which the line is drawn: just below zero, because whole replicas often tie."""
 SURE = 0.8

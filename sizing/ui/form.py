@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from minicluster.config import toml_value
 from minicluster.errors import InputError
 from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.scenario import CATALOG, YOURS
 from minicluster.specs.slo import PERCENTILES
 from minicluster.specs.workload import Lengths
 from sizing import catalog
@@ -93,6 +94,9 @@ def groups() -> tuple[FieldGroup, ...]:
                 Field("cluster.max_gpus", "GPUs at most"),
                 Field("cluster.gpus_per_node", "GPUs per node"),
                 Field("cluster.price_usd_per_gpu_hour", "$ per GPU and hour"),
+                Field("cost.prices", "Prices", (YOURS, CATALOG)),
+                Field("cost.max_usd_per_hour", "$ per hour at most"),
+                Field("cost.max_power_w", "Watts at most"),
             ),
         ),
         FieldGroup(

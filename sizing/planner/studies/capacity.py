@@ -26,7 +26,7 @@ from sizing.planner.result import below_floor, fits_nowhere
 from sizing.planner.search import SLACK_CEILING
 from sizing.planner.simulated_check import SEEDS, Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.planner.studies.cost import Running, running_of
+from sizing.planner.studies.cost import Running, require_price, running_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,6 +183,24 @@ def _checked(gpus: Sequence[int], think_s: float) -> list[int]:
     if not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
     return counts
+
+
+def gpus_for_usd(inputs: Inputs, usd_per_hour: float) -> int:
+    """
+    Return the GPUs that so many dollars an hour pay for, energy included where it is paid apart.
+
+    Raises:
+        InputError: GPUs of several kinds, without a price, or not even one of them.
+    """
+    place, (kind, *others) = "--usd-per-hour", inputs.kinds
+    if others:
+        raise InputError(place, usd_per_hour, "one kind of GPU in search.gpus")
+    require_price(inputs, place)
+    one = inputs.usd_per_hour({kind: 1}) or 0.0
+    count = int(usd_per_hour / one + 1e-9)
+    if count < 1:
+        raise InputError(place, usd_per_hour, f"at least the price of one {kind}, {one:,.2f}")
+    return count
 
 
 class _RateSearch:

@@ -30,6 +30,8 @@ PREFIX_SHARES = (0.0, 0.25, 0.5)
 SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
+BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
+"""What an infeasible result may miss while it says how many GPUs hold the SLO."""
 NAMES = (
     *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
     *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),
@@ -68,11 +70,11 @@ class Decisions(Shown):
 
 
 def needed(result: StudyResult) -> int | None:
-    """Return the GPUs of a result, also of one beyond `cluster.max_gpus`."""
+    """Return the GPUs of a result, also of one beyond a budget."""
     if result.plan is not None:
         return result.plan.cost.gpus
     found = result.infeasible
-    return found.nearest_gpus if found is not None and found.binds == "max_gpus" else None
+    return found.nearest_gpus if found is not None and found.binds in BUDGETS else None
 
 
 def decisions(
