@@ -142,18 +142,23 @@ class LayoutSearch:
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
-    def quick_split(self, near: Candidate | None, below: float) -> Found | None:
+    def quick_split(
+        self, near: Candidate | None, below: float, *, least: float = 0.0
+    ) -> Found | None:
         """
         Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
 
         Args:
             near: pools that probably hold: where they do, only cheaper ones are looked for.
             below: cost that pools have to stay below.
+            least: cost that no pools stay below.
         """
         known = None if near is None else self._like(near)
         if known is not None and cost(self.inputs, known) < below:
             held = self.quick.verdict(known).holds
             known, below = (known, cost(self.inputs, known)) if held else (None, below)
+            if known is not None and below <= least:
+                return self._found(known, ())
         else:
             known = None
         looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
