@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from sizing.planner.candidates import with_search
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
@@ -98,7 +99,7 @@ def search_within_budgets(inputs: Inputs) -> Found | Infeasible:
     if over is None or isinstance(found, Infeasible):
         return found
     if not found.interrupted and len(inputs.kinds) > 1 and over.objective != own:
-        found = search(_with_objective(inputs, over.objective))
+        found = search(with_search(inputs, objective=over.objective))
         over = _exceeded(inputs, known, found)
     if over is None or isinstance(found, Infeasible):
         return found
@@ -106,11 +107,6 @@ def search_within_budgets(inputs: Inputs) -> Found | Infeasible:
     if found.interrupted:
         raise KeyboardInterrupt(f"nothing within cost.{over.key} so far: {missed.reason}")
     return missed
-
-
-def _with_objective(inputs: Inputs, objective: str) -> Inputs:
-    chosen = replace(inputs.scenario.search, objective=objective)
-    return replace(inputs, scenario=replace(inputs.scenario, search=chosen))
 
 
 def _exceeded(inputs: Inputs, known: list[Budget], found: Found | Infeasible) -> Budget | None:

@@ -122,12 +122,14 @@ class Capacity(Shown):
     Attributes:
         think_s: of a user, between an answer and the next request.
         confidence_fraction: chance that the SLO holds at each point's rate.
+        interrupted: whether it was stopped before the last of the numbers asked for.
     """
 
     think_s: float
     percentile: str
     confidence_fraction: float
     points: tuple[CapacityPoint, ...]
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def capacity(
 
     Raises:
         InputError: an impossible number, or a scenario that cannot be planned at all.
+        KeyboardInterrupt: Ctrl-C before the first number; after it the curve so far is returned.
 
     Ignores:
         Local prefill thresholds that a plan's search would choose (`search.local_threshold_tokens`
@@ -178,20 +181,25 @@ def capacity(
     found = _RateSearch(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])))
     held: _Held | None = None
     points: list[CapacityPoint] = []
-    for count in counts:
-        before = held
-        held = found.highest(count, before)
-        same = held is not None and held is before
-        points.append(
-            replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
-        )
-        if progress is not None:
-            progress(len(points), len(counts))
+    try:
+        for count in counts:
+            before = held
+            held = found.highest(count, before)
+            same = held is not None and held is before
+            points.append(
+                replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
+            )
+            if progress is not None:
+                progress(len(points), len(counts))
+    except KeyboardInterrupt:
+        if not points:
+            raise
     return Capacity(
         think_s=think_s,
         percentile=inputs.scenario.slo.percentile,
         confidence_fraction=inputs.scenario.search.confidence_fraction,
         points=tuple(points),
+        interrupted=len(points) < len(counts),
     )
 
 
@@ -226,18 +234,15 @@ class _RateSearch:
     """Layouts and simulations of one scenario, for any number of GPUs."""
 
     def __init__(self, inputs: Inputs) -> None:
-        search = inputs.scenario.search
         self.inputs = inputs
-        self.errors = step_errors(inputs, search.confidence_fraction)
+        self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.known = list_candidates(inputs, StepModels(inputs), self.errors)
-        split = () if search.pools == "mixed" else self.known.split
-        mixed = () if search.pools == "split" else self.known.mixed
         self.split = [
             each.limited(bounded.slow.tandem.decode.max_batch_size)
-            for each in split
+            for each in self.known.split
             for bounded in batch_limits(each.with_errors(self.errors), inputs)
         ]
-        self.mixed = list(mixed)
+        self.mixed = list(self.known.mixed)
 
     def highest(self, gpus: int, before: _Held | None) -> _Held | None:
         """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""

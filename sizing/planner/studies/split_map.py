@@ -12,6 +12,7 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import length_quantiles
 from sizing import catalog
+from sizing.planner.candidates import with_search
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import sized_again
 from sizing.planner.objective import cost, cost_of
@@ -136,6 +137,7 @@ def split_map(
     total = len(x.values) * len(y.values)
     if total > MAX_POINTS:
         raise InputError("--x, --y", f"{total:,} points", f"at most {MAX_POINTS:,}")
+    inputs = with_search(inputs, pools="any")
     asked = {pair: _changed(inputs, x, y, pair) for pair in product(y.values, x.values)}
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))

@@ -189,6 +189,16 @@ def test_explanation_adds_up() -> None:
     assert candidate_of(plan).gpus == plan.cost.gpus
 
 
+@pytest.mark.parametrize("limit_s", [0.01, 0.05])
+def test_the_nearest_miss_is_of_the_pools_asked_for(limit_s: float) -> None:
+    """With search.pools = mixed, no split layout is the nearest, idle or under load."""
+    mixed = replace(SMALL, search=SearchChoice(pools="mixed"))
+    answer = search(at(20.0, mixed, ttft_s=limit_s))
+    assert isinstance(answer, Infeasible)
+    assert answer.nearest is not None
+    assert answer.nearest.startswith("--mixed")
+
+
 def test_a_budget_too_small() -> None:
     """Too few GPUs: the number that would do it, which then does it."""
     tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))
