@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
     from sizing.planner.result import Found
+    from sizing.planner.search import Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def budgets(inputs: Inputs) -> list[Budget]:
     return found
 
 
-def search_within_budgets(inputs: Inputs) -> Found | Infeasible:
+def search_within_budgets(inputs: Inputs, *, told: Told | None = None) -> Found | Infeasible:
     """
     Find the cheapest configuration that holds the SLO within every budget.
 
@@ -93,7 +94,7 @@ def search_within_budgets(inputs: Inputs) -> Found | Infeasible:
         KeyboardInterrupt: stopped before anything within the budgets was found.
     """
     known = budgets(inputs)
-    found = search(inputs)
+    found = search(inputs, told=told)
     over = _exceeded(inputs, known, found)
     own = inputs.scenario.search.objective
     if over is None or isinstance(found, Infeasible):
