@@ -312,7 +312,7 @@ def _questions(case: form.Case, found: Plan) -> None:
         ),
         (
             "What does each decision cost?",
-            "Router, percentile, confidence, precision and more: about a minute",
+            "Router, percentile, confidence, precision and more: about two minutes",
             lambda said: decisions_page(name, decisions(found.inputs, progress=said)),
         ),
     )

@@ -161,8 +161,8 @@ def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
 def test_a_dropped_file_goes_with_the_server() -> None:
     """Its folder is there while the server runs, and not after it."""
     made = (
-        "from pathlib import Path; from sizing.ui import form;"
-        ' folder = form.config_folder("{}"); assert (folder / "config.json").exists(); print(folder)'
+        "from sizing.ui import form; folder = form.config_folder('{}');"
+        " assert (folder / 'config.json').exists(); print(folder)"
     )
     done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
     assert not Path(done.stdout.strip()).parent.exists()
