@@ -260,7 +260,7 @@ def chart(figure: Figure) -> None:
         "height": CHART_HEIGHT,
         "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
         "legend": {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"},
-        "showlegend": True,
+        "showlegend": len(figure.traces) > 1,
     }
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
     st.plotly_chart(
@@ -323,8 +323,10 @@ def _questions(case: form.Case, found: Plan) -> None:
 def _question(case: form.Case, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
     known: dict[tuple[form.Case, str], Page] = st.session_state.setdefault("answers", {})
     if (case, question) not in known:
-        if not st.button(question, help=takes):
+        button = st.empty()
+        if not button.button(question, help=takes):
             return
+        button.empty()
         bar = st.progress(0.0, question)
 
         def said(done: int, total: int) -> None:
