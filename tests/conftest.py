@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -78,13 +79,22 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def reason_left_out(item: pytest.Item) -> str:
+    """Return why a test is left out of a run that did not select tests; empty: it is not."""
+    if item.get_closest_marker("campaign") and not item.config.getoption("--thorough"):
+        return "campaigns (make test-all)"
+    if item.get_closest_marker("site") and find_spec("mkdocs") is None:
+        return "of the documentation site: mkdocs is not installed (make docs)"
+    return ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave campaigns out unless asked for; give each test its timeout."""
-    if not config.getoption("--thorough"):
-        campaigns = [item for item in items if item.get_closest_marker("campaign")]
-        config.hook.pytest_deselected(items=campaigns)
-        items[:] = [item for item in items if item not in campaigns]
+    """Leave out campaigns unless asked for, and what is not installed; give tests their timeout."""
+    left_out = [item for item in items if reason_left_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("--backwards"):
         items.reverse()
     for item in items:
@@ -135,10 +145,8 @@ class NotRun:
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Note what is left out, and for which reason."""
-        thorough = self._config.getoption("--thorough")
         for item in items:
-            campaign = item.get_closest_marker("campaign") and not thorough
-            self._left_out["campaigns (make test-all)" if campaign else self._selection()] += 1
+            self._left_out[reason_left_out(item) or self._selection()] += 1
 
     def _selection(self) -> str:
         """Return the options that select tests, as they were given."""

@@ -34,6 +34,7 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec
+from minicluster.specs.price import ListPrice
 from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import SloSpec, loosest
 
@@ -87,6 +88,7 @@ class Inputs(Spec):
         engine: its profile with the settings that the scenario asks for.
         gpu: the cluster's.
         other_gpus: those of `search.gpus` that are not the cluster's.
+        list_prices: of the GPUs without a price of the user's, where `cost.prices` asks for them.
     """
 
     scenario: ScenarioSpec
@@ -96,6 +98,7 @@ class Inputs(Spec):
     engine: EngineProfile
     calibration: CalibrationSpec | None
     other_gpus: tuple[GpuSpec, ...] = ()
+    list_prices: tuple[ListPrice, ...] = ()
 
     @property
     def kinds(self) -> dict[str, GpuSpec]:
@@ -121,13 +124,27 @@ class Inputs(Spec):
             name=f"{self.gpu.name} {tables}", date=max(dates, default=""), error_fraction=None
         )
 
-    def price_usd_per_hour(self, gpus: Mapping[str, int]) -> float | None:
-        """Return the user's price of *gpus*, counts by kind; `None` where one has no price."""
+    @property
+    def own_prices(self) -> dict[str, float]:
+        """US dollars per GPU and hour that the scenario states, by GPU."""
         choice = self.scenario.cluster.price_usd_per_gpu_hour
         prices = {} if choice is None else {self.gpu.name: choice}
-        prices |= self.scenario.search.prices_usd_per_gpu_hour
+        return prices | self.scenario.search.prices_usd_per_gpu_hour
+
+    def price_usd_per_hour(self, gpus: Mapping[str, int]) -> float | None:
+        """Return the price of *gpus*, counts by kind; `None` where one has no price."""
+        prices = {each.gpu: each.usd_per_gpu_hour for each in self.list_prices}
+        prices |= self.own_prices
         known = all(gpu in prices for gpu in gpus)
         return sum(count * prices[gpu] for gpu, count in gpus.items()) if known else None
+
+    def usd_per_hour(self, gpus: Mapping[str, int]) -> float | None:
+        """Return the price of *gpus* and of their energy, where that is paid apart."""
+        usd, power_w = self.price_usd_per_hour(gpus), self.power_w(gpus)
+        energy = self.scenario.cluster.energy_usd_per_kwh
+        if usd is None or energy is None or power_w is None:
+            return usd
+        return usd + power_w / 1e3 * energy
 
     def power_w(self, gpus: Mapping[str, int]) -> float | None:
         """

@@ -49,7 +49,7 @@ class ClusterChoice(Spec):
         gpu: name of a GPU in the catalog, needed without a preset.
         gpus_per_node: GPUs that share a host, needed without a preset.
         max_gpus: the budget, needed without a preset.
-        price_usd_per_gpu_hour: price of one GPU; absent: no cost is given.
+        price_usd_per_gpu_hour: what you pay for one GPU; absent: as cost.prices says.
         power_w_per_gpu: at the wall, with its share of host, network and cooling; absent: the
             datasheet's power of the GPU alone.
         energy_usd_per_kwh: price of energy where it is paid apart; absent: in the price of the GPU.
@@ -119,6 +119,30 @@ class EngineChoice(Spec):
     redundant_experts: int | None = None
 
 
+YOURS, CATALOG = "yours", "catalog"
+"""Prices that there are: the scenario's alone, or also the list prices of configs/prices.toml."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChoice(Spec):
+    """
+    `[cost]`: where prices come from, and budgets beside cluster.max_gpus.
+
+    Attributes:
+        prices: `yours`: those of this scenario, and no others; `catalog`: for a GPU without one,
+            the median of the public list prices in configs/prices.toml.
+        max_usd_per_hour: budget of the plan, energy included where it is paid apart; absent: none.
+        max_power_w: budget of the plan, of the same watts as its cost (cluster.power_w_per_gpu or
+            the datasheet's); absent: none.
+    """
+
+    _TABLE: ClassVar[str] = "cost"
+
+    prices: Annotated[str, choice(YOURS, CATALOG)] = YOURS
+    max_usd_per_hour: float | None = None
+    max_power_w: float | None = None
+
+
 MIDDLE, SUREST = 0.5, 0.99
 """Confidence that may be asked for: beyond, a few hundred measured rows say nothing."""
 
@@ -141,7 +165,7 @@ class SearchChoice(Spec):
             cheaper.
         gpus: names of the GPUs that a pool may be made of; empty: the cluster's. With several,
             prefill may run on one kind and decode on another.
-        prices_usd_per_gpu_hour: price of one GPU by name, where kinds differ.
+        prices_usd_per_gpu_hour: what you pay for one GPU, by name, where kinds differ.
         spare_replicas: k of N + k: replicas of each pool beyond those that hold the SLO.
         availability_fraction: share of the time in which every pool has the replicas that hold
             the SLO: spares are added to each from the cluster's failures; absent: none.
@@ -195,6 +219,8 @@ LIMITS = {
     "cluster.energy_usd_per_kwh": (1e-6, 100),
     "cluster.gpu_mtbf_s": (60, 999_999_999),
     "cluster.repair_s": (1, 100_000_000),
+    "cost.max_usd_per_hour": (1e-6, 1_000_000_000),
+    "cost.max_power_w": (1, 10_000_000_000),
     "workload.requests_per_s": (1e-6, 1_000_000),
     "workload.input_tokens.max_tokens": (1, 100_000_000),
     "workload.output_tokens.max_tokens": (1, 100_000_000),
@@ -228,6 +254,7 @@ class ScenarioSpec(Spec):
     slo: SloSpec = field(default_factory=SloSpec)
     engine: EngineChoice = field(default_factory=EngineChoice)
     search: SearchChoice = field(default_factory=SearchChoice)
+    cost: CostChoice = field(default_factory=CostChoice)
 
     @property
     def promises(self) -> dict[str, SloSpec]:

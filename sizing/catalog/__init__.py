@@ -20,6 +20,7 @@ from sizing.catalog.model import ModelEntry as ModelEntry
 from sizing.catalog.model import find_model as find_model
 from sizing.catalog.model import model_family as model_family
 from sizing.catalog.model import models as models
+from sizing.catalog.price import price_lists as price_lists
 from sizing.catalog.scenario import Resolved as Resolved
 from sizing.catalog.scenario import check_draft as check_draft
 from sizing.catalog.scenario import find_study as find_study

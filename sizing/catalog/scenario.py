@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
+from minicluster.specs.scenario import CATALOG
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
 from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu
 from sizing.catalog.model import chosen_model
+from sizing.catalog.price import list_prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,12 +139,16 @@ def inputs_of(
     kinds = {gpu.name: gpu for gpu in named}
     chosen = replace(scenario, search=replace(scenario.search, gpus=tuple(kinds)))
     found = resolve(chosen, place)
-    return Inputs(
+    inputs = Inputs(
         scenario=chosen,
         **found._asdict(),
         calibration=calibration,
         other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
     )
+    if chosen.cost.prices != CATALOG:
+        return inputs
+    unpriced = [name for name in inputs.kinds if name not in inputs.own_prices]
+    return replace(inputs, list_prices=list_prices(unpriced, place=f"{place}: cost.prices"))
 
 
 def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:

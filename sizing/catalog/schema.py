@@ -13,7 +13,9 @@ from minicluster.specs.workload import Lengths
 
 UNITS = (
     ("_usd_per_gpu_hour", "US dollars per GPU and hour"),
+    ("_usd_per_hour", "US dollars per hour"),
     ("_usd_per_kwh", "US dollars per kWh"),
+    ("_power_w", "watts"),
     ("_w_per_gpu", "watts per GPU"),
     ("requests_per_s", "requests per second"),
     ("_per_s", "per second"),

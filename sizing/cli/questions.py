@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
 from typer import Option
 
-from minicluster.errors import Exit, InputError
-from minicluster.pages.write import write_page
-from sizing.cli.common import (
-    AsJson,
-    Calibration,
-    Html,
-    Overrides,
-    ScenarioFile,
-    naming,
-    progress,
-    show,
-)
+from minicluster.errors import InputError
+from sizing.cli.common import naming, progress
+from sizing.cli.study import Study, study
 from sizing.planner.studies import capacity as capacities
 from sizing.planner.studies import decisions as changed_plans
 from sizing.planner.studies import split_map as maps
@@ -29,17 +19,18 @@ from sizing.report.questions import (
     capacity_lines,
     capacity_page,
     capacity_table,
+    decisions_lines,
     decisions_page,
     decisions_table,
     split_map_lines,
     split_map_page,
     split_map_table,
 )
-from sizing.scenario import Scenario
 
 
-def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: ScenarioFile,
+@study
+def capacity(
+    asked: Study,
     gpus: Annotated[
         str | None,
         Option(
@@ -47,25 +38,28 @@ def capacity(  # noqa: PLR0913, PLR0917  (a command's options)
             help="Numbers of GPUs, such as 16, 8,16,32 or 8..64 (doubling); absent: max_gpus",
         ),
     ] = None,
+    usd_per_hour: Annotated[
+        float | None, Option(help="US dollars per hour: as many GPUs as they pay for, too")
+    ] = None,
     think_seconds: Annotated[
         float, Option(help="Seconds between an answer and the same user's next request")
     ] = capacities.THINK_S,
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
-    inputs = Scenario.load(scenario, overrides or [], calibration)
-    counts = [inputs.cluster.max_gpus] if gpus is None else parse_gpus(gpus)
-    with naming(scenario), progress("searching rates") as told:
+    inputs = asked.load()
+    counts = [] if gpus is None else parse_gpus(gpus)
+    if usd_per_hour is not None:
+        counts.append(capacities.gpus_for_usd(inputs, usd_per_hour))
+    counts = counts or [inputs.cluster.max_gpus]
+    with naming(asked.scenario), progress("searching rates") as told:
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
-    if html is not None:
-        write_page(html, capacity_page(str(scenario), found))
-    said = capacity_lines(found)
-    show(asdict(found), capacity_table(found), *said, as_json=as_json, wide=True)
-    if not any(each.requests_per_s for each in found.points):
-        raise typer.Exit(Exit.NEGATIVE)
+    name, said = str(asked.scenario), capacity_lines(found)
+    asked.answer(lambda: capacity_page(name, found), asdict(found), capacity_table(found), *said)
+    asked.leave(
+        found=any(each.requests_per_s for each in found.points),
+        stopped=found.interrupted,
+        so_far=f"{len(found.points)} of {len(set(counts))} numbers of GPUs",
+    )
 
 
 def parse_gpus(text: str) -> list[int]:
@@ -89,8 +83,9 @@ def parse_gpus(text: str) -> list[int]:
     return list(dict.fromkeys([*doubles, last]))
 
 
-def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: ScenarioFile,
+@study
+def split_map(
+    asked: Study,
     x: Annotated[
         str | None,
         Option(
@@ -102,52 +97,53 @@ def split_map(  # noqa: PLR0913, PLR0917  (a command's options)
     y: Annotated[
         str | None, Option(metavar="KEY=V,V", help="Likewise; absent: link_bytes_per_s")
     ] = None,
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
 ) -> None:
     """Map where split pools need less than aggregated ones, and how sure that is."""
-    inputs = Scenario.load(scenario, overrides or [], calibration)
+    inputs = asked.load()
     first, second = (
         None if text is None else parse_key(text, f"--{name}")
         for name, text in (("x", x), ("y", y))
     )
-    with naming(scenario), progress("sizing both kinds of pools") as told:
+    with naming(asked.scenario), progress("sizing both kinds of pools") as told:
         found = maps.split_map(inputs, first, second, progress=told)
-    if html is not None:
-        write_page(html, split_map_page(str(scenario), found))
     points = [asdict(each) | {"saved_fraction": each.saved_fraction} for each in found.points]
     data: dict[str, Any] = asdict(found) | {"points": points}
-    show(data, split_map_table(found), *split_map_lines(found), as_json=as_json, wide=True)
-    if not any(each.split_gpus or each.mixed_gpus for each in found.points):
-        raise typer.Exit(Exit.NEGATIVE)
+    name, said = str(asked.scenario), split_map_lines(found)
+    asked.answer(lambda: split_map_page(name, found), data, split_map_table(found), *said)
+    asked.leave(
+        found=any(each.split_gpus or each.mixed_gpus for each in found.points),
+        stopped=found.interrupted,
+        so_far="the points so far",
+    )
 
 
+@study
 def decisions(
-    scenario: ScenarioFile,
+    asked: Study,
     only: Annotated[
         str,
         Option(help="Names in place of all, by commas: " + ", ".join(changed_plans.NAMES)),
     ] = "",
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
 ) -> None:
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
-    inputs = Scenario.load(scenario, overrides or [], calibration)
-    with naming(scenario), progress("planning") as told:
+    inputs = asked.load()
+    with naming(asked.scenario), progress("planning") as told:
         names = [each.strip() for each in only.split(",") if each.strip()]
         found = changed_plans.decisions(inputs, only=names, progress=told)
-    if html is not None:
-        write_page(html, decisions_page(str(scenario), found))
     rows = [
         {"name": each.name, "value": each.value, "against_gpus": each.against_gpus}
         | {"gpus": each.gpus, **result_json(each.result)}
         for each in found.rows
     ]
-    data = {"base": result_json(found.base), "decisions": rows}
-    show(data, decisions_table(found), as_json=as_json, wide=True)
-    if found.base.plan is None and not any(each.result.plan for each in found.rows):
-        raise typer.Exit(Exit.NEGATIVE)
+    data = {
+        "base": result_json(found.base),
+        "decisions": rows,
+        "interrupted": found.interrupted,
+    }
+    name, said = str(asked.scenario), decisions_lines(found)
+    asked.answer(lambda: decisions_page(name, found), data, decisions_table(found), *said)
+    asked.leave(
+        found=found.base.plan is not None or any(each.result.plan for each in found.rows),
+        stopped=found.interrupted,
+        so_far="the changes so far",
+    )

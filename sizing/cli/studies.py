@@ -11,7 +11,6 @@ import typer
 from typer import Argument, Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
-from minicluster.pages.write import write_page
 from minicluster.plan import Inputs
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
@@ -20,14 +19,12 @@ from sizing import catalog
 from sizing.cli.common import (
     AsJson,
     Calibration,
-    Html,
     Overrides,
-    ScenarioFile,
-    leave_interrupted,
     naming,
     show,
     tracked,
 )
+from sizing.cli.study import Study, study
 from sizing.planner.design_points import iter_design_points, sort_design_points
 from sizing.planner.studies.cost import require_price
 from sizing.planner.studies.long_context import long_prompt
@@ -149,8 +146,9 @@ def _price(text: str) -> tuple[str, float]:
 # --- sweep
 
 
+@study
 def sweep(
-    scenario: ScenarioFile,
+    asked: Study,
     key: Annotated[
         list[str] | None,
         Option(
@@ -158,15 +156,11 @@ def sweep(
             help="Scenario key and its values, such as workload.requests_per_s=1,2,5; repeatable",
         ),
     ] = None,
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
 ) -> None:
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
     keys = [parse_key(each) for each in key or []]
     combinations = points(keys)
-    cases = _read_points(scenario, overrides or [], combinations, calibration)
+    cases = _read_points(asked, combinations)
     results: list[StudyResult] = []
     try:
         for combination, case in tracked(list(zip(combinations, cases, strict=True)), "planning"):
@@ -178,31 +172,28 @@ def sweep(
             raise
     stopped = len(results) < len(combinations) or results[-1].interrupted
     combinations = combinations[: len(results)]
-    if html is not None:
-        write_page(html, sweep_page(str(scenario), keys, combinations, results))
     data = [
         {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
         for combination, result in zip(combinations, results, strict=True)
     ]
-    show(data, sweep_table(keys, combinations, results), as_json=as_json, wide=True)
-    if stopped:
-        leave_interrupted("the points so far")
-    if not any(result.plan for result in results):
-        raise typer.Exit(Exit.NEGATIVE)
+    asked.answer(
+        lambda: sweep_page(str(asked.scenario), keys, combinations, results),
+        data,
+        sweep_table(keys, combinations, results),
+    )
+    found = any(result.plan for result in results)
+    asked.leave(found=found, stopped=stopped, so_far="the points so far")
 
 
 def _read_points(
-    scenario: Path,
-    overrides: list[str],
-    combinations: Sequence[tuple[str, ...]],
-    calibration: Path | None,
+    asked: Study, combinations: Sequence[tuple[str, ...]]
 ) -> list[Inputs | InputError]:
     """Read the scenario at every point; an error in all of them is one of the scenario."""
-    Scenario.load(scenario, overrides, calibration)
+    asked.load()
     cases: list[Inputs | InputError] = []
     for combination in combinations:
         try:
-            cases.append(Scenario.load(scenario, [*overrides, *combination], calibration))
+            cases.append(asked.load(combination))
         except InputError as error:
             cases.append(error)
     if isinstance(cases[-1], InputError) and not any(isinstance(case, Inputs) for case in cases):
@@ -220,24 +211,21 @@ def _planned(case: Inputs | InputError, label: str) -> StudyResult:
 # --- pareto
 
 
+@study
 def pareto(
-    scenario: ScenarioFile,
+    asked: Study,
     by: Annotated[
         str, Option(help="Cost: gpus, usd (per million output tokens) or watts")
     ] = "gpus",
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
     one_of(OBJECTIVES, **{"--by": by})
-    inputs = Scenario.load(scenario, overrides or [], calibration)
+    inputs, name = asked.load(), str(asked.scenario)
     if by == "usd":
-        require_price(inputs, str(scenario))
+        require_price(inputs, name)
     found: list[DesignPoint] = []
     stopped = False
-    with naming(scenario), talk.status("forecasting configurations"):
+    with naming(name), talk.status("forecasting configurations"):
         try:
             found.extend(iter_design_points(inputs))
         except KeyboardInterrupt:
@@ -245,15 +233,12 @@ def pareto(
                 raise
             stopped = True
         if not found:
-            raise NegativeAnswer(f"{scenario}: no configuration carries the load")
+            raise NegativeAnswer(f"{name}: no configuration carries the load")
         points = sort_design_points(found)
         drawn = fronts(points, by=by)
-    if html is not None:
-        write_page(html, pareto_page(str(scenario), points, drawn))
     tables = [front_table(front, points) for front in drawn]
-    show(_pareto_json(points, drawn), *tables, as_json=as_json, wide=True)
-    if stopped:
-        leave_interrupted("the configurations so far")
+    asked.answer(lambda: pareto_page(name, points, drawn), _pareto_json(points, drawn), *tables)
+    asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:

@@ -15,17 +15,18 @@ from minicluster.plan import (
     Plan,
     Provenance,
 )
+from sizing.planner.budget import search_within_budgets
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import headroom, prediction_of
 from sizing.planner.result import Infeasible
-from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.planner.result import Found
+    from sizing.planner.search import Told
 
 
 class NoPlan(NegativeAnswer):
@@ -41,7 +42,7 @@ class NoPlan(NegativeAnswer):
         self.infeasible = infeasible
 
 
-def plan(inputs: Inputs) -> Plan:
+def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
     """
     Find the cheapest configuration that holds the SLO: by default the fewest GPUs.
 
@@ -49,12 +50,15 @@ def plan(inputs: Inputs) -> Plan:
     `search.confidence_fraction`. After Ctrl-C it is the best so far, and `plan.confidence` says
     so.
 
+    Args:
+        told: is called with each configuration that holds and is cheaper than those before.
+
     Raises:
         NoPlan: nothing holds the SLO.
         InputError: the scenario cannot be planned at all.
         KeyboardInterrupt: Ctrl-C, and nothing was found so far.
     """
-    found = search(inputs)
+    found = search_within_budgets(inputs, told=told)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
     return build_plan(inputs, found)

@@ -6,10 +6,11 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minicluster.errors import InputError
 from sizing.planner import bounds
 from sizing.planner.layout import (
     Layout,
@@ -165,12 +166,12 @@ def prefill_batch(tandem: TandemLoad) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """
-    The layouts of a scenario, each with one replica per pool.
+    The layouts that `search.pools` allows, each with one replica per pool.
 
     Attributes:
         split: layouts of two pools whose unloaded latencies hold the SLO.
         mixed: layouts of one pool whose unloaded latencies hold the SLO.
-        unloaded: every split layout that fits memory, with its tightest limit at no load.
+        unloaded: every layout that fits memory, with its tightest limit at no load.
         unfit: the memory rule that each dropped shape breaks.
     """
 
@@ -180,13 +181,24 @@ class Candidates:
     unfit: tuple[str, ...]
 
 
+def with_search(inputs: Inputs, **keys: Any) -> Inputs:  # noqa: ANN401  (as `replace` has them)
+    """Return the same with other values of keys of `[search]`."""
+    search = replace(inputs.scenario.search, **keys)
+    return replace(inputs, scenario=replace(inputs.scenario, search=search))
+
+
 def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> Candidates:
     """
     List the layouts that rules, memory and the unloaded latencies allow.
 
     Raises:
-        InputError: a degree that the scenario asks for cannot be had.
+        InputError: a degree that the scenario asks for cannot be had, or one pool of a machine that
+            was calibrated: its steps that hold prompts and decoded tokens were not timed.
     """
+    wanted, timed = inputs.scenario.search.pools, inputs.calibration is not None
+    if wanted == "mixed" and timed:
+        expected = '"split" or "any": a calibration times the steps of split pools'
+        raise InputError("search.pools", wanted, expected)
     rules = {shape: memory_rule(inputs, shape) for shape in legal_shapes(inputs)}
     fit = [shape for shape, rule in rules.items() if rule is None]
     layouts = [Layout(prefill=p, decode=d) for p, d in product(fit, fit)]
@@ -194,16 +206,18 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
     if inputs.scenario.search.layouts == "deployable":
         layouts = [each for each in layouts if profile_rule(inputs, each) is None]
     slos = inputs.scenario.promises
-    split = _unloaded([one_replica_each(inputs, each, models) for each in layouts], slos, errors)
-    mixed: list[tuple[Check, Candidate]] = []
-    if inputs.calibration is None and inputs.gpu.kind != "cpu":
-        one_pool = [Layout(prefill=None, decode=shape) for shape in fit]
-        smallest = [one_replica_each(inputs, each, models) for each in one_pool]
-        mixed = _unloaded(smallest, slos, errors)
+    one_pool = [Layout(prefill=None, decode=shape) for shape in fit]
+    split, mixed = (
+        _unloaded([one_replica_each(inputs, each, models) for each in asked], slos, errors)
+        for asked in (
+            [] if wanted == "mixed" else layouts,
+            [] if wanted == "split" or timed else one_pool,
+        )
+    )
     return Candidates(
         split=tuple(candidate for check, candidate in split if check.ratio <= 1),
         mixed=tuple(candidate for check, candidate in mixed if check.ratio <= 1),
-        unloaded=tuple(split),
+        unloaded=(*split, *mixed),
         unfit=tuple(rule for rule in rules.values() if rule is not None),
     )
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import Candidate, largest_batch, list_candidates, utilisations
+from sizing.planner.candidates import (
+    Candidate,
+    largest_batch,
+    list_candidates,
+    utilisations,
+    with_search,
+)
 from sizing.planner.error_model import StepErrors
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
@@ -81,6 +87,7 @@ def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
     """
     seen: set[tuple[str, int]] = set()
     simulations = Simulations(inputs)
+    inputs = with_search(inputs, pools="split")
     for smallest in list_candidates(inputs, StepModels(inputs), StepErrors()).split:
         for candidate in _sizes(smallest, inputs):
             key = (str(candidate), candidate.tandem.decode.max_batch_size)

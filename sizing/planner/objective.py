@@ -27,7 +27,7 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     if value is None:
         wanted = "a price" if objective == "usd" else "a power"
         key = (
-            f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}'
+            f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}, or cost.prices = "catalog"'
             if objective == "usd"
             else "cluster.power_w_per_gpu"
         )

@@ -66,7 +66,8 @@ class Infeasible:
 
     Attributes:
         reason: one sentence.
-        binds: `capacity` (memory), `SLO floor`, `SLO` or `max_gpus`.
+        binds: `capacity` (memory), `SLO floor`, `SLO`, or a budget: `max_gpus`,
+            `max_usd_per_hour`, `max_power_w`.
         nearest: the nearest miss as options of `sizing predict`; `None` if the model fits no
             layout.
         nearest_gpus: GPUs of the nearest miss.

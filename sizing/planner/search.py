@@ -42,9 +42,13 @@ from sizing.planner.simulated_check import Simulations, SloSimulator, verify_siz
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
     from sizing.planner.layout import LayoutShape
+
+    Told = Callable[[Candidate], None]
 
 __all__ = ["Found", "Infeasible", "search"]
 
@@ -73,7 +77,7 @@ SIMULATED_BUDGETS = 4
 """Multiple of `cluster.max_gpus` up to which configurations are simulated; above it: infeasible."""
 
 
-def search(inputs: Inputs) -> Found | Infeasible:
+def search(inputs: Inputs, *, told: Told | None = None) -> Found | Infeasible:
     """
     Find the cheapest configuration that holds the SLO at its percentile and confidence.
 
@@ -82,10 +86,13 @@ def search(inputs: Inputs) -> Found | Infeasible:
     estimate are simulated, with steps as slow as the confidence asks for, until no replica can be
     removed (docs/model.md, eq. L2 to L4).
 
+    Args:
+        told: is called with each configuration that holds and is cheaper than those before.
+
     Raises:
         InputError: the scenario cannot be planned at all.
     """
-    return LayoutSearch(inputs).run()
+    return LayoutSearch(inputs, told=told).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +114,10 @@ class QuickLook:
 class LayoutSearch:
     """One search with its best configuration so far."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, *, told: Told | None = None) -> None:
         """Look up step times and list the layouts."""
         self.inputs = inputs
+        self.told, self.told_cost = told, NO_LIMIT
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.candidates: Candidates = list_candidates(inputs, StepModels(inputs), self.errors)
         self.simulations = Simulations(inputs)
@@ -143,18 +151,23 @@ class LayoutSearch:
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
-    def quick_split(self, near: Candidate | None, below: float) -> Found | None:
+    def quick_split(
+        self, near: Candidate | None, below: float, *, least: float = 0.0
+    ) -> Found | None:
         """
         Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
 
         Args:
             near: pools that probably hold: where they do, only cheaper ones are looked for.
             below: cost that pools have to stay below.
+            least: cost that no pools stay below.
         """
         known = None if near is None else self._like(near)
         if known is not None and cost(self.inputs, known) < below:
             held = self.quick.verdict(known).holds
             known, below = (known, cost(self.inputs, known)) if held else (None, below)
+            if known is not None and below <= least:
+                return self._found(known, ())
         else:
             known = None
         looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
@@ -235,6 +248,7 @@ class LayoutSearch:
                 found = None if candidate is None else self._verified(candidate, below)
                 if found is not None:
                     best = self.best = found
+                    self._tell(found)
                     looks.remove(look)
         return None if best is None else choose_local_threshold(self.simulations, best)
 
@@ -346,6 +360,13 @@ class LayoutSearch:
         verified = verify_sizes(self.inputs, self.simulator, chosen, below)
         return None if verified is None else self._found(*verified)
 
+    def _tell(self, found: Found) -> None:
+        """Tell of a configuration that holds, if it is the cheapest so far."""
+        taken = cost(self.inputs, found.candidate)
+        if self.told is not None and taken < self.told_cost:
+            self.told_cost = taken
+            self.told(found.candidate)
+
     def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...]) -> Found:
         return Found(candidate=chosen, errors=self.errors, verdicts=verdicts)
 
@@ -402,6 +423,8 @@ class LayoutSearch:
             if found is not None and simulator.precise:
                 found = self._verified(found.candidate, below)
             if found is not None:
+                if simulator.precise:
+                    self._tell(found)
                 best, below = found, cost(self.inputs, found.candidate)
         return best
 

@@ -8,6 +8,7 @@ from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, 
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.design_points import design_points
+from sizing.planner.studies.cost import YOURS
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
@@ -114,7 +115,8 @@ def plan_tiles(plan: Plan) -> Iterator[Tile]:
         yield Tile(
             name="price",
             value=f"${cost.usd_per_million_output_tokens:,.2f}/Mtok",
-            below=f"${cost.usd_per_hour:,.2f} an hour, {cost.price_source}",
+            below=f"${cost.usd_per_hour:,.2f} an hour, "
+            f"{YOURS if cost.price_source == YOURS else 'list prices'}",
         )
 
 

@@ -218,7 +218,8 @@ def _cost_parts(cost: Running) -> Iterator[str]:
     if cost.usd_per_million_output_tokens is not None:
         yield (
             f"{cost.usd_per_hour:,.2f} US dollars per hour,"
-            f" {cost.usd_per_million_output_tokens:,.2f} per million output tokens (your price)"
+            f" {cost.usd_per_million_output_tokens:,.2f} per million output tokens"
+            f" (price: {cost.price_source})"
         )
     if cost.power_w is not None:
         yield (

@@ -11,6 +11,7 @@ from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
 from sizing.planner.studies.decisions import needed
 from sizing.planner.studies.result import figures
+from sizing.planner.studies.split_map import UNSIZED
 from sizing.report.series_chart import series_figure
 from sizing.report.tables import interval, table, titled_section
 
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
     from sizing.planner.studies.split_map import SplitMap, SplitPoint
 
 LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
-NO_PRICE = "no price: --set cluster.price_usd_per_gpu_hour=PRICE gives $ per million output tokens"
+NO_PRICE = (
+    "no price: --set cluster.price_usd_per_gpu_hour=PRICE, or cost.prices=catalog, gives $ per"
+    " million output tokens"
+)
 BREAK_EVEN = -0.5
 """Per cent at which the line is drawn: just below zero, because whole replicas often tie."""
+PARTIAL = "partial: interrupted before the last of what was asked"
+"""Line of an answer that was stopped."""
 SURE = 0.8
 """Confidence below which the sign of a point of a map is marked as open."""
 
@@ -65,6 +71,8 @@ def _capacity_cells(point: CapacityPoint, at: str, *, priced: bool) -> Iterable[
 
 def capacity_lines(found: Capacity) -> Iterable[str]:
     """Yield what the figures rest on."""
+    if found.interrupted:
+        yield PARTIAL
     yield (
         f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate; users think"
         f" {found.think_s:g} s between an answer and the next request"
@@ -129,6 +137,8 @@ def _rows(found: SplitMap) -> list[tuple[str, Sequence[SplitPoint]]]:
 def _split_cell(point: SplitPoint) -> Text:
     """Write one cell: `+25% 97%`."""
     saved = point.saved_fraction
+    if point.reason == UNSIZED:
+        return Text("")
     if saved is None or point.confidence_fraction is None:
         if point.mixed_gpus is not None:
             return Text("aggregated", style="red")
@@ -142,13 +152,16 @@ def _split_cell(point: SplitPoint) -> Text:
 
 def split_map_lines(found: SplitMap) -> Iterable[str]:
     """Yield what the words in the map mean, and reasons of points without pools."""
+    if found.interrupted:
+        yield PARTIAL
     words = {cell.plain for _, row in _rows(found) for cell in map(_split_cell, row)}
     yield "In brackets: chance that the sign is right, from the error model of the plans"
     if "aggregated" in words:
         yield "aggregated: split pools miss the SLO, or cost twice as much or more"
     if "split" in words:
         yield "split: aggregated pools miss the SLO"
-    yield from sorted({f"none: {each.reason}" for each in found.points if each.reason})
+    reasons = {each.reason for each in found.points} - {"", UNSIZED}
+    yield from sorted(f"none: {each}" for each in reasons)
 
 
 def split_map_page(scenario: str, found: SplitMap) -> Page:
@@ -230,6 +243,13 @@ def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
     return (*first, seconds(found.ttft_s), seconds(found.tpot_s), found.binds)
 
 
+def decisions_lines(found: Decisions) -> Iterable[str]:
+    """Yield what was done."""
+    if found.interrupted:
+        yield PARTIAL
+    yield "Planned anew with one thing changed at a time."
+
+
 def decisions_page(scenario: str, found: Decisions) -> Page:
     """Return the page of decisions: a bar each."""
     known = [each for each in found.rows if each.against_gpus]
@@ -242,7 +262,7 @@ def decisions_page(scenario: str, found: Decisions) -> Page:
     return Page(
         title=f"{scenario}: decisions",
         headline=f"{scenario} as given: {'no plan' if base is None else f'{base} GPUs'}",
-        lines=("Planned anew with one thing changed at a time.",),
+        lines=tuple(decisions_lines(found)),
         parts=(ChartRow((chart,) if known else ()), titled_section(decisions_table(found))),
         footer="minicluster, sizing decisions",
     )

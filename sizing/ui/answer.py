@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from minicluster.pages.figure import Figure
     from minicluster.pages.page import Page
     from minicluster.plan import Plan
+    from sizing.planner.candidates import Candidate
+    from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
 
     Progress = Callable[[int, int], None]
@@ -60,17 +62,28 @@ FACTS_OF = {
 
 
 @lru_cache(maxsize=64)
-def planned(case: form.Case) -> Plan | NoPlan:
+def _known(case: form.Case) -> list[Plan | NoPlan]:  # noqa: ARG001  (the key)
+    """Return a list for the plan of a case, which is put there when it is known."""
+    return []
+
+
+def planned(case: form.Case, told: Told | None = None) -> Plan | NoPlan:
     """
-    Return the plan of a case, or why there is none.
+    Return the plan of a case, or why there is none; a case is planned once.
+
+    Args:
+        told: is called with each configuration that holds so far.
 
     Raises:
         InputError: a scenario that cannot be planned at all.
     """
-    try:
-        return plan(case.scenario())
-    except NoPlan as none:
-        return none
+    known = _known(case)
+    if not known:
+        try:
+            known.append(plan(case.scenario(), told=told))
+        except NoPlan as none:
+            known.append(none)
+    return known[0]
 
 
 def draw(case: form.Case) -> None:
@@ -106,12 +119,22 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
 
 def _planned(case: form.Case) -> Plan | None:
     """Plan a case, or say why it has no plan."""
+    so_far = st.empty()
+
+    def told(found: Candidate) -> None:
+        kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in found.gpus_by_kind.items())
+        so_far.markdown(
+            f"### {kinds} hold the limits\n`{found}`, so far: fewer are looked for, and the figures"
+            " follow"
+        )
+
     try:
         with st.spinner("Searching layouts; each is simulated", show_time=True):
-            found = planned(case)
+            found = planned(case, told)
     except MiniclusterError as error:
         st.error(str(error))
         return None
+    so_far.empty()
     if not isinstance(found, NoPlan):
         return found
     none = found.infeasible
@@ -237,7 +260,7 @@ def chart(figure: Figure) -> None:
         "height": CHART_HEIGHT,
         "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
         "legend": {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"},
-        "showlegend": True,
+        "showlegend": len(figure.traces) > 1,
     }
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
     st.plotly_chart(
@@ -289,7 +312,7 @@ def _questions(case: form.Case, found: Plan) -> None:
         ),
         (
             "What does each decision cost?",
-            "Router, percentile, confidence, precision and more: about a minute",
+            "Router, percentile, confidence, precision and more: about two minutes",
             lambda said: decisions_page(name, decisions(found.inputs, progress=said)),
         ),
     )
@@ -300,8 +323,10 @@ def _questions(case: form.Case, found: Plan) -> None:
 def _question(case: form.Case, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
     known: dict[tuple[form.Case, str], Page] = st.session_state.setdefault("answers", {})
     if (case, question) not in known:
-        if not st.button(question, help=takes):
+        button = st.empty()
+        if not button.button(question, help=takes):
             return
+        button.empty()
         bar = st.progress(0.0, question)
 
         def said(done: int, total: int) -> None:

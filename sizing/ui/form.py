@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import tempfile
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from minicluster.config import toml_value
 from minicluster.errors import InputError
 from minicluster.specs.model import DTYPE_BYTES
+from minicluster.specs.scenario import CATALOG, YOURS
 from minicluster.specs.slo import PERCENTILES
 from minicluster.specs.workload import Lengths
 from sizing import catalog
@@ -93,6 +95,9 @@ def groups() -> tuple[FieldGroup, ...]:
                 Field("cluster.max_gpus", "GPUs at most"),
                 Field("cluster.gpus_per_node", "GPUs per node"),
                 Field("cluster.price_usd_per_gpu_hour", "$ per GPU and hour"),
+                Field("cost.prices", "Prices", (YOURS, CATALOG)),
+                Field("cost.max_usd_per_hour", "$ per hour at most"),
+                Field("cost.max_power_w", "Watts at most"),
             ),
         ),
         FieldGroup(
@@ -257,17 +262,18 @@ def config_name(config: str) -> str:
     return f"{known}-{sha256(config.encode()).hexdigest()[:8]}"
 
 
+@cache
+def _dropped() -> TemporaryDirectory[str]:
+    """Return the folder of everything that was dropped in; it goes when the server ends."""
+    return TemporaryDirectory(prefix="sizing-ui-")
+
+
 def config_folder(config: str) -> Path:
     """Write a dropped `config.json` where scenarios find it, and return its folder."""
-    folder = Path(tempfile.gettempdir()) / f"sizing-ui-{_user()}" / config_name(config)
+    folder = Path(_dropped().name) / config_name(config)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config, encoding="utf-8")
     return folder
-
-
-def _user() -> str:
-    """Return who runs the page: folders of others cannot be written."""
-    return sha256(str(Path.home()).encode()).hexdigest()[:8]
 
 
 def base_texts(base: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
 .kit .tile { min-height: 92px; }
 .kit section { padding: 10px 0; margin: 0; border: 0; background: none; overflow-x: auto; }
 .kit td, .kit th { padding: 4px 8px; font-size: 14px; }
+.kit th { white-space: pre-line; }
 """
 STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
 """Rules of page.css for everything inside an element of class `kit`, and for nothing else."""

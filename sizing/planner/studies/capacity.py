@@ -26,13 +26,14 @@ from sizing.planner.result import below_floor, fits_nowhere
 from sizing.planner.search import SLACK_CEILING
 from sizing.planner.simulated_check import SEEDS, Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.planner.studies.cost import Running, running_of
+from sizing.planner.studies.cost import Running, require_price, running_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minicluster.plan import Inputs
     from sizing.planner.pool_sizing import Sizes
+    from sizing.planner.result import PlanVerdict
 
 THINK_S = 10.0
 """Seconds between an answer and the same user's next request, where none are given."""
@@ -54,6 +55,24 @@ OPTIONS = 6
 
 LEAST_SHARE = 1e-3
 """Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
+
+PRECISE = 0.95
+"""Share of a limit up to which a latency of a precise run may come: beyond, chance may decide."""
+
+QUICK = (0.86, 0.91, 0.95)
+"""
+The least share that a quick run is to use up of its tightest limit, the share that is aimed at, and
+the most: it is too short for the bursts that a precise run has.
+"""
+
+STEEPNESS = 1.5
+"""Per cent by which a latency near its limit changes, for each by which the rate does."""
+
+STRIDE = 1.15
+"""Factor by which one run changes the rate at most; it is squared from run to run."""
+
+SATURATED = 2.0
+"""Share of a limit that stands for no latency at all: a pool that no run was needed for."""
 
 UTILISATION = "a pool saturates"
 """Limit that binds if no latency limit does."""
@@ -103,12 +122,14 @@ class Capacity(Shown):
     Attributes:
         think_s: of a user, between an answer and the next request.
         confidence_fraction: chance that the SLO holds at each point's rate.
+        interrupted: whether it was stopped before the last of the numbers asked for.
     """
 
     think_s: float
     percentile: str
     confidence_fraction: float
     points: tuple[CapacityPoint, ...]
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +169,7 @@ def capacity(
 
     Raises:
         InputError: an impossible number, or a scenario that cannot be planned at all.
+        KeyboardInterrupt: Ctrl-C before the first number; after it the curve so far is returned.
 
     Ignores:
         Local prefill thresholds that a plan's search would choose (`search.local_threshold_tokens`
@@ -159,20 +181,25 @@ def capacity(
     found = _RateSearch(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])))
     held: _Held | None = None
     points: list[CapacityPoint] = []
-    for count in counts:
-        before = held
-        held = found.highest(count, before)
-        same = held is not None and held is before
-        points.append(
-            replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
-        )
-        if progress is not None:
-            progress(len(points), len(counts))
+    try:
+        for count in counts:
+            before = held
+            held = found.highest(count, before)
+            same = held is not None and held is before
+            points.append(
+                replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
+            )
+            if progress is not None:
+                progress(len(points), len(counts))
+    except KeyboardInterrupt:
+        if not points:
+            raise
     return Capacity(
         think_s=think_s,
         percentile=inputs.scenario.slo.percentile,
         confidence_fraction=inputs.scenario.search.confidence_fraction,
         points=tuple(points),
+        interrupted=len(points) < len(counts),
     )
 
 
@@ -185,35 +212,50 @@ def _checked(gpus: Sequence[int], think_s: float) -> list[int]:
     return counts
 
 
+def gpus_for_usd(inputs: Inputs, usd_per_hour: float) -> int:
+    """
+    Return the GPUs that so many dollars an hour pay for, energy included where it is paid apart.
+
+    Raises:
+        InputError: GPUs of several kinds, without a price, or not even one of them.
+    """
+    place, (kind, *others) = "--usd-per-hour", inputs.kinds
+    if others:
+        raise InputError(place, usd_per_hour, "one kind of GPU in search.gpus")
+    require_price(inputs, place)
+    one = inputs.usd_per_hour({kind: 1}) or 0.0
+    count = int(usd_per_hour / one + 1e-9)
+    if count < 1:
+        raise InputError(place, usd_per_hour, f"at least the price of one {kind}, {one:,.2f}")
+    return count
+
+
 class _RateSearch:
     """Layouts and simulations of one scenario, for any number of GPUs."""
 
     def __init__(self, inputs: Inputs) -> None:
-        search = inputs.scenario.search
         self.inputs = inputs
-        self.errors = step_errors(inputs, search.confidence_fraction)
+        self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.known = list_candidates(inputs, StepModels(inputs), self.errors)
-        split = () if search.pools == "mixed" else self.known.split
-        mixed = () if search.pools == "split" else self.known.mixed
         self.split = [
             each.limited(bounded.slow.tandem.decode.max_batch_size)
-            for each in split
+            for each in self.known.split
             for bounded in batch_limits(each.with_errors(self.errors), inputs)
         ]
-        self.mixed = list(mixed)
+        self.mixed = list(self.known.mixed)
 
     def highest(self, gpus: int, before: _Held | None) -> _Held | None:
         """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""
         self.simulations = Simulations(self.inputs)
         self.quick = SloSimulator(self.simulations, self.errors, precise=False)
-        best = before
+        climbed: list[_Held] = []
         for guess in self._finalists(gpus, before):
-            floor = 0.0 if best is None else best.rate * (1 + RESOLUTION)
+            highest = max((each.rate for each in climbed), default=0.0)
+            floor = max(_above(before), TOO_LOW * highest)
             if _rate(guess) >= TOO_LOW * floor:
-                found = self._climbed(guess, gpus, floor)
-                sure = None if found is None else self._verified(found, floor)
-                best = sure or best
-        return best
+                found = self._climbed(guess, gpus, floor, highest or _rate(guess))
+                climbed += [] if found is None else [found]
+        return self._verified(climbed, _above(before)) or before
 
     def _finalists(self, gpus: int, before: _Held | None) -> list[Candidate]:
         """
@@ -234,7 +276,7 @@ class _RateSearch:
             return found
         known, per_gpu = before.candidate.layout, before.rate / self._gpus(before.candidate)
         return [
-            each.at_rate(per_gpu * gpus) if each.layout == known else each
+            each.at_rate(max(per_gpu * gpus, _rate(each))) if each.layout == known else each
             for each in sorted(found, key=lambda each: each.layout != known)
         ]
 
@@ -307,41 +349,42 @@ class _RateSearch:
 
     # --- simulations
 
-    def _climbed(self, guess: Candidate, gpus: int, floor: float) -> _Held | None:
+    def _climbed(self, guess: Candidate, gpus: int, floor: float, rate: float) -> _Held | None:
         """
-        Bisect the rate that quick runs hold, from that of a guess on; `None`: none above *floor*.
+        Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*.
 
-        Strides double away from the guess, until one rate holds and another does not.
+        Each run says how near its tightest limit is, and so about how far away the rate is that
+        uses up as much of it as `QUICK` says; between a rate that is low enough and one that is
+        not, it is bisected.
         """
         ceiling = self._ceiling(guess, gpus)[0]
-        low, high, best, binds = floor, ceiling, None, UTILISATION
-        rate, stride = floor or _rate(guess), 1 + 2 * RESOLUTION
+        low, high, best, binds, stride = floor, ceiling, None, UTILISATION, STRIDE
         while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
-            tried, missed = self._held((best or guess).at_rate(rate), gpus)
-            if tried is None:
-                high, binds = rate, missed
-                rate = (low * high) ** 0.5 if best else high / stride
+            tried, verdict = self._held((best or guess).at_rate(rate), gpus)
+            ratio = SATURATED if verdict.check is None else verdict.check.ratio
+            if tried is None or ratio > QUICK[-1]:
+                high, binds = rate, _limit(verdict, split=guess.layout.prefill is not None)
             else:
                 best, low = tried, rate
-                up = max(low * stride, _rate(guess))
-                rate = up if high == ceiling and up < high else (low * high) ** 0.5
+                if ratio >= QUICK[0] and high < ceiling:
+                    break
+            rate *= min(max(_factor(ratio, QUICK[1]), 1 / stride), stride)
+            if best is not None and not low * (1 + RESOLUTION / 2) < rate < high:
+                rate = (low * high) ** 0.5
             stride **= 2
         return None if best is None else _Held(best, binds)
 
-    def _held(self, chosen: Candidate, gpus: int) -> tuple[Candidate | None, str]:
-        """Return sizes that hold at the candidate's rate; without any, what is missed."""
+    def _held(self, chosen: Candidate, gpus: int) -> tuple[Candidate | None, PlanVerdict]:
+        """Return sizes that hold at the candidate's rate, if any do, and the last verdict."""
         tried: list[Candidate] = []
         while True:
             verdict = self.quick.verdict(chosen)
             if verdict.holds:
-                return chosen, ""
+                return chosen, verdict
             tried.append(chosen)
-            pool = f"{verdict.bottleneck_role} pool"
-            check = verdict.check
-            missed = f"{pool} saturates" if check is None else f"{check.name}: {pool}"
             shifted = self._shifted(chosen, verdict.bottleneck_role, gpus)
             if shifted is None or shifted in tried or len(tried) == MAX_SHIFTS:
-                return None, missed
+                return None, verdict
             chosen = shifted
 
     def _shifted(self, chosen: Candidate, role: str, gpus: int) -> Candidate | None:
@@ -351,18 +394,28 @@ class _RateSearch:
         decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
         return chosen.sized(moved, decode) if decode else None
 
-    def _verified(self, found: _Held, floor: float) -> _Held | None:
-        """Lower the rate until precise runs hold under every seed; `None`: down to *floor*."""
+    def _verified(self, climbed: list[_Held], floor: float) -> _Held | None:
+        """
+        Return the highest rate that precise runs hold under every seed; `None`: none above *floor*.
+
+        The configuration with the highest rate is tried first; what it misses lowers its rate, and
+        another one may be the highest then.
+        """
         precise = SloSimulator(self.simulations, self.errors)
-        candidate, step = found.candidate, RESOLUTION
-        while _rate(candidate) > max(floor, found.rate * LEAST_SHARE):
-            verdicts = (precise.verdict(candidate, seed=seed) for seed in SEEDS)
+        left = list(climbed)
+        while left:
+            found = max(left, key=lambda each: each.rate)
+            left.remove(found)
+            verdicts = (precise.verdict(found.candidate, seed=seed) for seed in SEEDS)
             missed = next((each for each in verdicts if not each.holds), None)
             if missed is None:
-                return replace(found, candidate=candidate)
+                return found
             if missed.exhausted:
                 return None
-            candidate, step = candidate.at_rate(_rate(candidate) * (1 - step)), min(2 * step, 0.1)
+            ratio = SATURATED if missed.check is None else missed.check.ratio
+            factor = min(max(_factor(ratio, PRECISE), 1 / STRIDE), 1 - RESOLUTION)
+            if found.rate * factor > floor:
+                left.append(replace(found, candidate=found.candidate.at_rate(found.rate * factor)))
         return None
 
     # --- results
@@ -402,6 +455,26 @@ class _RateSearch:
         if least > gpus:
             return f"the smallest layout that may hold the SLO has {least} GPUs"
         return "no rate holds the SLO in simulations"
+
+
+def _factor(ratio: float, wanted: float) -> float:
+    """Return the factor on a rate by which the share of its tightest limit becomes *wanted*."""
+    return float((wanted / ratio) ** (1 / STEEPNESS))
+
+
+def _limit(verdict: PlanVerdict, *, split: bool) -> str:
+    """Say which limit a verdict missed or is nearest to, and whose pool it asks for."""
+    check, role = verdict.check, verdict.bottleneck_role
+    if check is None:
+        return f"{role} pool saturates"
+    if not role:
+        role = "prefill" if check.name.startswith("TTFT") else "decode"
+    return f"{check.name}: {role if split else 'mixed'} pool"
+
+
+def _above(best: _Held | None) -> float:
+    """Return the rate from which on something carries more than *best*."""
+    return 0.0 if best is None else best.rate * (1 + RESOLUTION)
 
 
 def _rate(candidate: Candidate) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Inputs, Plan
 
@@ -28,7 +29,7 @@ class Running:
         joules_per_output_token: all power, shared by the tokens of the planned load.
         usd_per_hour: GPUs and, with cluster.energy_usd_per_kwh, energy.
         usd_per_million_output_tokens: at the planned load.
-        price_source: `yours`: there is no default price.
+        price_source: `yours`, or the lists of the catalog that it is the median of.
     """
 
     power_w: float | None
@@ -61,12 +62,9 @@ def running_of(inputs: Inputs, gpus: Mapping[str, int], output_tokens_per_s: flo
         Power that idle GPUs save; hosts, switches and cooling where the scenario does not give
         power at the wall; prompts, whose price is in that of the answers.
     """
-    choice = inputs.scenario.cluster
-    own = choice.power_w_per_gpu
+    own = inputs.scenario.cluster.power_w_per_gpu
     power_w = inputs.power_w(gpus)
-    usd = inputs.price_usd_per_hour(gpus)
-    if usd is not None and choice.energy_usd_per_kwh is not None and power_w is not None:
-        usd += power_w / 1e3 * choice.energy_usd_per_kwh
+    usd = inputs.usd_per_hour(gpus)
     return Running(
         power_w=power_w,
         power_source=None if power_w is None else DATASHEET if own is None else YOURS,
@@ -75,13 +73,35 @@ def running_of(inputs: Inputs, gpus: Mapping[str, int], output_tokens_per_s: flo
         usd_per_million_output_tokens=None
         if usd is None
         else 1e6 * usd / (3600 * output_tokens_per_s),
-        price_source=None if usd is None else YOURS,
+        price_source=None if usd is None else price_source(inputs, gpus),
     )
+
+
+def price_source(inputs: Inputs, gpus: Iterable[str], today: date | None = None) -> str:
+    """
+    Say where the prices of GPUs come from, and of when; lists older than a year are told apart.
+
+    Args:
+        today: the date; absent: that of this machine.
+    """
+    named = set(gpus)
+    listed = [each for each in inputs.list_prices if each.gpu in named]
+    said = [YOURS] if named - {each.gpu for each in listed} else []
+    year_ago = (today or datetime.now(tz=UTC).date()) - timedelta(days=365)
+    for each in listed:
+        low, high = each.lowest_usd_per_gpu_hour, each.highest_usd_per_gpu_hour
+        dates = " to ".join(dict.fromkeys([each.oldest, each.newest]))
+        what = f"median of {each.lists} list prices, ${low:,.2f} to ${high:,.2f}"
+        if each.lists == 1:
+            what = f"the one list price, ${low:,.2f}"
+        old = ", OLDER THAN A YEAR" if date.fromisoformat(each.oldest) < year_ago else ""
+        said.append(f"{each.gpu}: {what}, {dates}{old}")
+    return "; ".join(said)
 
 
 def require_price(inputs: Inputs, scenario: str) -> None:
     """
-    Refuse to rank by dollars without the user's price.
+    Refuse to rank by dollars without prices.
 
     Raises:
         InputError: how to give one.
@@ -92,5 +112,6 @@ def require_price(inputs: Inputs, scenario: str) -> None:
                 f"{scenario}: cluster.price_usd_per_gpu_hour",
                 None,
                 f"what you pay for an {kind} and hour, in US dollars: there is no default price",
-                "--set cluster.price_usd_per_gpu_hour=PRICE",
+                "--set cluster.price_usd_per_gpu_hour=PRICE, or the list prices of the catalog:"
+                " --set cost.prices=catalog",
             )

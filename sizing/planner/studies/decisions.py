@@ -30,6 +30,8 @@ PREFIX_SHARES = (0.0, 0.25, 0.5)
 SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
+BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
+"""What an infeasible result may miss while it says how many GPUs hold the SLO."""
 NAMES = (
     *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
     *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),
@@ -61,18 +63,24 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions(Shown):
-    """The plan as given, and its changes: the fewest GPUs first, those without a number last."""
+    """
+    The plan as given, and its changes: the fewest GPUs first, those without a number last.
+
+    Attributes:
+        interrupted: whether it was stopped before the last change.
+    """
 
     base: StudyResult
     rows: tuple[Decision, ...]
+    interrupted: bool = False
 
 
 def needed(result: StudyResult) -> int | None:
-    """Return the GPUs of a result, also of one beyond `cluster.max_gpus`."""
+    """Return the GPUs of a result, also of one beyond a budget."""
     if result.plan is not None:
         return result.plan.cost.gpus
     found = result.infeasible
-    return found.nearest_gpus if found is not None and found.binds == "max_gpus" else None
+    return found.nearest_gpus if found is not None and found.binds in BUDGETS else None
 
 
 def decisions(
@@ -91,6 +99,7 @@ def decisions(
 
     Raises:
         InputError: a name that is none.
+        KeyboardInterrupt: Ctrl-C before the first change; after it the rows so far are returned.
 
     Ignores:
         Changes of two things at once: what they save together is not the sum.
@@ -101,17 +110,24 @@ def decisions(
     asked = [each for each in changes(inputs) if not only or each[0] in only]
     tell = progress or (lambda *_: None)
     base = plan_scenario(inputs, "as given")
+    if base.interrupted:
+        raise KeyboardInterrupt("while planning the scenario as given")
     before = needed(base)
     rows = []
-    for at, (name, value, change) in enumerate(asked, start=1):
-        tell(at, 1 + len(asked))
-        result = _planned(change, f"{name} {value}")
-        gpus = needed(result)
-        against = None if gpus is None or before is None else gpus - before
-        rows.append(Decision(name=name, value=value, result=result, against_gpus=against))
+    try:
+        for at, (name, value, change) in enumerate(asked, start=1):
+            tell(at, 1 + len(asked))
+            result = _planned(change, f"{name} {value}")
+            gpus = needed(result)
+            against = None if gpus is None or before is None else gpus - before
+            rows.append(Decision(name=name, value=value, result=result, against_gpus=against))
+    except KeyboardInterrupt:
+        if not rows:
+            raise
     tell(1 + len(asked), 1 + len(asked))
+    interrupted = len(rows) < len(asked)
     rows.sort(key=lambda row: math.inf if row.gpus is None else row.gpus)
-    return Decisions(base=base, rows=tuple(rows))
+    return Decisions(base=base, rows=tuple(rows), interrupted=interrupted)
 
 
 def _planned(change: Callable[[], Inputs], label: str) -> StudyResult:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COSTS = {"gpus": "GPUs", "usd": "US dollars a million output tokens", "watts": "W"}
 WAYS_OUT = {
-    "usd": "--set cluster.price_usd_per_gpu_hour=PRICE: there is no default price",
+    "usd": "--set cluster.price_usd_per_gpu_hour=PRICE, or --set cost.prices=catalog",
     "watts": "power_w in configs/gpus",
 }
 

@@ -12,6 +12,7 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
+from sizing.planner.candidates import with_search
 from sizing.planner.error_model import step_errors
 from sizing.planner.gpus_by_confidence import sized_again
 from sizing.planner.objective import cost, cost_of
@@ -22,10 +23,9 @@ from sizing.planner.studies.sweep import MAX_POINTS, Swept
 from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from minicluster.plan import Inputs
-    from sizing.planner.candidates import Candidate
     from sizing.planner.result import Found
 
 RATIO, LINK = "prompt_answer_ratio", "link_bytes_per_s"
@@ -35,6 +35,9 @@ LINKS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2)
 
 MOST = 2.0
 """Multiple of the cost of aggregated pools up to which split ones are sized."""
+
+UNSIZED = "not sized: interrupted"
+"""Reason of a point that the map was stopped before."""
 
 MIDDLE, SURE = 0.5, 0.9
 """Confidences between which the spread of the GPUs needed is read."""
@@ -84,12 +87,14 @@ class SplitMap(Shown):
 
     Attributes:
         objective: gpus, usd or watts: what is compared.
+        interrupted: whether it was stopped; points that were not sized say so as their reason.
     """
 
     x: Swept
     y: Swept
     objective: str
     points: tuple[SplitPoint, ...]
+    interrupted: bool = False
 
 
 def split_map(
@@ -120,6 +125,7 @@ def split_map(
 
     Raises:
         InputError: an impossible axis, or a scenario that no point of can be planned.
+        KeyboardInterrupt: Ctrl-C before the first point; after it the map so far is returned.
 
     Ignores:
         That the errors of both kinds have common causes: taken as independent, the confidence is
@@ -131,19 +137,28 @@ def split_map(
     total = len(x.values) * len(y.values)
     if total > MAX_POINTS:
         raise InputError("--x, --y", f"{total:,} points", f"at most {MAX_POINTS:,}")
+    inputs = with_search(inputs, pools="any")
     asked = {pair: _changed(inputs, x, y, pair) for pair in product(y.values, x.values)}
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))
-    pools = _Pools()
-    points: list[SplitPoint] = []
-    for (at_y, at_x), found in asked.items():
-        if isinstance(found, InputError):
-            points.append(SplitPoint(x=at_x, y=at_y, reason=str(found)))
-        else:
-            points.append(pools.compared(found, at_x, at_y))
-        if progress is not None:
-            progress(len(points), total)
-    return SplitMap(x=x, y=y, objective=inputs.scenario.search.objective, points=tuple(points))
+    points = {(at_y, at_x): SplitPoint(x=at_x, y=at_y, reason=UNSIZED) for at_y, at_x in asked}
+    interrupted, pools = False, _Pools(_link_axis(x, y))
+    try:
+        for done, pair in enumerate(pools.order(asked), start=1):
+            points[pair] = pools.compared(asked[pair], points[pair])
+            if progress is not None:
+                progress(done, total)
+    except KeyboardInterrupt:
+        interrupted = True
+        if all(each.reason == UNSIZED for each in points.values()):
+            raise
+    return SplitMap(
+        x=x,
+        y=y,
+        objective=inputs.scenario.search.objective,
+        points=tuple(points.values()),
+        interrupted=interrupted,
+    )
 
 
 def _links(inputs: Inputs) -> Swept:
@@ -195,31 +210,48 @@ def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 
 
+def _link_axis(x: Swept, y: Swept) -> int | None:
+    """Return where in a pair of values (y, x) the link stands; `None`: it is no axis."""
+    keys = (y.key, x.key)
+    return keys.index(LINK) if LINK in keys else None
+
+
 class _Pools:
-    """Sizes of both kinds, kept for the points where they are the same, or nearly so."""
+    """
+    Sizes of both kinds, kept for the points where they are the same, or nearly so.
 
-    def __init__(self) -> None:
+    On a slower link split pools are never cheaper: fastest first, those of the faster link are
+    taken as they are where they still hold, and none are looked for where there were none.
+    """
+
+    def __init__(self, link: int | None) -> None:
+        self.link = link
         self.mixed: dict[object, tuple[Found | None, float]] = {}
-        self.split: dict[str, Candidate] = {}
+        self.split: dict[str, Found | None] = {}
 
-    def compared(self, inputs: Inputs, at_x: str, at_y: str) -> SplitPoint:
+    def order(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return pairs of values (y, x) in the order in which to size them."""
+        at = self.link
+        return list(pairs) if at is None else sorted(pairs, key=lambda pair: -_number(pair[at]))
+
+    def compared(self, inputs: Inputs | InputError, point: SplitPoint) -> SplitPoint:
         """Size both kinds at one point; aggregated pools whose steps are the same only once."""
+        point = replace(point, reason="")
+        if isinstance(inputs, InputError):
+            return replace(point, reason=str(inputs))
         try:
             search = LayoutSearch(inputs)
         except InputError as error:
-            return SplitPoint(x=at_x, y=at_y, reason=str(error))
+            return replace(point, reason=str(error))
         key = _mixed_key(inputs, search)
         if key not in self.mixed:
             found = search.quick_mixed()
             self.mixed[key] = found, 0.0 if found is None else _variance(inputs, search, found)
         mixed, mixed_variance = self.mixed[key]
         below = NO_LIMIT if mixed is None else MOST * cost(inputs, mixed.candidate)
-        split = search.quick_split(self.split.get(at_x), below)
-        if split is not None:
-            self.split[at_x] = split.candidate
+        split = self._split(search, below, point.y if self.link == 1 else point.x)
         if split is None and mixed is None:
-            return SplitPoint(x=at_x, y=at_y, reason="no pools hold the SLO in quick runs")
-        point = SplitPoint(x=at_x, y=at_y)
+            return replace(point, reason="no pools hold the SLO in quick runs")
         if mixed is not None:
             point = replace(
                 point,
@@ -240,6 +272,26 @@ class _Pools:
         variance = mixed_variance + _variance(inputs, search, split)
         sure = sign_confidence(point.split_cost, point.mixed_cost, variance)
         return replace(point, confidence_fraction=sure)
+
+    def _split(self, search: LayoutSearch, below: float, along: str) -> Found | None:
+        """Size split pools, from those of the point before along the other axis on."""
+        before = self.split.get(along)
+        if before is None and along in self.split and self.link is not None:
+            return None
+        near = None if before is None else before.candidate
+        least = 0.0 if near is None or self.link is None else cost(search.inputs, near)
+        found = search.quick_split(near, below, least=least)
+        if found is not None or self.link is not None:
+            self.split[along] = found
+        return found
+
+
+def _number(text: str) -> float:
+    """Return a number; text that is none comes last, and its point says why."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _mixed_key(inputs: Inputs, search: LayoutSearch) -> object:

@@ -1,13 +1,17 @@
-"""Ctrl-C in `sizing plan`: the best plan so far, and what it is worth."""
+"""Ctrl-C in `sizing plan` and its studies: what was found so far, and what it is worth."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from minicluster.plan import read_plan
+from sizing.cli import questions
 from sizing.report import plan_page
 from tests.sizing.conftest import Done, Sizing
 
@@ -75,3 +79,49 @@ def test_no_plan_is_no_plan(
     assert (done.code, done.out) == (130, "")
     assert done.err.startswith(f"interrupted: {said}")
     assert not path.exists()
+
+
+@contextmanager
+def stopping(_: str) -> Iterator[Callable[[int, int], None]]:
+    """Be stopped by the user when one thing of several is done."""
+
+    def told(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+        assert total > 1
+
+    yield told
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "found", "said"),
+    [
+        ("capacity", ("--gpus", "1,2,4"), "points", "2 of 3 numbers of GPUs"),
+        (
+            "split-map",
+            ("--x", "prompt_answer_ratio=1,2", "--y", "link_bytes_per_s=1e10,1e11"),
+            "points",
+            "the points so far",
+        ),
+        ("decisions", ("--only", "router"), "decisions", "the changes so far"),
+    ],
+)
+def test_questions_print_what_they_have(
+    command: str,
+    options: tuple[str, ...],
+    found: str,
+    said: str,
+    sizing: Sizing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Screen and JSON are marked as partial, and the exit code is that of an interrupt."""
+    monkeypatch.setattr(questions, "progress", stopping)
+    quick = ("llama-3.1-8b-h100", "--set", "search.tp=[1]", *options)
+    done = sizing(command, *quick, "--json")
+    assert (done.code, done.err) == (130, f"interrupted: {said}\n")
+    answer = json.loads(done.out)
+    assert answer["interrupted"] is True
+    assert answer[found]
+    screen = sizing(command, *quick)
+    assert screen.code == 130
+    assert "partial: interrupted" in screen.out

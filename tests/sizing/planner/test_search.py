@@ -189,6 +189,26 @@ def test_explanation_adds_up() -> None:
     assert candidate_of(plan).gpus == plan.cost.gpus
 
 
+def test_configurations_are_told_as_they_are_found() -> None:
+    """Each that is told holds and costs less than the one before; the last is the plan's."""
+    told: list[int] = []
+    answer = search(at(20.0), told=lambda candidate: told.append(candidate.gpus))
+    assert isinstance(answer, Found)
+    assert told
+    assert told == sorted(set(told), reverse=True)
+    assert told[-1] == answer.candidate.gpus
+
+
+@pytest.mark.parametrize("limit_s", [0.01, 0.05])
+def test_the_nearest_miss_is_of_the_pools_asked_for(limit_s: float) -> None:
+    """With search.pools = mixed, no split layout is the nearest, idle or under load."""
+    mixed = replace(SMALL, search=SearchChoice(pools="mixed"))
+    answer = search(at(20.0, mixed, ttft_s=limit_s))
+    assert isinstance(answer, Infeasible)
+    assert answer.nearest is not None
+    assert answer.nearest.startswith("--mixed")
+
+
 def test_a_budget_too_small() -> None:
     """Too few GPUs: the number that would do it, which then does it."""
     tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))

@@ -193,7 +193,7 @@ def test_page_says_everything(plan: Plan, page: Page) -> None:
         "Pareto: cost against TPOT",
         "Pareto: throughput against pace",
     ]
-    for words in ("Assumptions and errors", "your price", "serving up plan.json"):
+    for words in ("Assumptions and errors", "price: yours", "serving up plan.json"):
         assert words in html, words
     for pool in plan.pools:
         assert html.count(f"{pool.role} replica ") == pool.gpus

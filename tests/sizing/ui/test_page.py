@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,25 @@ def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
     path.write_text(form.scenario_file(case))
     assert Scenario.load(path) == case.scenario()
     assert read_toml(path)["workload"]["input_tokens"]["high"] == 192
+
+
+def test_a_dropped_file_goes_with_the_server() -> None:
+    """Its folder is there while the server runs, and not after it."""
+    made = (
+        "from sizing.ui import form; folder = form.config_folder('{}');"
+        " assert (folder / 'config.json').exists(); print(folder)"
+    )
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    assert not Path(done.stdout.strip()).parent.exists()
+
+
+def test_list_prices_and_a_budget_are_asked_for() -> None:
+    """A list price gives the price of the plan; a budget below it is why there is none."""
+    asked = {"scenario": form.FIRST, **QUICK, "cost.prices": "catalog"}
+    shown = " ".join(each.value for each in opened(asked).html)
+    assert "list prices" in shown
+    page = opened({**asked, "cost.max_usd_per_hour": "1"})
+    assert "cost.max_usd_per_hour is $1.00/h" in page.error[0].value
 
 
 def test_files_that_are_no_models() -> None:
