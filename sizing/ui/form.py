@@ -85,6 +85,8 @@ def groups() -> tuple[FieldGroup, ...]:
             (
                 Field("slo.ttft_s", "TTFT, seconds"),
                 Field("slo.tpot_s", "TPOT, seconds"),
+                Field("slo.itl_s", "ITL, seconds"),
+                Field("slo.e2e_s", "End to end, seconds"),
                 Field("slo.percentile", "Percentile", PERCENTILES[1:]),
             ),
         ),
