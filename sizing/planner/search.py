@@ -391,7 +391,8 @@ class LayoutSearch:
         """
         Size the aggregated layouts with the shortest steps for the money below a cost.
 
-        While no size of any holds, more are tried; a precise *simulator* also verifies one.
+        A few in a row that cost no less end it, more where none has held so far; a precise
+        *simulator* also verifies one.
 
         Args:
             below: cost that a pool has to stay below.
@@ -405,11 +406,13 @@ class LayoutSearch:
         def order(each: Candidate) -> tuple[Any, ...]:
             return each.layout != first, self._mixed_pace_s(each, below), each.layout.order
 
-        for tried, each in enumerate(sorted(slow, key=order)):
-            if tried >= (MOST_TRIED if best is None else FINALISTS):
+        failed = 0
+        for each in sorted(slow, key=order):
+            if failed >= (MOST_TRIED if best is None else FINALISTS):
                 break
             if cost(self.inputs, each.sized(*lowest[each.layout])) >= below:
                 continue
+            failed += 1
             sizing = PoolSizing(
                 inputs=self.inputs,
                 simulator=simulator,
@@ -425,7 +428,7 @@ class LayoutSearch:
             if found is not None:
                 if simulator.precise:
                     self._tell(found)
-                best, below = found, cost(self.inputs, found.candidate)
+                best, below, failed = found, cost(self.inputs, found.candidate), 0
         return best
 
     def _mixed_pace_s(self, slow: Candidate, below: float) -> float:
