@@ -20,7 +20,7 @@ SEED = 20
 EXIT_CODES = (
     ("0", "met: accepted"),
     ("3", "missed: not accepted"),
-    ("4", "inconclusive, or the client was unfit: repeat with more --requests"),
+    ("4", "inconclusive, or the client was unfit: repeat with as many --requests as it asks for"),
     ("5", "the endpoint failed: not accepted"),
     ("2", "a bad option or file: nothing was tested"),
 )
@@ -70,10 +70,12 @@ def acceptance_files(test: Acceptance) -> dict[str, str]:
     script = (
         "#!/bin/sh\n"
         f"# {headline(test.plan)}\n"
-        "# sh accept.sh [ENDPOINT [FOLDER]]: exit code 0 accepts; index.html explains the others.\n"
+        "# sh accept.sh ENDPOINT [OPTIONS of loadtest run]: exit code 0 accepts, index.html has the"
+        " others.\n"
+        ': "${1:?the address of the endpoint, such as http://127.0.0.1:8000}"\n'
         'cd "$(dirname "$0")" || exit 2\n'
-        f'exec {test.command} --host "${{1:-http://127.0.0.1:8000}}"'
-        ' --output "${2:-run}" --junit "${2:-run}.xml"\n'
+        f'endpoint=$1 && shift && exec {test.command} --host "$endpoint" --output run'
+        ' --junit run.xml "$@"\n'
     )
     rules = yaml.safe_dump(alert_rules(test.plan), sort_keys=False, width=100)
     return {"plan.json": to_json(test.plan), "accept.sh": script, "alerts.yml": rules}

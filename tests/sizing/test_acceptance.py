@@ -66,6 +66,29 @@ def test_the_pack_asks_for_the_load_that_the_load_test_would() -> None:
     assert f"--requests {test.requests} --seed" in script
 
 
+def test_the_script_hands_its_options_on(tmp_path: Path) -> None:
+    """`sh accept.sh ENDPOINT --requests N` asks `loadtest` for N; without an endpoint it ends."""
+    for name, text in acceptance_files(acceptance(planned())).items():
+        (tmp_path / name).write_text(text)
+    fake = tmp_path / "loadtest"
+    fake.write_text('#!/bin/sh\nprintf "%s " "$@"\nexit 3\n')
+    fake.chmod(0o755)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", str(tmp_path / "accept.sh"), *arguments]
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+
+    said = run("http://x:1", "--requests", "9000")
+    assert said.returncode == 3
+    assert said.stdout.startswith("run plan.json --requests ")
+    assert "--host http://x:1" in said.stdout
+    assert said.stdout.rstrip().endswith("--requests 9000")
+    none = run()
+    assert none.returncode == 2
+    assert "the address of the endpoint" in none.stderr
+
+
 def test_every_limit_has_a_rule() -> None:
     """The endpoint's share beyond a limit, at the bucket that ends there, and vLLM's percentile."""
     found = expressions(planned())

@@ -34,10 +34,11 @@ from pathlib import Path
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
-for line in Path(sys.argv[1]).read_text().replace("\\\\\\n", " ").splitlines():
-    if line.startswith("vllm serve "):
-        found = parser.parse_args(shlex.split(line.removeprefix("vllm serve ")))
-        print(found.tensor_parallel_size, found.data_parallel_size, found.max_num_seqs)
+for file in sys.argv[1:]:
+    for line in Path(file).read_text().replace("\\\n", " ").splitlines():
+        if line.startswith("vllm serve "):
+            found = parser.parse_args(shlex.split(line.removeprefix("vllm serve ")))
+            print(found.tensor_parallel_size, found.data_parallel_size, found.max_num_seqs)
 """
 
 RAY = """
@@ -47,36 +48,40 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
 from ray.serve.llm import LLMServingArgs
-document = yaml.safe_load(Path(sys.argv[1]).read_text())
-(application,) = ServeDeploySchema.parse_obj(document).applications
-schema = PDServingArgs if "_pd_" in application.import_path else LLMServingArgs
-args = schema.model_validate(application.args)
-split = schema is PDServingArgs
-for config in [args.prefill_config, args.decode_config] if split else args.llm_configs:
-    print(config.get_engine_config().engine_kwargs["tensor_parallel_size"])
+for file in sys.argv[1:]:
+    document = yaml.safe_load(Path(file).read_text())
+    (application,) = ServeDeploySchema.parse_obj(document).applications
+    split = "_pd_" in application.import_path
+    args = (PDServingArgs if split else LLMServingArgs).model_validate(application.args)
+    for config in [args.prefill_config, args.decode_config] if split else args.llm_configs:
+        print(config.get_engine_config().engine_kwargs["tensor_parallel_size"])
 """
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_vllm_takes_every_command(forks: Forks, tmp_path: Path, name: str) -> None:
-    """Its argument parser knows every flag and value, also of the nodes of one replica."""
-    plan = PLANS[name]()
-    file = tmp_path / "vllm.sh"
-    file.write_text(export(plan, "vllm")["vllm.sh"])
-    said = forks.run(VLLM, str(file))
-    nodes = [max(1, pool.slicing.gpus // 8) for pool in plan.pools]
+def exported(plans: list[Plan], target: str, folder: Path) -> list[str]:
+    """Write the one file of each plan; return where."""
+    files = []
+    for number, plan in enumerate(plans):
+        (text,) = export(plan, target).values()
+        file = folder / f"{target}-{number}"
+        file.write_text(text)
+        files.append(str(file))
+    return files
+
+
+def test_the_projects_take_their_files(forks: Forks, tmp_path: Path) -> None:
+    """
+    The parser of vLLM knows every flag and value, also of the nodes of one replica.
+
+    Ray Serve's schema and those of its LLM applications accept theirs, engine arguments included.
+    """
+    plans = [made() for made in PLANS.values()]
+    pools = [pool for plan in plans for pool in plan.pools]
+    nodes = [max(1, pool.slicing.gpus // 8) for pool in pools]
     expected = [
         f"{pool.tp} {pool.dp} {pool.max_num_seqs}"
-        for pool, count in zip(plan.pools, nodes, strict=True)
+        for pool, count in zip(pools, nodes, strict=True)
         for _ in range(count)
     ]
-    assert said == expected
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_ray_serve_takes_the_file(forks: Forks, tmp_path: Path, name: str) -> None:
-    """Ray Serve's schema and those of its LLM applications accept it, engine arguments included."""
-    plan = PLANS[name]()
-    file = tmp_path / "serve.yaml"
-    file.write_text(export(plan, "ray")["ray-serve-llm.yaml"])
-    assert forks.run(RAY, str(file)) == [str(pool.tp) for pool in plan.pools]
+    assert forks.run(VLLM, *exported(plans, "vllm", tmp_path)) == expected
+    assert forks.run(RAY, *exported(plans, "ray", tmp_path)) == [str(pool.tp) for pool in pools]
