@@ -35,7 +35,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for file in sys.argv[1:]:
-    for line in Path(file).read_text().replace("\\\n", " ").splitlines():
+    for line in Path(file).read_text().replace("\\\\\\n", " ").splitlines():
         if line.startswith("vllm serve "):
             found = parser.parse_args(shlex.split(line.removeprefix("vllm serve ")))
             print(found.tensor_parallel_size, found.data_parallel_size, found.max_num_seqs)
