@@ -1,4 +1,4 @@
-"""What the commands of one scenario's studies share: options, and how they answer and end."""
+"""Options that the studies of one scenario share, and how their commands answer and end."""
 
 from __future__ import annotations
 

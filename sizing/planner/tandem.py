@@ -85,7 +85,7 @@ class TandemLoad:
 
     @cached_property
     def prefix_tokens(self) -> NDArray[np.float64]:
-        """Of each of `all_tokens`, those that are in the prefix cache."""
+        """Tokens in the prefix cache of each of `all_tokens`."""
         return self._of_class([float(part.prefix_tokens) for part in self.workload.parts])
 
     @property

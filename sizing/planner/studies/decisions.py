@@ -31,7 +31,7 @@ SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
 BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
-"""What an infeasible result may miss while it says how many GPUs hold the SLO."""
+"""Budgets that an infeasible result may exceed while it says how many GPUs hold the SLO."""
 NAMES = (
     *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
     *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),

@@ -49,7 +49,7 @@ return {text: document.body.innerText, charts: charts,
     e => e.getAttribute('src') || e.getAttribute('href')),
   wide: document.documentElement.scrollWidth <= innerWidth};
 })()"""
-"""What is visible of a page."""
+"""The text that a page shows."""
 
 
 def look(page: Page, place: Path) -> dict[str, Any]:
