@@ -1,4 +1,4 @@
-"""The words of `serving verify` and `status`: as planned, not as planned, or silent; and of groups."""
+"""The words of `serving verify` and `status`: as planned, not as planned, silent; and of groups."""
 
 from __future__ import annotations
 
