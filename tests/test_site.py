@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"
-"""A proxy that is not there: whatever asks the network fails."""
+"""A proxy that is not there: every request to the network fails."""
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\bsrc=["']?https?:|<link[^>]*stylesheet[^>]*https?:"""
 )

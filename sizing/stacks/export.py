@@ -313,8 +313,8 @@ def _disk_gib(plan: Plan, stage_bytes: float) -> int:
     return int(1.1 * stage_bytes * gpus / 2**30) + 1
 
 
-CHECKED = "Checked with the argument parser of vLLM 0.29.0."
-CHECKED_RAY = "Checked with the schemas of Ray Serve LLM 2.60.0."
+CHECKED = "Checked in a test with the argument parser of vLLM 0.29.0."
+CHECKED_RAY = "Checked in a test with the schemas of Ray Serve LLM 2.60.0."
 
 NEED_IMAGE = ("dynamo", "llm-d")
 

@@ -28,7 +28,7 @@ def test_every_price_is_of_a_known_gpu_on_a_dated_list() -> None:
 
 @pytest.mark.parametrize("gpu", catalog.gpus())
 def test_the_list_price_is_the_median(gpu: str) -> None:
-    """Of the lists that have the GPU; without any there is none."""
+    """The price is the median of the lists that have the GPU; without any there is none."""
     asked = [
         each.usd_per_gpu_hour[gpu] for each in catalog.price_lists() if gpu in each.usd_per_gpu_hour
     ]

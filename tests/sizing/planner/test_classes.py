@@ -110,7 +110,7 @@ def test_every_class_holds_its_limits_when_simulated() -> None:
 
 
 def test_the_cheaper_pools_are_chosen() -> None:
-    """Of shared pools and those of each class's own, which are plans of ordinary scenarios."""
+    """The plans are those of shared pools, and of each class as an ordinary scenario."""
     mix = of(CHAT, SUMMARIES)
     found = plan_classes(mix)
     assert isinstance(found.shared, Plan)

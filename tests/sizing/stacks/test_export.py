@@ -52,7 +52,7 @@ def test_the_first_line_says_how_far_a_file_is_checked(target: str) -> None:
     """Only what a test gives to the project's own parser is called checked."""
     for text in export(split(), target, image="vllm:x").values():
         first = text.splitlines()[0]
-        assert re.match(r"# (Checked with|not validated:) ", first)
+        assert re.match(r"# (Checked in a test with|not validated:) ", first)
         assert first.startswith("# Checked") == (target in {"vllm", "ray"})
 
 

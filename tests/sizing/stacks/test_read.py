@@ -1,4 +1,4 @@
-"""What runs elsewhere, read as a scenario: engines, pools, and what is refused."""
+"""Deployments of other stacks, read as a scenario: engines, pools, and refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_commands_with_different_roles_are_split_pools(read: Any) -> None:  # no
 
 
 def test_unread_flags_are_named(read: Any) -> None:  # noqa: ANN401
-    """What may change latencies and is not in the model is said, not dropped."""
+    """Flags that may change latencies and are not in the model are named, not dropped."""
     found = read(f"{SERVE} --enforce-eager --kv-offloading-size 64")
     assert found.notes == (
         "not read, and not part of the prediction: --enforce-eager, --kv-offloading-size",
