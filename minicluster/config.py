@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
 from minicluster.specs.scenario import ScenarioSpec
+from minicluster.specs.slo import ClassSlo
 from minicluster.specs.workload import Lengths
 
 if TYPE_CHECKING:
@@ -152,9 +153,7 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
             tables |= {where: each for where, each in own.items() if isinstance(each, dict)}
             _sum_rates(workload, list(tables.values())[1:], {key for key, _ in _pairs(overrides)})
         for where, table in tables.items():
-            for key in ("input_tokens", "output_tokens"):
-                if table.get(key) is not None:
-                    table[key] = _lengths(table[key], place=f"{place}: {where}.{key}")
+            _check_load(table, place=f"{place}: {where}")
     return parse(ScenarioSpec, raw, place=place)
 
 
@@ -168,6 +167,15 @@ def _sum_rates(workload: dict[str, Any], classes: list[dict[str, Any]], given: s
             each["requests_per_s"] *= asked / total
     elif asked is None or any(key.startswith("workload.classes") for key in given):
         workload["requests_per_s"] = total or 1.0  # a class without a rate is refused by itself
+
+
+def _check_load(table: dict[str, Any], *, place: str) -> None:
+    """Read the lengths of a load or of a class, and the class's limits; errors name the table."""
+    for key in ("input_tokens", "output_tokens"):
+        if table.get(key) is not None:
+            table[key] = _lengths(table[key], place=f"{place}.{key}")
+    if isinstance(table.get("slo"), dict):
+        parse(ClassSlo, table["slo"], place=f"{place}.slo")
 
 
 def _lengths(raw: object, *, place: str) -> object:

@@ -107,8 +107,6 @@ class ClassSlo(Spec):
         percentile: share of the class's requests that must stay below its limits.
     """
 
-    _TABLE: ClassVar[str] = "workload.classes[].slo"
-
     ttft_s: Positive | None = None
     tpot_s: Positive | None = None
     itl_s: Positive | None = None

@@ -13,6 +13,7 @@ from sizing.planner.result import Infeasible
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
+    from sizing.planner.search import Told
 
 Planned = Plan | Infeasible
 
@@ -52,12 +53,16 @@ class ClassPlans(Shown):
         return own if own and own_cost < cost_of_plan(shared) else {"": shared}
 
 
-def plan_classes(inputs: Inputs) -> ClassPlans:
+def plan_classes(inputs: Inputs, *, told: Told | None = None) -> ClassPlans:
     """
     Plan the classes of a scenario on shared pools, and each on pools of its own.
 
     `search.class_pools` leaves one of both out. Without classes, or with one, there are only shared
     pools. Each plan of own pools is that of an ordinary scenario: the class's requests and limits.
+
+    Args:
+        told: is called with each configuration of shared pools that holds and is cheaper than
+            those before.
 
     Raises:
         NoPlan: neither holds the SLO of every class.
@@ -68,7 +73,7 @@ def plan_classes(inputs: Inputs) -> ClassPlans:
     classes, wanted = scenario.workload.classes, scenario.search.class_pools
     found = ClassPlans(shared=None, max_gpus=inputs.cluster.max_gpus)
     if wanted != "own" or len(classes) <= 1:
-        shared = _planned(inputs)
+        shared = _planned(inputs, told)
         found = replace(found, shared=shared, interrupted=_stopped(shared))
     if wanted != "shared" and len(classes) > 1 and not found.interrupted:
         found = _with_own(inputs, found)
@@ -115,9 +120,9 @@ def own_inputs(inputs: Inputs) -> dict[str, Inputs]:
     }
 
 
-def _planned(inputs: Inputs) -> Planned:
+def _planned(inputs: Inputs, told: Told | None = None) -> Planned:
     try:
-        return plan(inputs)
+        return plan(inputs, told=told)
     except NoPlan as none:
         return none.infeasible
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -9,34 +10,38 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import streamlit as st
 
-from minicluster.errors import MiniclusterError
+from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
-from minicluster.plan import to_json
-from sizing.planner.build_plan import NoPlan, plan
+from minicluster.plan import Plan, to_json
+from sizing.planner.build_plan import NoPlan
+from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import split_map
+from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
+from sizing.report.class_plans import choice_line, class_plans_table
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
 from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
 from sizing.report.questions import capacity_page, decisions_page, split_map_page
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
+from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
+from sizing.stacks.export import NEED_IMAGE, TARGETS, export
 from sizing.ui import form
 from sizing.ui.style import coloured, kit, palette
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
     from minicluster.pages.figure import Figure
     from minicluster.pages.page import Page
-    from minicluster.plan import Plan
     from sizing.planner.candidates import Candidate
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
@@ -59,20 +64,42 @@ FACTS_OF = {
     "price": ("Cost",),
 }
 """Facts of a plan's screen that say where a figure comes from, by the figure's name."""
+TABLES_OF = {
+    "TTFT": ("Mean TTFT", "Prefill"),
+    "TPOT": ("Decode",),
+    "E2E": ("Mean TTFT", "Prefill", "Decode"),
+}
+"""How tables of `sizing explain` begin that say what a latency is made of, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    A plan that is shown; equal where case and class are.
+
+    Attributes:
+        case: what was asked.
+        class_name: of the class of requests on these pools; empty: all requests share them.
+        plan: of these pools.
+    """
+
+    case: form.Case
+    class_name: str
+    plan: Plan = field(compare=False)
 
 
 @lru_cache(maxsize=64)
-def _known(case: form.Case) -> list[Plan | NoPlan]:  # noqa: ARG001  (the key)
-    """Return a list for the plan of a case, which is put there when it is known."""
+def _known(case: form.Case) -> list[ClassPlans | NoPlan]:  # noqa: ARG001  (the key)
+    """Return a list for the plans of a case, which are put there when they are known."""
     return []
 
 
-def planned(case: form.Case, told: Told | None = None) -> Plan | NoPlan:
+def planned(case: form.Case, told: Told | None = None) -> ClassPlans | NoPlan:
     """
-    Return the plan of a case, or why there is none; a case is planned once.
+    Return the plans of a case, or why there are none; a case is planned once.
 
     Args:
-        told: is called with each configuration that holds so far.
+        told: is called with each configuration of shared pools that holds so far.
 
     Raises:
         InputError: a scenario that cannot be planned at all.
@@ -80,7 +107,7 @@ def planned(case: form.Case, told: Told | None = None) -> Plan | NoPlan:
     known = _known(case)
     if not known:
         try:
-            known.append(plan(case.scenario(), told=told))
+            known.append(plan_classes(case.scenario(), told=told))
         except NoPlan as none:
             known.append(none)
     return known[0]
@@ -88,18 +115,38 @@ def planned(case: form.Case, told: Told | None = None) -> Plan | NoPlan:
 
 def draw(case: form.Case) -> None:
     """Draw the answer to one case."""
-    found = _planned(case)
-    if found is None:
-        return
-    st.subheader(headline(found), anchor="answer")
+    answers, found = _answers(case)
+    if len(answers) == 1:
+        st.subheader(headline(answers[0].plan), anchor="answer")
+    elif answers:
+        gpus = sum(each.plan.cost.gpus for each in answers)
+        st.subheader(f"{gpus} GPUs, pools of its own for each class", anchor="answer")
+    if found is not None and found.own:
+        st.html(
+            kit(titled_section(class_plans_table(found)), Section("", (Text(choice_line(found)),)))
+        )
+    if len(answers) == 1:
+        _draw(answers[0])
+    elif answers:
+        tabs = st.tabs([f"Pools of {each.class_name}" for each in answers])
+        for each, tab in zip(answers, tabs, strict=True):
+            with tab:
+                st.markdown(f"#### {headline(each.plan)}")
+                _draw(each)
+
+
+def _draw(answer: Answer) -> None:
+    """Draw one plan, below its headline."""
+    found = answer.plan
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
-    _tiles(case, found)
+    _tiles(answer)
     pools = titled_section(layout_table(found.pools, found.prediction))
     st.html(kit(Section("", (layout_grid(found),)), pools))
     st.html(kit(titled_section(latency_table(found.prediction, found.promises))))
-    _downloads(case, found)
-    _distributions(case, found)
-    _questions(case, found)
+    _downloads(answer)
+    _other_stacks(answer)
+    _distributions(answer)
+    _questions(answer)
     with st.expander("Assumptions, errors and sources"):
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
 
@@ -109,15 +156,16 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
     for (name, case), column in zip(cases, st.columns(len(cases)), strict=True):
         with column, st.container(border=True):
             st.markdown(f"**{name}**")
-            found = _planned(case)
-            if found is not None:
-                st.markdown(headline(found))
+            for each in _answers(case)[0]:
+                found = each.plan
+                own = f"Pools of {each.class_name}: " if each.class_name else ""
+                st.markdown(own + headline(found))
                 rows = [("layout", layout_of(found)), ("then binds", found.headroom.binds)]
                 rows += [(tile.name, tile.value) for tile in plan_tiles(found)]
                 st.html(kit(Section("", (FactTable(tuple(rows)),))))
 
 
-def _planned(case: form.Case) -> Plan | None:
+def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
     """Plan a case, or say why it has no plan."""
     so_far = st.empty()
 
@@ -133,10 +181,10 @@ def _planned(case: form.Case) -> Plan | None:
             found = planned(case, told)
     except MiniclusterError as error:
         st.error(str(error))
-        return None
+        return [], None
     so_far.empty()
     if not isinstance(found, NoPlan):
-        return found
+        return [Answer(case, name, each) for name, each in found.chosen.items()], found
     none = found.infeasible
     st.error(f"**No plan**: {none.reason}")
     rows = [("What binds", none.binds)]
@@ -144,7 +192,7 @@ def _planned(case: form.Case) -> Plan | None:
         rows.append(("Nearest miss", f"{none.nearest} ({none.nearest_gpus} GPUs)"))
     rows += [("Missed by", none.missed_by), ("To change", none.way_out)]
     st.html(kit(Section("", (FactTable(tuple(rows)),))))
-    return None
+    return [], None
 
 
 def _binds(found: Plan) -> str:
@@ -165,8 +213,9 @@ def _facts(found: Plan) -> Iterator[tuple[str, str]]:
 # --- figures, each with its terms
 
 
-def _tiles(case: form.Case, found: Plan) -> None:
+def _tiles(answer: Answer) -> None:
     """Draw the figures, and below each a button that opens the terms it is made of."""
+    found = answer.plan
     nodes = found.cost.nodes
     below = f"on {nodes} node{'' if nodes == 1 else 's'}"
     tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=below), *plan_tiles(found)]
@@ -175,14 +224,15 @@ def _tiles(case: form.Case, found: Plan) -> None:
             with st.container(width=TILE_WIDTH, gap=None):
                 st.html(f'<div class="kit">{render_tiles([tile])}</div>')
                 with st.popover(f"{tile.name}: how?", type="tertiary"):
-                    st.html(kit(*_terms(case, found, tile.name.partition(" ")[0])))
+                    st.html(kit(*_terms(answer, tile.name)))
 
 
-def _terms(case: form.Case, found: Plan, figure: str) -> Iterator[Section]:
+def _terms(answer: Answer, figure: str) -> Iterator[Section]:
     """Yield what a figure is made of: terms of `sizing explain`, or what it is divided from."""
+    found = answer.plan
     if figure not in FACTS_OF:
-        groups = {"TTFT": ("Mean TTFT", "Prefill"), "TPOT": ("Decode",)}[figure]
-        for each in _explained(case):
+        groups = next(titles for name, titles in TABLES_OF.items() if name in figure.split())
+        for each in _explained(answer):
             if isinstance(each, str):
                 if each.startswith(groups):
                     yield Section("", (Text(each),))
@@ -199,9 +249,8 @@ def _terms(case: form.Case, found: Plan, figure: str) -> Iterator[Section]:
 
 
 @lru_cache(maxsize=64)
-def _explained(case: form.Case) -> list[Table | str]:
-    found = planned(case)
-    return [] if isinstance(found, NoPlan) else list(explanation_tables(explain_plan(found)))
+def _explained(answer: Answer) -> list[Table | str]:
+    return list(explanation_tables(explain_plan(answer.plan)))
 
 
 def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
@@ -217,24 +266,23 @@ def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
 # --- files
 
 
-def _downloads(case: form.Case, found: Plan) -> None:
-    name = found.model.id.replace("/", "-")
+def _downloads(answer: Answer) -> None:
+    found, own = answer.plan, answer.class_name
+    name = "-".join(filter(None, [found.model.id.replace("/", "-"), own]))
     scenario, written, report = st.columns(3)
+    asked = Scenario.of(found.inputs.scenario, name, None) if own else answer.case.scenario()
+    text = form.scenario_file(asked, answer.case.config)
     scenario.download_button(
-        "Scenario (TOML)",
-        form.scenario_file(case),
-        f"{name}.toml",
-        key="scenario-file",
-        width="stretch",
+        "Scenario (TOML)", text, f"{name}.toml", key=f"{own}:scenario-file", width="stretch"
     )
     written.download_button(
-        "Plan (JSON)", to_json(found), f"{name}-plan.json", key="plan-file", width="stretch"
+        "Plan (JSON)", to_json(found), f"{name}-plan.json", key=f"{own}:plan-file", width="stretch"
     )
     report.download_button(
         "Report (HTML, zip)",
         lambda: _report(found),
         f"{name}-report.zip",
-        key="report-file",
+        key=f"{own}:report-file",
         width="stretch",
         help="The page of `sizing plan --html`; it is made when you ask for it, in 10 seconds",
     )
@@ -242,17 +290,68 @@ def _downloads(case: form.Case, found: Plan) -> None:
 
 def _report(found: Plan) -> bytes:
     """Return the page of a plan with the script of its charts."""
+    return _zipped({"plan.html": render(plan_page(found)), SCRIPT: plotly_script().read_text()})
+
+
+def _other_stacks(answer: Answer) -> None:
+    """Offer the plan as files of another serving stack, and as a test for who delivers it."""
+    found, own = answer.plan, answer.class_name
+    with st.popover("Run it elsewhere", width="stretch"):
+        stack = st.selectbox("Serving stack", tuple(TARGETS), key=f"{own}:stack")
+        image = st.text_input(
+            "Container image",
+            key=f"{own}:image",
+            help=f"{' and '.join(sorted(NEED_IMAGE))} need one, such as NAME:TAG",
+        )
+        if stack in NEED_IMAGE and not image.strip():
+            st.info(f"Its files name the container image that {stack} starts: write it above.")
+        else:
+            _stack_files(answer, stack, image.strip())
+    st.download_button(
+        "Acceptance test (zip)",
+        lambda: _zipped(_acceptance(found)),
+        "acceptance.zip",
+        key=f"{own}:acceptance-file",
+        width="stretch",
+        help="The load, the count of requests that proves the limits, and alert rules",
+    )
+
+
+def _stack_files(answer: Answer, stack: str, image: str) -> None:
+    try:
+        files = export(answer.plan, stack, image=image)
+    except InputError as error:  # a layout that the stack lacks
+        st.info(form.beside(error))
+        return
+    st.download_button(
+        f"Files for {stack} (zip)",
+        _zipped(files),
+        f"{stack}.zip",
+        key=f"{answer.class_name}:stack-file",
+        width="stretch",
+    )
+    for name, text in files.items():
+        st.caption(name)
+        st.code(text, language=None)
+
+
+def _acceptance(found: Plan) -> dict[str, str]:
+    test = acceptance(found)
+    return {**acceptance_files(test), "index.html": render(acceptance_page(test))}
+
+
+def _zipped(files: Mapping[str, str]) -> bytes:
     packed = BytesIO()
-    with ZipFile(packed, "w", ZIP_DEFLATED) as files:
-        files.writestr("plan.html", render(plan_page(found)))
-        files.write(plotly_script(), SCRIPT)
+    with ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
     return packed.getvalue()
 
 
 # --- charts
 
 
-def chart(figure: Figure) -> None:
+def chart(figure: Figure, answer: Answer) -> None:
     """Draw a chart of the page kit in the colours of this page."""
     st.markdown(f"**{figure.title}**")
     colours = palette(dark=st.context.theme.type == "dark")
@@ -265,27 +364,26 @@ def chart(figure: Figure) -> None:
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
     st.plotly_chart(
         coloured(drawn, colours),
-        key=figure.title,
+        key=f"{answer.class_name}:{figure.title}",
         config={"displaylogo": False},
         alt=figure.caption,
     )
     st.caption(figure.caption)
 
 
-def _distributions(case: form.Case, found: Plan) -> None:
+def _distributions(answer: Answer) -> None:
     with st.spinner(f"Simulating {REQUESTS:,} requests", show_time=True):
-        outcome, slowed = _simulated(case)
-    drawn = list(latency_figures(found, outcome, slowed))
+        outcome, slowed = _simulated(answer)
+    drawn = list(latency_figures(answer.plan, outcome, slowed))
     for figure, column in zip(drawn, st.columns(len(drawn)), strict=True):
         with column:
-            chart(figure)
+            chart(figure, answer)
 
 
 @lru_cache(maxsize=16)
-def _simulated(case: form.Case) -> tuple[Outcome, Outcome | None]:
-    """Simulate a plan that there is, with steps as predicted, and as its confidence allows for."""
-    found = planned(case)
-    assert not isinstance(found, NoPlan)  # noqa: S101  (drawn for plans only)
+def _simulated(answer: Answer) -> tuple[Outcome, Outcome | None]:
+    """Simulate a plan with steps as predicted, and as its confidence allows for."""
+    found = answer.plan
     outcome = simulate(found, requests=REQUESTS)
     slow = None if found.confidence is None else simulate(as_confident(found), requests=REQUESTS)
     return outcome, slow
@@ -294,10 +392,11 @@ def _simulated(case: form.Case) -> tuple[Outcome, Outcome | None]:
 # --- questions that take longer
 
 
-def _questions(case: form.Case, found: Plan) -> None:
+def _questions(answer: Answer) -> None:
     """Offer what takes longer, each by a button; what was asked stays."""
     st.markdown("**Further questions**, each a search of its own")
-    name = case.base
+    found = answer.plan
+    name = answer.class_name or answer.case.base
     counts = sorted({max(1, round(found.cost.gpus * share)) for share in SHARES})
     questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
         (
@@ -317,14 +416,14 @@ def _questions(case: form.Case, found: Plan) -> None:
         ),
     )
     for question, takes, ask in questions:
-        _question(case, question, takes, ask)
+        _question(answer, question, takes, ask)
 
 
-def _question(case: form.Case, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
-    known: dict[tuple[form.Case, str], Page] = st.session_state.setdefault("answers", {})
-    if (case, question) not in known:
+def _question(answer: Answer, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
+    known: dict[tuple[Answer, str], Page] = st.session_state.setdefault("answers", {})
+    if (answer, question) not in known:
         button = st.empty()
-        if not button.button(question, help=takes):
+        if not button.button(question, key=f"{answer.class_name}:{question}", help=takes):
             return
         button.empty()
         bar = st.progress(0.0, question)
@@ -333,15 +432,15 @@ def _question(case: form.Case, question: str, takes: str, ask: Callable[[Progres
             bar.progress(done / total, f"{question} {done} of {total}")
 
         try:
-            known[case, question] = ask(said)
+            known[answer, question] = ask(said)
         except MiniclusterError as error:
             st.error(str(error))
             return
         finally:
             bar.empty()
-    page = known[case, question]
+    page = known[answer, question]
     st.markdown(f"**{page.headline}**")
     for figure in page.figures:
-        chart(figure)
+        chart(figure, answer)
     sections = [part for part in page.parts if isinstance(part, Section)]
     st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))

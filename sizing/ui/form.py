@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import toml_value
 from minicluster.errors import InputError
@@ -36,6 +37,9 @@ MOST_CASES = 4
 DROPPED = "dropped:"
 """Begins the model of a `config.json` that was dropped in; its key in `Case.configs` follows."""
 MODEL = "model.id"
+CLASSES = "workload.classes"
+"""Field that is not drawn: how many classes of requests there are; empty: the load has none."""
+MOST_CLASSES = 6
 MOST_BYTES = 100_000
 """Largest `config.json` that is taken; the longest of the catalog has a tenth of that."""
 
@@ -65,28 +69,33 @@ class FieldGroup:
     folded: bool = False
 
 
-def groups() -> tuple[FieldGroup, ...]:
-    """Return all fields, in the order of the page."""
+LOAD = {
+    "requests_per_s": "Requests/s",
+    "input_tokens": "Prompt tokens",
+    "output_tokens": "Answer tokens",
+    "prefix_tokens": "Cached prompt tokens",
+}
+"""Labels of the load's fields, which each class of requests has as well."""
+LIMITS = {
+    "slo.ttft_s": "TTFT, seconds",
+    "slo.tpot_s": "TPOT, seconds",
+    "slo.itl_s": "ITL, seconds",
+    "slo.e2e_s": "End to end, seconds",
+}
+
+
+def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
+    """Return all fields for a load of so many *classes*, in the order of the page."""
     dtypes = ("", *DTYPE_BYTES)
     models = tuple(catalog.models())
     gpus = tuple(name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
     return (
         FieldGroup("Model", (Field(MODEL, "Model", models),)),
+        *_load(classes),
         FieldGroup(
-            "Load",
+            "Latency limits of every class" if classes else "Latency limits",
             (
-                Field("workload.requests_per_s", "Requests/s"),
-                Field("workload.input_tokens", "Prompt tokens"),
-                Field("workload.output_tokens", "Answer tokens"),
-            ),
-        ),
-        FieldGroup(
-            "Latency limits",
-            (
-                Field("slo.ttft_s", "TTFT, seconds"),
-                Field("slo.tpot_s", "TPOT, seconds"),
-                Field("slo.itl_s", "ITL, seconds"),
-                Field("slo.e2e_s", "End to end, seconds"),
+                *(Field(key, label) for key, label in LIMITS.items()),
                 Field("slo.percentile", "Percentile", PERCENTILES[1:]),
             ),
         ),
@@ -107,7 +116,6 @@ def groups() -> tuple[FieldGroup, ...]:
             (
                 Field("model.weight_dtype", "Weights", dtypes),
                 Field("model.kv_dtype", "KV cache", dtypes),
-                Field("workload.prefix_tokens", "Cached prompt tokens"),
                 Field("engine.max_num_seqs", "Sequences at most"),
                 Field("engine.max_num_batched_tokens", "Tokens per step"),
                 Field("engine.gpu_memory_utilization", "GPU memory share"),
@@ -120,24 +128,39 @@ def groups() -> tuple[FieldGroup, ...]:
     )
 
 
-def fields() -> Iterator[Field]:
-    """Yield every field."""
-    for group in groups():
+def _load(classes: int) -> Iterator[FieldGroup]:
+    """Yield the fields of the load, or those of each class of requests."""
+    if not classes:
+        fields_of_all = (Field(f"workload.{key}", label) for key, label in LOAD.items())
+        yield FieldGroup("Load", tuple(fields_of_all))
+    for at in range(classes):
+        own = {"name": "Name", **LOAD, **LIMITS}
+        prefix = f"{CLASSES}.{at}."
+        yield FieldGroup(
+            f"Requests of class {at + 1}",
+            tuple(Field(prefix + key, label) for key, label in own.items()),
+        )
+
+
+def fields(classes: int = 0) -> Iterator[Field]:
+    """Yield every field for a load of so many *classes*."""
+    for group in groups(classes):
         yield from group.fields
 
 
 def bases() -> tuple[str, ...]:
-    """Return the shipped scenarios of one class that need nothing of this machine."""
+    """Return the shipped scenarios that need nothing of this machine."""
     known = {name: catalog.read_scenario(name) for name in catalog.files("scenarios")}
-    return tuple(
-        name
-        for name, each in known.items()
-        if each.model.id in catalog.models() and not each.workload.classes
-    )
+    return tuple(name for name, each in known.items() if each.model.id in catalog.models())
 
 
-def help_texts() -> dict[str, str]:
-    """Return what the schema says of each key: meaning, unit, limits."""
+def help_text(key: str) -> str:
+    """Return what the schema says of a field: meaning, unit, limits."""
+    return _help_texts()[re.sub(r"\.\d+\.", ".", key)]
+
+
+@cache
+def _help_texts() -> dict[str, str]:
     texts = {}
     for key in scenario_keys():
         parts = [key.meaning, key.unit and f"Unit: {key.unit}."]
@@ -171,8 +194,12 @@ class Case:
         """
         needed = {key.key for key in scenario_keys() if key.default is not None}
         typed: dict[str, object] = {}
+        if any(key.startswith(CLASSES) for key, _ in self.changes):
+            typed["workload"] = _workload(self.texts())
         for key, text in self.changes:
-            typed[key] = toml_value(text.strip()) if text.strip() else None
+            if key.startswith(CLASSES):
+                continue
+            typed[key] = _value_of(text)
             if key in needed and not text.strip():
                 raise InputError(key, None, "a value")
         if self.config:
@@ -182,13 +209,16 @@ class Case:
     def texts(self) -> dict[str, str]:
         """Return the text of every field: what was typed, else what *base* says."""
         texts = {**base_texts(self.base), **dict(self.changes)}
-        return texts | ({MODEL: DROPPED + config_name(self.config)} if self.config else {})
+        if self.config:
+            texts[MODEL] = DROPPED + config_name(self.config)
+        shown = [CLASSES, *(each.key for each in fields(class_count(texts)))]
+        return {key: texts.get(key, "") for key in shown}
 
     @classmethod
     def typed(cls, base: str, texts: Mapping[str, str], config: str) -> Case:
         """Return the case of fields with these texts."""
         stands = base_texts(base)
-        changes = {key: text for key, text in texts.items() if text.strip() != stands[key]}
+        changes = {key: text for key, text in texts.items() if text.strip() != stands.get(key, "")}
         dropped = changes.get(MODEL, "").startswith(DROPPED)
         if dropped:
             del changes[MODEL]
@@ -219,9 +249,9 @@ def cases_of(query: Mapping[str, str]) -> list[Case]:
         base = query[f"{prefix}scenario"]
         if base not in bases():
             raise InputError("scenario", base, f"one of {', '.join(bases())}")
-        changes = tuple(
-            (each.key, query[prefix + each.key]) for each in fields() if prefix + each.key in query
-        )
+        classes = query.get(prefix + CLASSES, base_texts(base)[CLASSES])
+        known = [CLASSES, *(each.key for each in fields(class_count({CLASSES: classes})))]
+        changes = tuple((key, query[prefix + key]) for key in known if prefix + key in query)
         config = _unpacked(query[f"{prefix}config"]) if f"{prefix}config" in query else ""
         cases.append(Case(base=base, changes=changes, config=config))
     return cases
@@ -278,7 +308,8 @@ def config_folder(config: str) -> Path:
     return folder
 
 
-def base_texts(base: str) -> dict[str, str]:
+@cache
+def base_texts(base: str) -> Mapping[str, str]:
     """Return what a shipped scenario says in each field."""
     asked = Scenario.load(base)
     resolved = {
@@ -286,17 +317,94 @@ def base_texts(base: str) -> dict[str, str]:
         "cluster.gpus_per_node": asked.cluster.gpus_per_node,
         "cluster.max_gpus": asked.cluster.max_gpus,
     }
-    texts = {}
-    for each in fields():
-        value = resolved.get(each.key, attrgetter(each.key)(asked.scenario))
+    classes = len(asked.scenario.workload.classes)
+    texts = {CLASSES: f"{classes or ''}"}
+    for each in fields(classes):
+        value = resolved.get(each.key, _value_at(asked.scenario, each.key))
         texts[each.key] = "" if value is None else _plain(value)
-    return texts
+    return MappingProxyType(texts)
+
+
+def _value_at(scenario: object, key: str) -> object:
+    """Return the value of a dotted key, in which a number stands for a place in a list."""
+    found: Any = scenario
+    for name in key.split("."):
+        found = found[int(name)] if name.isdigit() else getattr(found, name)
+    return found
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Lengths):
         return lengths_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- classes of requests
+
+
+def class_count(texts: Mapping[str, str]) -> int:
+    """
+    Return how many classes of requests fields with these texts have.
+
+    Raises:
+        InputError: no number, or too many; an address may say anything.
+    """
+    text = texts[CLASSES]
+    if text not in {"", *map(str, range(1, MOST_CLASSES + 1))}:
+        raise InputError(CLASSES, text, f"a number from 1 to {MOST_CLASSES}, or nothing")
+    return int(text or 0)
+
+
+def with_class(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts with one class more: a copy of the last; of a load without any it makes two."""
+    count = class_count(texts)
+    found = dict(texts)
+    if not count:
+        found |= {f"{CLASSES}.0.{key}": texts[f"workload.{key}"] for key in LOAD}
+        found |= {f"{CLASSES}.0.{key}": "" for key in LIMITS}
+        found[f"{CLASSES}.0.name"] = "class-1"
+        count = 1
+    names = {found[f"{CLASSES}.{at}.name"] for at in range(count)}
+    last, new = f"{CLASSES}.{count - 1}.", f"{CLASSES}.{count}."
+    found |= {new + key.removeprefix(last): found[key] for key in [*found] if key.startswith(last)}
+    found[f"{new}name"] = next(
+        name for at in range(count + 1, 2 * count + 2) if (name := f"class-{at}") not in names
+    )
+    return found | {CLASSES: str(count + 1)}
+
+
+def without_class(texts: Mapping[str, str], removed: int) -> dict[str, str]:
+    """Return texts without one class; the load of the last but one is that of all requests."""
+    kept = [at for at in range(class_count(texts)) if at != removed]
+    rest = {key: text for key, text in texts.items() if not key.startswith(CLASSES)}
+    if len(kept) == 1:
+        own = f"{CLASSES}.{kept[0]}."
+        load = {f"workload.{key}": texts[own + key] for key in LOAD}
+        limits = {key: texts[own + key] or texts[key] for key in LIMITS}
+        return {**rest, **load, **limits, CLASSES: ""}
+    for new, old in enumerate(kept):
+        for key in ("name", *LOAD, *LIMITS):
+            rest[f"{CLASSES}.{new}.{key}"] = texts[f"{CLASSES}.{old}.{key}"]
+    return rest | {CLASSES: str(len(kept))}
+
+
+def _workload(texts: Mapping[str, str]) -> dict[str, object]:
+    """Return the table of a load of classes; without any it is empty, for other keys to fill."""
+    classes = []
+    for at in range(class_count(texts)):
+        own: dict[str, Any] = {"name": texts[f"{CLASSES}.{at}.name"].strip(), "slo": {}}
+        for key in (*LOAD, *LIMITS):
+            value = _value_of(texts[f"{CLASSES}.{at}.{key}"])
+            if value is not None:
+                table, name = (own["slo"], key[4:]) if key in LIMITS else (own, key)
+                table[name] = value
+        classes.append(own)
+    return {"classes": classes} if classes else {}
+
+
+def _value_of(text: str) -> object:
+    """Return what a field's text stands for; `None`: no value."""
+    return toml_value(text.strip()) if text.strip() else None
 
 
 def lengths_text(lengths: Lengths) -> str:
@@ -310,11 +418,16 @@ def lengths_text(lengths: Lengths) -> str:
     return f"{{ {', '.join(parts)} }}"
 
 
-def field_of(error: InputError) -> str:
-    """Return the key of the field that an error is about; empty: of none."""
-    place = error.place.rpartition(": ")[2]
-    keys = sorted((each.key for each in fields()), key=len, reverse=True)
-    return next((key for key in keys if place.startswith(key)), "")
+def field_of(error: InputError, texts: Mapping[str, str]) -> str:
+    """Return the key of the field, of those with *texts*, that an error is about; empty: none."""
+    place = error.place
+    for at in range(class_count(texts)):
+        name = texts[f"{CLASSES}.{at}.name"].strip()
+        place = place.replace(f"{CLASSES}[{name}]", f"{CLASSES}.{at}")
+    keys = sorted(texts.keys() - {CLASSES}, key=len, reverse=True)
+    parts = place.split(": ")  # file: field: key inside its table
+    ends = [".".join(parts[at:]) for at in reversed(range(len(parts)))]
+    return next((key for end in ends for key in keys if end.startswith(key)), "")
 
 
 def beside(error: InputError) -> str:
@@ -324,11 +437,11 @@ def beside(error: InputError) -> str:
     return f"{found}: expected {error.expectation}{way_out}"
 
 
-def scenario_file(case: Case) -> str:
-    """Return the scenario as a file; a dropped model is looked for beside it."""
-    text = case.scenario().to_toml()
-    if not case.config:
+def scenario_file(asked: Scenario, config: str) -> str:
+    """Return a scenario as a file; a model that was dropped in, *config*, is looked for beside."""
+    text = asked.to_toml()
+    if not config:
         return text
-    told = f"# The config.json that was dropped in belongs into {config_name(case.config)}/.\n"
-    path, beside_it = str(config_folder(case.config)), f"./{config_name(case.config)}"
+    told = f"# The config.json that was dropped in belongs into {config_name(config)}/.\n"
+    path, beside_it = str(config_folder(config)), f"./{config_name(config)}"
     return told + text.replace(json.dumps(path), json.dumps(beside_it))

@@ -49,8 +49,19 @@ def _begin(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
 def _fill(state: Any, at: int, case: form.Case) -> None:  # noqa: ANN401  (Streamlit's session)
     """Write a case into the fields of its form."""
     state[f"{at}:base"], state[f"{at}:config"] = case.base, case.config
-    for key, text in case.texts().items():
+    _change_texts(state, at, case.texts())
+
+
+def _change_texts(state: Any, at: int, texts: dict[str, str]) -> None:  # noqa: ANN401
+    for key, text in texts.items():
         state[f"{at}:{key}"] = text
+
+
+def _texts(state: Any, at: int) -> dict[str, str]:  # noqa: ANN401  (Streamlit's session)
+    """Return what stands in the fields of a form."""
+    classes = state[f"{at}:{form.CLASSES}"]
+    keys = [each.key for each in form.fields(form.class_count({form.CLASSES: classes}))]
+    return {form.CLASSES: classes} | {key: state[f"{at}:{key}"] or "" for key in keys}
 
 
 def _check(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
@@ -60,7 +71,7 @@ def _check(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
         if case is not None:
             case.scenario()
     except InputError as error:
-        known = form.field_of(error)
+        known = form.field_of(error, case.texts())
         state[ERRORS][at, known] = form.beside(error) if known else str(error)
 
 
@@ -90,11 +101,14 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     )
     with st.form(f"{at}:form", border=False):
         _said(state, at, "")
-        for group in form.groups():
+        classes = form.class_count(_texts(state, at))
+        for group in form.groups(classes):
             _group(state, at, group)
+        # The first button is the one that Enter presses.
         st.form_submit_button(
             "Plan", type="primary", width="stretch", on_click=_submit, args=(state, at)
         )
+        _class_buttons(state, at, classes)
     if state[CASES][at] is not None:
         st.markdown("[To the answer](#answer)")
     if len(state[CASES]) < form.MOST_CASES:
@@ -117,7 +131,6 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
 
 def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
     wrong = any((at, field.key) in state[ERRORS] for field in group.fields)
-    helps = form.help_texts()
     with st.expander(group.title, expanded=wrong) if group.folded else st.container():
         if not group.folded:
             st.markdown(f"**{group.title}**")
@@ -125,7 +138,7 @@ def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
             pair = group.fields[at_pair : at_pair + 2]
             for field, place in zip(pair, st.columns(len(pair), wrap=False), strict=True):
                 with place:
-                    _field(state, at, field, helps[field.key])
+                    _field(state, at, field, form.help_text(field.key))
                     _said(state, at, field.key)
         if group.title == "Model":
             st.file_uploader(
@@ -134,6 +147,25 @@ def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
                 help="The config.json of a model on Hugging Face; weights are not needed",
             )
             _said(state, at, "file")
+
+
+def _class_buttons(state: Any, at: int, classes: int) -> None:  # noqa: ANN401
+    """Draw what makes the load one of several classes of requests; what was typed stays."""
+    if classes < form.MOST_CLASSES:
+        st.form_submit_button(
+            "Add a class of requests",
+            width="stretch",
+            on_click=lambda: _change_texts(state, at, form.with_class(_texts(state, at))),
+            help="Requests of another kind: a rate, lengths and limits of their own",
+        )
+    for removed in range(classes):
+        st.form_submit_button(
+            f"Remove class {removed + 1}",
+            width="stretch",
+            on_click=lambda which=removed: _change_texts(
+                state, at, form.without_class(_texts(state, at), which)
+            ),
+        )
 
 
 def _said(state: Any, at: int, field: str) -> None:  # noqa: ANN401  (Streamlit's session)
@@ -179,10 +211,13 @@ def _submit(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
             return
         state[f"{at}:taken"] = dropped.file_id
         state[f"{at}:{form.MODEL}"] = form.DROPPED + form.config_name(state[f"{at}:config"])
-    texts = {field.key: state[f"{at}:{field.key}"] or "" for field in form.fields()}
-    state[CASES][at] = form.Case.typed(state[f"{at}:base"], texts, state[f"{at}:config"])
+    state[CASES][at] = _typed(state, at)
     _check(state, at)
     _say_address(state)
+
+
+def _typed(state: Any, at: int) -> form.Case:  # noqa: ANN401  (Streamlit's session)
+    return form.Case.typed(state[f"{at}:base"], _texts(state, at), state[f"{at}:config"])
 
 
 def _more(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
@@ -194,15 +229,7 @@ def _more(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
 
 
 def _less(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
-    kept = [
-        form.Case.typed(
-            state[f"{each}:base"],
-            {field.key: state[f"{each}:{field.key}"] or "" for field in form.fields()},
-            state[f"{each}:config"],
-        )
-        for each in range(len(state[CASES]))
-        if each != at
-    ]
+    kept = [_typed(state, each) for each in range(len(state[CASES])) if each != at]
     del state[CASES][at]
     state[ERRORS] = {}
     for each, case in enumerate(kept):

@@ -86,7 +86,7 @@ def test_a_written_mix_reads_back(mix: Scenario, tmp_path: Path) -> None:
         ({f"{MARGIN}.chat.users": 3}, ["classes.0.users", "no such key", "sizing schema"]),
         ({f"{MARGIN}.absent.users": 3}, ["classes.absent", "absent is not a table"]),
         ({f"{MARGIN}.requests_per_s": 3}, ["workload.classes is not a table"]),
-        ({f"{MARGIN}.chat.slo.ttft_s": -1}, ["classes[].slo.ttft_s", "positive"]),
+        ({f"{MARGIN}.chat.slo.ttft_s": -1}, ["classes.0.slo: ttft_s", "positive"]),
         ({f"{MARGIN}.chat.slo.e2e_s": 1e6}, ["classes[chat].slo.e2e_s", "36,000"]),
         ({f"{MARGIN}.chat.slo.percentile": "p9"}, ["slo.percentile", "p99"]),
         ({f"{MARGIN}.chat.input_tokens": 10**6}, ["classes[chat].input_tokens", "context"]),
