@@ -201,12 +201,15 @@ class PathCoefficients(Spec):
         request_s: ingress, routing and RPC, once per request.
         transfer_base_s: fixed part of the KV pull.
         transfer_per_token_s: KV pull per prompt token.
+        uplink_per_token_s: likewise, of one GPU's share of oversubscribed uplinks; those of all
+            GPUs of a pool carry pulls together. 0: as many uplinks as downlinks.
         error_fraction: as of a step.
     """
 
     request_s: NotNegative
     transfer_base_s: NotNegative
     transfer_per_token_s: NotNegative
+    uplink_per_token_s: NotNegative = 0.0
     error_fraction: NotNegative
 
     def scaled(self, factor: float) -> PathCoefficients:

@@ -123,7 +123,7 @@ def kv_pull_s_per_byte(
         NIXL reads between ranks that overlap in heads, one flow a pair.
 
     Ignores:
-        Contention of concurrent pulls, pools that share an HB domain.
+        Contention of concurrent pulls (eq. N6), pools that share an HB domain.
     """
     return max(1.0, decode_tp / prefill_tp) / scale_out_bytes_per_s(gpu, cluster)
 
@@ -131,18 +131,32 @@ def kv_pull_s_per_byte(
 def path_coefficients(
     machine: Machine, *, prefill_tp: int, decode_tp: int, tokens: float
 ) -> PathCoefficients:
-    """Return engine constants of a request, and its KV pull (docs/model.md, eq. N4)."""
-    block = machine.engine.block_size
-    held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block)
-    per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, machine.cluster)
+    """
+    Return engine constants of a request, its KV pull and what this takes of uplinks.
+
+        uplink = b_kv tp_d o / (B_net e), 0 where o is 1      (docs/model.md, eq. N4 and N6)
+    """
+    block, cluster = machine.engine.block_size, machine.cluster
+    held = kv_bytes_per_sequence(machine.model, tokens, tp=decode_tp, block_size=block) / tokens
+    per_byte = kv_pull_s_per_byte(prefill_tp, decode_tp, machine.gpu, cluster)
     pieces = machine.model.num_layers / block
+    shared = oversubscription(machine.gpu, cluster)
+    uplink = held * decode_tp * shared / scale_out_bytes_per_s(machine.gpu, cluster)
     return PathCoefficients(
         request_s=machine.engine.per_request_s,
         transfer_base_s=machine.engine.transfer_base_s,
-        transfer_per_token_s=held / tokens * per_byte
-        + pieces * machine.engine.transfer_per_descriptor_s,
+        transfer_per_token_s=held * per_byte + pieces * machine.engine.transfer_per_descriptor_s,
+        uplink_per_token_s=uplink if shared > 1 else 0.0,
         error_fraction=0.0,
     )
+
+
+def oversubscription(gpu: GpuSpec, cluster: ClusterSpec) -> float:
+    """Return the downlinks per uplink on the way between the pools, of all tiers together."""
+    if not cluster.tiers:
+        return 1.0
+    topology = topology_of(cluster, gpu)
+    return topology.tiers[pools_meet(cluster, topology)].oversubscription
 
 
 def pools_meet(cluster: ClusterSpec, topology: Topology) -> int:
@@ -156,12 +170,12 @@ def scale_out_bytes_per_s(gpu: GpuSpec, cluster: ClusterSpec) -> float:
     """
     Return what one GPU achieves over the network; scale-up where there is one HB domain only.
 
-    Over tiers: across the one that prefill and decode pools meet in, all GPUs of a unit sending
-    at once, so that its whole oversubscription counts (docs/model.md, eq. F2).
+    Over tiers: across the one that prefill and decode pools meet in, no other GPU of its unit
+    sending (docs/model.md, eq. F2).
     """
     if cluster.tiers:
         topology = topology_of(cluster, gpu)
-        return topology.tiers[pools_meet(cluster, topology)].achieved_bytes_per_s()
+        return topology.tiers[pools_meet(cluster, topology)].achieved_bytes_per_s(0.0)
     efficiency = efficiency_of(gpu)
     peak = cluster.scale_out_bytes_per_s or gpu.scale_out_bytes_per_s
     if peak is not None:

@@ -27,15 +27,15 @@ class Transfer:
     KV of the mean prompt, pulled between pools that meet in one tier.
 
     Attributes:
-        seconds: with all of a unit's GPUs sending at once, the tier's oversubscription included.
-        without_oversubscription_s: as if the tier's uplinks were as many as its downlinks.
+        seconds: with no other pull under way.
+        all_sending_s: with all of a unit's GPUs sending at once, which share its uplinks.
         planned: whether the plan counts on this tier (`cluster.pools_meet_in`).
     """
 
     tier: str
     oversubscription: float
     seconds: float
-    without_oversubscription_s: float
+    all_sending_s: float
     planned: bool
 
 
@@ -121,26 +121,22 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
     cluster = machine.cluster
     topology = topology_of(cluster, machine.gpu)
     for index, tier in enumerate(topology.tiers[1:], start=1):
-        flat = tuple(replace(spec, oversubscription=1.0) for spec in cluster.tiers)
         meeting = replace(cluster, pools_meet_in=tier.name) if cluster.tiers else cluster
-        seconds = [
-            _pull_s(replace(machine, cluster=replace(meeting, tiers=tiers)), roles, tokens)
-            for tiers in (cluster.tiers, flat)
-        ]
+        path = path_coefficients(
+            replace(machine, cluster=meeting),
+            prefill_tp=roles["prefill"].tp,
+            decode_tp=roles["decode"].tp,
+            tokens=tokens,
+        )
+        # One pull of each pair at a time: its GPUs' share of the uplinks carries it.
+        shared_s = path.uplink_per_token_s / min(each.tp for each in roles.values())
         yield Transfer(
             tier=tier.name,
             oversubscription=tier.oversubscription,
-            seconds=seconds[0],
-            without_oversubscription_s=seconds[1],
+            seconds=path.transfer_base_s + path.transfer_per_token_s * tokens,
+            all_sending_s=path.transfer_base_s + max(path.transfer_per_token_s, shared_s) * tokens,
             planned=index == pools_meet(cluster, topology),
         )
-
-
-def _pull_s(machine: Machine, roles: dict[str, Pool], tokens: float) -> float:
-    path = path_coefficients(
-        machine, prefill_tp=roles["prefill"].tp, decode_tp=roles["decode"].tp, tokens=tokens
-    )
-    return path.transfer_base_s + path.transfer_per_token_s * tokens
 
 
 def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:

@@ -211,8 +211,8 @@ def crossing_lines(found: Crossing) -> list[str]:
         text = f"KV of a mean prompt between pools that meet in {each.tier}:"
         text += f" {seconds(each.seconds)}"
         if each.oversubscription > 1:
-            text += f" at {each.oversubscription:g}:1 ({seconds(each.without_oversubscription_s)}"
-            text += " without oversubscription)"
+            text += f" alone, {seconds(each.all_sending_s)} while all GPUs send"
+            text += f" ({each.oversubscription:g}:1)"
         lines.append(text + (", as planned" if each.planned else ""))
     lines += [
         f"TP{wide.tp} in {wide.role}: a step takes {seconds(wide.step_s)}, of which"

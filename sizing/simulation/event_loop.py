@@ -101,7 +101,7 @@ class EventLoop:
             [] if system.prefill is None else self._replicas(system.prefill, prefill_only=True)
         )
         self._connect_interference()
-        self._nics = NicQueues(system.path, prefill=len(self.prefill), decode=len(self.decode))
+        self._nics = NicQueues(system)
         self._to_decode = Balancer(
             system.decode_policy, len(self.decode), self._rng, group=system.decode.group
         )

@@ -55,6 +55,7 @@ def deployed_system(
             request_s=path.request_s,
             transfer_base_s=path.transfer_base_s,
             transfer_per_token_s=path.transfer_per_token_s,
+            uplink_per_token_s=path.uplink_per_token_s,
             handshake_s=handshake_s,
         ),
         decode_policy=ANSWER_POLICY,
@@ -147,6 +148,7 @@ def _pool(deployment: Deployment, pool: Pool, step: PlannedStep) -> SimulatedPoo
         replicas=pool.lanes,
         limits=planned_limits(deployment, pool),
         step=step,
+        gpus=pool.gpus // pool.lanes,
         group=pool.dp,
         prefix_cache=True,
     )

@@ -23,6 +23,7 @@ class SimulatedPool:
     Equal replicas of one role.
 
     Attributes:
+        gpus: of one replica; their uplinks carry its pulls.
         group: replicas that step together, as the data-parallel ranks of a group do (eq. Q11).
         prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
     """
@@ -30,12 +31,13 @@ class SimulatedPool:
     replicas: int
     limits: EngineLimits
     step: StepTime
+    gpus: int = 1
     group: int = 1
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         """Check counts, and that a step takes time: else nothing ever passes."""
-        positive(replicas=self.replicas, group=self.group)
+        positive(replicas=self.replicas, gpus=self.gpus, group=self.group)
         if self.replicas % self.group:
             raise InputError("replicas", self.replicas, f"whole groups of {self.group}")
         if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
@@ -81,12 +83,15 @@ class Path:
         transfer_base_s: fixed part of a pull, which holds no NIC.
         transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas: they
             carry one pull at a time, in order.
+        uplink_per_token_s: part of a pull per token that the uplinks of one GPU would take; those
+            of all GPUs of a pool carry it together. 0: uplinks never bind.
         handshake_s: additional part of the first pull between two replicas.
     """
 
     request_s: float = 0.0
     transfer_base_s: float = 0.0
     transfer_per_token_s: float = 0.0
+    uplink_per_token_s: float = 0.0
     handshake_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -95,6 +100,7 @@ class Path:
             request_s=self.request_s,
             transfer_base_s=self.transfer_base_s,
             transfer_per_token_s=self.transfer_per_token_s,
+            uplink_per_token_s=self.uplink_per_token_s,
             handshake_s=self.handshake_s,
         )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from minicluster.specs.cluster import topology_of
+from sizing.latency.collectives import pools_meet
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,6 +92,25 @@ def with_links(inputs: Inputs, factor: float) -> Inputs:
 def _with_link(gpu: GpuSpec, said: float | None, factor: float) -> GpuSpec:
     peak = said or gpu.scale_out_bytes_per_s
     return replace(gpu, scale_out_bytes_per_s=None if peak is None else peak * factor)
+
+
+def spine_oversubscription(inputs: Inputs) -> float | None:
+    """Return downlinks per uplink of the tier where the pools meet; `None`: there is no network."""
+    tiers = inputs.cluster.tiers
+    at = _spine(inputs) if tiers else 0
+    return tiers[at].oversubscription if at else None
+
+
+def with_spine(inputs: Inputs, ratio: float) -> Inputs:
+    """Change the downlinks per uplink of the tier that the pools meet in."""
+    cluster, at = inputs.cluster, _spine(inputs)
+    tiers = [*cluster.tiers]
+    tiers[at] = replace(tiers[at], oversubscription=ratio)
+    return replace(inputs, cluster=replace(cluster, tiers=tuple(tiers)))
+
+
+def _spine(inputs: Inputs) -> int:
+    return pools_meet(inputs.cluster, topology_of(inputs.cluster, inputs.gpu))
 
 
 def _faster(tier: TierSpec, factor: float) -> TierSpec:

@@ -13,9 +13,11 @@ from minicluster.stats.quantiles import LEVELS
 from sizing import catalog
 from sizing.planner.studies.changes import (
     link_bytes_per_s,
+    spine_oversubscription,
     with_lengths,
     with_links,
     with_prefix,
+    with_spine,
 )
 from sizing.planner.studies.result import StudyResult, plan_scenario
 
@@ -30,11 +32,13 @@ PREFIX_SHARES = (0.0, 0.25, 0.5)
 SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
+SPINES = (1.0, 2.0, 8.0)
+"""Downlinks per uplink of the tier that the pools meet in."""
 BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
 """Budgets that an infeasible result may exceed while it says how many GPUs hold the SLO."""
 NAMES = (
     *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
-    *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links"),
+    *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links", "spine"),
 )
 """What is changed."""
 
@@ -209,6 +213,10 @@ def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]
     link = link_bytes_per_s(inputs)
     for scale in LINK_SCALES if link else ():
         yield "links", f"{(link or 0) * scale:.3g} bytes/s", _later(with_links, inputs, scale)
+    spine = spine_oversubscription(inputs)
+    for ratio in SPINES if spine else ():
+        if ratio != spine:
+            yield "spine", f"{ratio:g}:1 in place of {spine:g}:1", _later(with_spine, inputs, ratio)
 
 
 def _later(

@@ -16,7 +16,14 @@ from sizing.catalog import with_keys
 from sizing.cli.questions import parse_gpus
 from sizing.planner.search import Found, search
 from sizing.planner.studies.capacity import Capacity, capacity
-from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links, with_prefix
+from sizing.planner.studies.changes import (
+    link_bytes_per_s,
+    spine_oversubscription,
+    with_lengths,
+    with_links,
+    with_prefix,
+    with_spine,
+)
 from sizing.planner.studies.decisions import NAMES, changes, decisions
 from sizing.planner.studies.split_map import sign_confidence, split_map
 from sizing.planner.studies.sweep import Swept
@@ -182,6 +189,18 @@ def test_changes_of_lengths_and_links() -> None:
     assert with_keys(given, [], "test") == given
 
 
+def test_the_spine_is_changed_where_there_is_one() -> None:
+    """Of a cluster with tiers it is the one that the pools meet in; inside one domain none."""
+    zone = with_keys(inputs(), ["cluster.preset=roce-24k", "cluster.pools_meet_in=zone"], "test")
+    assert spine_oversubscription(zone) == 7
+    assert spine_oversubscription(with_spine(zone, 2.0)) == 2
+    assert with_spine(zone, 2.0).scenario == zone.scenario
+    named = {value for name, value, _ in changes(zone) if name == "spine"}
+    assert named == {f"{ratio}:1 in place of 7:1" for ratio in (1, 2, 8)}
+    inside = with_keys(zone, ["cluster.pools_meet_in=hb", "cluster.max_gpus=8"], "test")
+    assert spine_oversubscription(inside) is None
+
+
 def test_split_map_command(sizing: Sizing, tmp_path: Path) -> None:
     """The page has the map's numbers, and the line where both kinds cost the same."""
     page = tmp_path / "map.html"
@@ -207,7 +226,7 @@ def test_every_change_is_one() -> None:
     """Names are known, values differ from the scenario's own, and drafts only where it drafts."""
     given = inputs()
     found = list(changes(given))
-    assert {name for name, _, _ in found} == set(NAMES) - {"accepted drafts"}
+    assert {name for name, _, _ in found} == set(NAMES) - {"accepted drafts", "spine"}
     assert len({(name, value) for name, value, _ in found}) == len(found)
     for name, value, change in found:
         assert change() != given, (name, value)
