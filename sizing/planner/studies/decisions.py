@@ -32,7 +32,7 @@ PREFIX_SHARES = (0.0, 0.25, 0.5)
 SCALES = (0.75, 1.25)
 """Factors on numbers that are measured or forecast: lengths, rate."""
 LINK_SCALES = (0.5, 2.0)
-SPINES = (1.0, 2.0, 8.0)
+SPINES = (1.0, 2.0, 8.0, 32.0)
 """Downlinks per uplink of the tier that the pools meet in."""
 BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
 """Budgets that an infeasible result may exceed while it says how many GPUs hold the SLO."""

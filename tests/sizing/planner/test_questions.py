@@ -196,7 +196,7 @@ def test_the_spine_is_changed_where_there_is_one() -> None:
     assert spine_oversubscription(with_spine(zone, 2.0)) == 2
     assert with_spine(zone, 2.0).scenario == zone.scenario
     named = {value for name, value, _ in changes(zone) if name == "spine"}
-    assert named == {f"{ratio}:1 in place of 7:1" for ratio in (1, 2, 8)}
+    assert named == {f"{ratio}:1 in place of 7:1" for ratio in (1, 2, 8, 32)}
     inside = with_keys(zone, ["cluster.pools_meet_in=hb", "cluster.max_gpus=8"], "test")
     assert spine_oversubscription(inside) is None
 
