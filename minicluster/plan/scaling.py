@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan.document import Plan
 
-MARGIN = 0.2
+MARGIN = 0.1
 """Share by which a forecast is exceeded before replicas are short, if nothing else is asked for."""
 
 HOLD_S = 900.0

@@ -13,7 +13,7 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 DAY_S = 86_400.0
 SECONDS = {"time_s": 1.0, "hour": 3600.0}
@@ -41,7 +41,7 @@ class DayProfile:
         """The highest rate of the day."""
         return max(self.requests_per_s)
 
-    def at(self, time_s: ArrayLike) -> NDArray[np.float64]:
+    def at(self, time_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the rates at some times of day."""
         count = len(self.requests_per_s)
         times_s = np.arange(count) * (DAY_S / count)
@@ -71,10 +71,10 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
     times: list[tuple[int, float]] = []
     rates: list[float] = []
     for number, line in kept[1:]:
-        values = [each.strip() for each in line.split(",")]
-        if len(values) != 2:
+        names, values = _values(kept[0][1]), _values(line)
+        if len(values) != len(names):
             raise InputError(f"{path}:{number}", line[:80], f"two numbers: {COLUMNS}")
-        pair = dict(zip(_names(kept[0][1]), values, strict=True))
+        pair = dict(zip(names, values, strict=True))
         times.append((number, SECONDS[time] * _number(f"{path}:{number}: {time}", pair[time])))
         rates.append(_number(f"{path}:{number}: {rate}", pair[rate]))
         if rate == "peak_fraction" and rates[-1] > 1:
@@ -89,16 +89,16 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
 def _columns(path: Path, kept: list[tuple[int, str]]) -> tuple[str, str]:
     """Return the names of the columns of time and rate."""
     place, text = (f"{path}:{kept[0][0]}", kept[0][1]) if kept else (str(path), "")
-    names = _names(text)
+    names = _values(text)
     time = next((name for name in SECONDS if name in names), "")
     rate = next((name for name in RATES if name in names), "")
-    if {time, rate} != set(names) or len(names) != 2:
+    if sorted(names) != sorted([time, rate]):
         raise InputError(place, text[:80] or "an empty file", f"the columns {COLUMNS}")
     return time, rate
 
 
-def _names(line: str) -> list[str]:
-    return [name.strip() for name in line.split(",")]
+def _values(line: str) -> list[str]:
+    return [each.strip() for each in line.split(",")]
 
 
 def _number(place: str, text: str) -> float:

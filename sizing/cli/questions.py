@@ -33,6 +33,14 @@ from sizing.report.questions import (
     split_map_table,
 )
 
+ProfileFile = Annotated[
+    Path,
+    Option(
+        help="CSV of hour or time_s, and requests_per_s or peak_fraction; or a shipped one, such"
+        " as sine-day"
+    ),
+]
+
 
 @study
 def capacity(
@@ -92,13 +100,7 @@ def parse_gpus(text: str) -> list[int]:
 @study
 def day(  # noqa: PLR0913, PLR0917  (a command's options)
     asked: Study,
-    profile: Annotated[
-        Path,
-        Option(
-            help="CSV of hour or time_s, and requests_per_s or peak_fraction; or a shipped one,"
-            " such as sine-day"
-        ),
-    ],
+    profile: ProfileFile,
     cold_start_seconds: Annotated[
         float, Option(help="Seconds from the decision for a replica until it answers; measure it")
     ],

@@ -125,7 +125,7 @@ def _hourly(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     hours = np.arange(len(array)) * HOURS / len(array)
     if len(array) < HOURS:
-        return array[np.arange(HOURS) * len(array) // HOURS]
+        return np.asarray(array[np.arange(HOURS) * len(array) // HOURS])
     sums = np.bincount(hours.astype(int), array, HOURS)
     return np.asarray(sums / np.bincount(hours.astype(int), minlength=HOURS))
 

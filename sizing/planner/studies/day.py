@@ -181,8 +181,8 @@ def day(
         raise KeyboardInterrupt("no verified plan so far")
     plan = build_plan(inputs, found)
     pools = scaled_pools(plan)
-    starts_s = np.arange(0.0, DAY_S, options.interval_s)
-    rates = profile.at(starts_s + options.interval_s / 2)
+    starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
+    rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))
     checked = _Checked(inputs, found.candidate, pools)
     floors = dict.fromkeys(_floor(pools, share) for share in SHARES)
     runs: list[DayRun] = []
