@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import FrameType
 
-    Handler = Callable[[int, FrameType | None], NoReturn] | signal.Handlers
+    Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 ENDINGS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -58,6 +58,25 @@ def terminable() -> AbstractContextManager[None]:
 def uninterrupted() -> AbstractContextManager[None]:
     """Let nothing but SIGKILL end what stops and removes: a second Ctrl-C asks for no more."""
     return _handled((signal.SIGINT, *ENDINGS), signal.SIG_IGN)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """
+    Let Ctrl-C, SIGTERM and SIGHUP wait for the end of a step that must not be left half done.
+
+    Raises:
+        KeyboardInterrupt: at that end, if there was one.
+    """
+    asked: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    with _handled((signal.SIGINT, *ENDINGS), keep):
+        yield
+    if asked:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minicluster.plan import Plan as Plan
     from minicluster.plan import read_plan as read_plan
+    from minicluster.workload.day_profile import read_profile as read_profile
     from minicluster.workload.sources import RequestSource as RequestSource
     from minicluster.workload.traces import read_trace as read_trace
     from sizing.evidence.validated import validate as validate
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sizing.planner.explanation import explain_plan as explain_plan
     from sizing.planner.predict import predict as predict
     from sizing.planner.studies.capacity import capacity as capacity
+    from sizing.planner.studies.day import DayOptions as DayOptions
+    from sizing.planner.studies.day import day as day
     from sizing.planner.studies.decisions import decisions as decisions
     from sizing.planner.studies.split_map import split_map as split_map
     from sizing.planner.studies.sweep import Swept as Swept
@@ -34,18 +37,21 @@ if TYPE_CHECKING:
     from sizing.simulation.planned import simulate as simulate
 
 _HOMES = {
+    "DayOptions": "sizing.planner.studies.day",
     "NoPlan": "sizing.planner.build_plan",
     "Plan": "minicluster.plan",
     "RequestSource": "minicluster.workload.sources",
     "Scenario": "sizing.scenario",
     "Swept": "sizing.planner.studies.sweep",
     "capacity": "sizing.planner.studies.capacity",
+    "day": "sizing.planner.studies.day",
     "decisions": "sizing.planner.studies.decisions",
     "explain_plan": "sizing.planner.explanation",
     "plan": "sizing.planner.build_plan",
     "plan_classes": "sizing.planner.class_pools",
     "predict": "sizing.planner.predict",
     "read_plan": "minicluster.plan",
+    "read_profile": "minicluster.workload.day_profile",
     "read_trace": "minicluster.workload.traces",
     "simulate": "sizing.simulation.planned",
     "split_map": "sizing.planner.studies.split_map",

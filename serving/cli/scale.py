@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minicluster.errors import Inconclusive, NegativeAnswer
+from minicluster.command import postponed
+from minicluster.errors import Inconclusive, InputError, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
+from minicluster.plan.scaling import HOLD_S, MARGIN, held_intervals, scaled_pools
 from serving.cli.progress import progress
 from serving.cluster.state import DEPLOYMENT, PLAN, changing
+from serving.deployment.engine_args import SIMULATED
+from serving.deployment.simulated import slowed
+from serving.operations.autoscale import follow
 from serving.operations.scale import replica_changes
 from serving.operations.scale import scale as apply_scale
 from serving.operations.scaling_policy import Advice, advise
-from serving.operations.slo_metrics import scrape, window_metrics
+from serving.operations.slo_metrics import offered_per_s, scrape, window_metrics
 from serving.operations.status import current
 
 if TYPE_CHECKING:
+    from minicluster.plan import Plan
     from serving.cluster.state import State
 
 
-def scale(
+def scale(  # noqa: PLR0913, PLR0917  (a command's options)
     advice: Annotated[
         bool, typer.Option("--advise/--apply", help="Recommendation only, or the change itself.")
     ] = True,
@@ -37,10 +43,25 @@ def scale(
     window_s: Annotated[
         float, typer.Option("--window", help="Measurement time, seconds.", min=1.0)
     ] = 60.0,
+    auto: Annotated[
+        bool,
+        typer.Option("--auto", help="Follow the rate until Ctrl-C: from 1 replica to the plan's."),
+    ] = False,
+    margin: Annotated[
+        float, typer.Option(help="With --auto: share by which the next rate may be higher.")
+    ] = MARGIN,
+    hold_seconds: Annotated[
+        float, typer.Option(help="With --auto: seconds that a replica stays when not needed.")
+    ] = HOLD_S,
     as_json: Annotated[bool, typer.Option("--json", help="JSON output.")] = False,
 ) -> None:
-    """Move replicas between prefill and decode, within the plan's devices, without downtime."""
+    """Move replicas between prefill and decode, or with --auto follow the rate, no downtime."""
     state = current()
+    if auto:
+        if prefill is not None or decode is not None or as_json:
+            raise InputError("--auto", "with --prefill, --decode or --json", "--auto without them")
+        _follow(state, window_s, hold_seconds, margin)
+        return
     given = {"prefill": prefill, "decode": decode}
     requested = {role: replicas for role, replicas in given.items() if replicas is not None}
     if requested:
@@ -70,8 +91,41 @@ def _requested(requested: dict[str, int]) -> dict[str, int]:
     return {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
 
 
+def _follow(state: State, window_s: float, hold_s: float, margin: float) -> None:
+    """Scale with the rate until Ctrl-C; a change that is under way then is finished first."""
+    plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
+    replicas = {pool.role: pool.replicas for pool in now.pools}
+    replica_changes(plan.deployment, now, replicas)  # refuses pools that cannot change
+    held = held_intervals(hold_s, window_s, margin)
+    scraped, since_s = scrape(state.base_url, state.tls_cert), time.monotonic()
+
+    def rate() -> float:
+        nonlocal scraped, since_s
+        time.sleep(window_s)
+        before, before_s = scraped, since_s
+        scraped, since_s = scrape(state.base_url, state.tls_cert), time.monotonic()
+        return offered_per_s(before, scraped, since_s - before_s)
+
+    def change(wanted: dict[str, int]) -> None:
+        with changing(), postponed():
+            apply_scale(current(), wanted, lambda _step: None)
+
+    try:
+        for each in follow(scaled_pools(plan), replicas, rate, change, held=held, margin=margin):
+            numbers = ", ".join(f"{role} {number}" for role, number in each.replicas.items())
+            typer.echo(f"{each.requests_per_s:.4g} requests/s; replicas: {numbers}")
+    except KeyboardInterrupt:
+        typer.echo("stopped; the replicas stay as they are")
+
+
+def _running_plan(state: State) -> Plan:
+    """Return the plan in the seconds of what runs: simulated engines may be slower."""
+    plan = read_plan(PLAN)
+    return slowed(plan, state.slowdown) if state.target == SIMULATED else plan
+
+
 def _measured_advice(state: State, window_s: float) -> Advice:
-    plan, now = read_plan(PLAN), read_deployment(DEPLOYMENT)
+    plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")
     before = scrape(state.base_url, state.tls_cert)

@@ -14,6 +14,7 @@ from serving.cluster.processes import RAYLET, environment, stop
 from serving.cluster.raylets import join_nodes, raylet_mark
 from serving.cluster.state import DEPLOYMENT, PLAN, write_state
 from serving.deployment.compile import Place, devices, ray_node, replica_places
+from serving.deployment.engine_args import SIMULATED
 from serving.operations.status import by_role, cluster_status
 from serving.protocol.app_spec import APP
 
@@ -72,7 +73,8 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
         name = _deployment_name(state, role)
         if replicas > pool.replicas:
             added = tuple(_free(planned, now)[: (replicas - pool.replicas) * pool.slicing.gpus])
-            _ensure_room(state, role, added, report)
+            if state.target != SIMULATED:  # simulated engines hold no device
+                _ensure_room(state, role, added, report)
             _set_replicas(state, name, role, replicas, report)
             places = [*replica_places(pool), added]
         else:
@@ -94,6 +96,8 @@ def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
 def _remaining(state: State, pool: Pool, replicas: int) -> list[Place]:
     """Return the places of the remaining replicas, which Serve chose, found by node and cores."""
     places = replica_places(pool)
+    if state.target == SIMULATED:
+        return places[:replicas]
     found = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker

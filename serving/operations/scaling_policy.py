@@ -1,4 +1,8 @@
-"""The scaling policy: a pure decision on the balance of prefill and decode, from measurements."""
+"""
+The balance of prefill and decode: a pure decision within the plan's devices, from measurements.
+
+How many replicas a rate needs is another question: `minicluster.plan.scaling` answers it.
+"""
 
 from __future__ import annotations
 

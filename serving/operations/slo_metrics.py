@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 LATENCIES = ("ttft", "tpot", PREFILL_QUEUE)
 METRIC = "minicluster_{}_seconds"
+SHED = "minicluster_shed"
+OFFERED = ("offered", "", 0.0)
+"""Key of the requests that were offered: those with a first token, and those not admitted."""
 
 
 Samples = dict[tuple[str, str, float], float]
@@ -60,7 +63,16 @@ def read_histograms(text: str) -> Samples:
         for sample in family.samples:
             suffix, bound = sample.name.removeprefix(family.name), float(sample.labels.get("le", 0))
             found[latency, suffix, bound] = sample.value
+    shed = families[SHED].samples if SHED in families else ()
+    refused = sum(sample.value for sample in shed if sample.name == f"{SHED}_total")
+    found[OFFERED] = found["ttft", "_count", 0.0] + refused
     return found
+
+
+def offered_per_s(before: Samples, after: Samples, window_s: float) -> float:
+    """Return the requests/s that came between two scrapes; a restarted endpoint begins anew."""
+    since = after[OFFERED] - before[OFFERED]
+    return (since if since >= 0 else after[OFFERED]) / window_s
 
 
 def window_metrics(before: Samples, after: Samples, slo: SloSpec) -> WindowMetrics:

@@ -10,6 +10,7 @@ from sizing.catalog.engine import find_engine as find_engine
 from sizing.catalog.engine import release as release
 from sizing.catalog.folder import configs as configs
 from sizing.catalog.folder import files as files
+from sizing.catalog.folder import find_profile as find_profile
 from sizing.catalog.gpu import GpuEntry as GpuEntry
 from sizing.catalog.gpu import collectives as collectives
 from sizing.catalog.gpu import find_gpu as find_gpu

@@ -21,9 +21,9 @@ def configs() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
 
 
-def files(kind: str) -> dict[str, Path]:
+def files(kind: str, suffix: str = ".toml") -> dict[str, Path]:
     """Return the files of one catalog (`models`, `gpus`, `scenarios`, …) by name, in order."""
-    return {path.stem: path for path in sorted((configs() / kind).glob("*.toml"))}
+    return {path.stem: path for path in sorted((configs() / kind).glob(f"*{suffix}"))}
 
 
 class Catalog(Mapping[str, Entry]):
@@ -53,17 +53,23 @@ class Catalog(Mapping[str, Entry]):
         return len(self._files)
 
 
-def find_file(kind: str, name: str, *, place: str, expectation: str) -> Path:
+def find_profile(name: str) -> Path:
+    """Return the file of a day's profile; raises as `find_file`."""
+    expected = "a CSV file of a day, or the name of a shipped one"
+    return find_file("profiles", name, place="--profile", expectation=expected, suffix=".csv")
+
+
+def find_file(kind: str, name: str, *, place: str, expectation: str, suffix: str = ".toml") -> Path:
     """
     Return the file of one catalog that *name* stands for, or the file at that path.
 
     Raises:
         InputError: neither; the nearest name is said.
     """
-    shipped, path = files(kind), Path(name)
+    shipped, path = files(kind, suffix), Path(name)
     if name in shipped:
         return shipped[name]
-    if path.suffix == ".toml" or exists(path):
+    if path.suffix == suffix or exists(path):
         return path
     raise unknown(place, name, expectation, shipped)
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "models": "catalog:models",
     "gpus": "catalog:gpus",
     "capacity": "questions:capacity",
+    "day": "questions:day",
     "split-map": "questions:split_map",
     "decisions": "questions:decisions",
     "compare": "studies:compare",

@@ -1,20 +1,26 @@
-"""`sizing capacity`, `split-map` and `decisions`: the questions that a plan raises."""
+"""`sizing capacity`, `day`, `split-map` and `decisions`: the questions that a plan raises."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from minicluster.errors import InputError
+from minicluster.plan.scaling import HOLD_S, MARGIN
+from minicluster.workload.day_profile import read_profile
+from sizing import catalog
 from sizing.cli.common import naming, progress
 from sizing.cli.study import Study, study
 from sizing.planner.studies import capacity as capacities
+from sizing.planner.studies import day as days
 from sizing.planner.studies import decisions as changed_plans
 from sizing.planner.studies import split_map as maps
 from sizing.planner.studies.result import result_json
 from sizing.planner.studies.sweep import parse_key
+from sizing.report.day import day_headline, day_lines, day_page, hours_table, shares_table
 from sizing.report.questions import (
     capacity_lines,
     capacity_page,
@@ -26,6 +32,14 @@ from sizing.report.questions import (
     split_map_page,
     split_map_table,
 )
+
+ProfileFile = Annotated[
+    Path,
+    Option(
+        help="CSV of hour or time_s, and requests_per_s or peak_fraction; or a shipped one, such"
+        " as sine-day"
+    ),
+]
 
 
 @study
@@ -81,6 +95,50 @@ def parse_gpus(text: str) -> list[int]:
         raise InputError("--gpus", text, "the smaller number first", f"{last}..{first}")
     doubles = (first << step for step in range((last // first).bit_length()))
     return list(dict.fromkeys([*doubles, last]))
+
+
+@study
+def day(  # noqa: PLR0913, PLR0917  (a command's options)
+    asked: Study,
+    profile: ProfileFile,
+    cold_start_seconds: Annotated[
+        float, Option(help="Seconds from the decision for a replica until it answers; measure it")
+    ],
+    forecast_error: Annotated[
+        float, Option(help="Share by which measured rates are off, at most")
+    ] = 0.0,
+    margin: Annotated[
+        float, Option(help="Policy: share by which the next rate may be higher")
+    ] = MARGIN,
+    hold_seconds: Annotated[
+        float, Option(help="Policy: seconds that a replica stays when no longer needed")
+    ] = HOLD_S,
+    interval_seconds: Annotated[
+        float, Option(help="Policy: seconds between two decisions")
+    ] = days.INTERVAL_S,
+    attainment: Annotated[
+        float, Option(help="Share of the requests that are to find the SLO held")
+    ] = days.ATTAINMENT,
+    seed: Annotated[int, Option(help="Seed of the forecast errors")] = 0,
+) -> None:
+    """Compare static pools with autoscaling over a day: GPU-hours, attainment, static share."""
+    options = days.DayOptions(
+        cold_start_s=cold_start_seconds,
+        forecast_error_fraction=forecast_error,
+        margin=margin,
+        hold_s=hold_seconds,
+        interval_s=interval_seconds,
+        attainment=attainment,
+        seed=seed,
+    )
+    inputs = asked.load()
+    file = catalog.find_profile(str(profile))
+    curve = read_profile(file, inputs.scenario.workload.requests_per_s)
+    with naming(asked.scenario), progress("simulating the day") as told:
+        found = days.day(inputs, curve, options, progress=told)
+    name, tables = str(asked.scenario), (shares_table(found), hours_table(found))
+    lines = (day_headline(found), *day_lines(found))
+    asked.answer(lambda: day_page(name, found), asdict(found), *lines, *tables)
 
 
 @study

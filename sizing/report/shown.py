@@ -16,10 +16,12 @@ from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction
 from sizing.planner.studies.capacity import Capacity
+from sizing.planner.studies.day import Day
 from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import SplitMap
 from sizing.report.class_plans import choice_line, class_plans_columns, class_plans_table
+from sizing.report.day import day_headline, day_lines, hours_table, shares_table
 from sizing.report.plan_screen import answer_facts, evidence_facts, headline, measured
 from sizing.report.questions import (
     capacity_lines,
@@ -177,6 +179,23 @@ def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
         f"ttft_{percentile}_s": predicted and predicted.ttft.at(percentile),
         f"tpot_{percentile}_s": predicted and predicted.tpot.at(percentile),
         **{name: cost and getattr(cost, name) for name in costs},
+    }
+
+
+@sections_of.register(Day)
+def _day_sections(found: Day) -> list[Section]:
+    said = _lines((day_headline(found), *day_lines(found)))
+    return [said, titled_section(shares_table(found)), titled_section(hours_table(found))]
+
+
+@columns_of.register(Day)
+def _day_columns(found: Day) -> dict[str, list[Any]]:
+    best = found.best
+    return {
+        "requests_per_s": list(found.requests_per_s),
+        "gpus": list(best.gpus),
+        **{role: list(counts) for role, counts in best.replicas.items()},
+        "holds": list(best.holds),
     }
 
 

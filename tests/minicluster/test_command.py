@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from minicluster.command import find_command, run_child
+from minicluster.command import find_command, postponed, run_child
 from minicluster.errors import InputError
 from minicluster.shell import run
 
@@ -137,3 +137,19 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(
     with pytest.raises(SystemExit) as ended:
         run(app, "try")
     assert (ended.value.code, capsys.readouterr().err) == (130, "try: interrupted\n")
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step() -> None:
+    """What must not be left half done is done first; then the interrupt counts, once."""
+    done = []
+
+    def step(*interrupts: signal.Signals) -> None:
+        with postponed():
+            for number in interrupts:
+                signal.raise_signal(number)
+            done.append("step")
+
+    with pytest.raises(KeyboardInterrupt):
+        step(signal.SIGINT, signal.SIGTERM)
+    step()
+    assert done == ["step", "step"]

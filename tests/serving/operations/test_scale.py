@@ -14,6 +14,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, read_deployment, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.state import DEPLOYMENT, read_state
+from serving.deployment.engine_args import SIMULATED
 from serving.operations import scale as operations
 from serving.operations.scale import replica_changes, scale
 from serving.operations.status import Deployed, DeployedPool
@@ -98,6 +99,17 @@ def test_a_device_changes_pools(events: list[object], three: Deployment) -> None
         "pools[prefill].replicas: 1 instead of 2 (serving scale)",
         "pools[decode].replicas: 2 instead of 1 (serving scale)",
     )
+
+
+def test_simulated_replicas_hold_no_device(events: list[object], three: Deployment) -> None:
+    """No raylet starts or ends for them, and their places are the plan's first ones."""
+    state = deployed(make_plan(three), target=SIMULATED)
+    for wanted in ({"prefill": 1}, {"prefill": 2}):
+        state = scale(state, wanted, lambda _text: None)
+    assert [each for each in events if isinstance(each, RayNode)] == []
+    assert [each for each in events if isinstance(each, tuple)] == [("prefill", 1), ("prefill", 2)]
+    assert read_deployment(DEPLOYMENT).pool("prefill") == three.pool("prefill")
+    assert not state.changes
 
 
 def test_a_foreign_cluster_needs_a_free_node(

@@ -25,6 +25,21 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("capacity llama-3.1-8b-h100 --gpus 64..8", "8..64"),
         ("capacity llama-3.1-8b-h100 --gpus 8 --think-seconds -1", "seconds, 0 or more"),
         ("capacity llama-3.1-8b-h100 --gpus 1000000", "131,072"),
+        ("day llama-3.1-8b-h100 --profile sine-day", "--cold-start-seconds"),
+        ("day llama-3.1-8b-h100 --profile sin-day --cold-start-seconds 9", "sine-day?"),
+        ("day llama-3.1-8b-h100 --profile no.csv --cold-start-seconds 9", "no.csv is 'No such"),
+        *(
+            (f"day llama-3.1-8b-h100 --profile sine-day --cold-start-seconds {options}", says)
+            for options, says in (
+                ("-1", "--cold-start-seconds is -1.0"),
+                ("9 --interval-seconds 7000", "seconds that divide a day"),
+                ("9 --interval-seconds 0", "seconds that divide a day"),
+                ("9 --forecast-error 1", "--forecast-error is 1.0"),
+                ("9 --attainment 0", "--attainment is 0.0"),
+                ("9 --margin -1", "--margin is -1.0"),
+                ("9 --hold-seconds nan", "--hold-seconds is nan"),
+            )
+        ),
         ("split-map llama-3.1-8b-h100 --x workload.requests_per_s", "key=value,value"),
         ("split-map llama-3.1-8b-h100 --x prompt_answer_ratio=no", "a number above 0"),
         ("split-map llama-3.1-8b-h100 --x nowhere.key=1,2", "no such key"),

@@ -1,0 +1,303 @@
+"""A day, not a peak: the static pools of a plan against autoscaled ones, with cold starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minicluster.errors import InputError
+from minicluster.pages.shown import Shown
+from minicluster.plan.scaling import (
+    HOLD_S,
+    MARGIN,
+    ScaledPool,
+    held_intervals,
+    scaled_pools,
+    wanted_replicas,
+)
+from minicluster.specs.checks import not_negative
+from minicluster.workload.day_profile import DAY_S
+from sizing.planner.budget import search_within_budgets
+from sizing.planner.build_plan import NoPlan, build_plan
+from sizing.planner.error_model import step_errors
+from sizing.planner.result import Infeasible
+from sizing.planner.simulated_check import Simulations, SloSimulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from minicluster.plan import Inputs
+    from minicluster.workload.day_profile import DayProfile
+    from sizing.planner.candidates import Candidate
+
+INTERVAL_S = 300.0
+"""Seconds between two decisions, if nothing else is asked for."""
+
+ATTAINMENT = 0.999
+"""Share of a day's requests that are to find the SLO held, if nothing else is asked for."""
+
+SHARES = tuple(tenth / 10 for tenth in range(11))
+"""Static shares of each pool's replicas that are compared, rounded up."""
+
+ENDLESS = 1 << 62
+"""Simulated requests that a day may take: their number is bounded by that of its intervals."""
+
+Replicas = tuple[int, ...]
+"""Replicas of each pool, in the plan's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayOptions:
+    """
+    How a day is run.
+
+    Attributes:
+        cold_start_s: from the decision for a replica until it answers.
+        forecast_error_fraction: each measured rate is off by up to this share, evenly spread.
+        margin: of the policy, see `wanted_replicas`.
+        hold_s: of the policy.
+        interval_s: between two decisions.
+        attainment: share of the requests that are to find the SLO held.
+        seed: of the forecast errors.
+    """
+
+    cold_start_s: float
+    forecast_error_fraction: float = 0.0
+    margin: float = MARGIN
+    hold_s: float = HOLD_S
+    interval_s: float = INTERVAL_S
+    attainment: float = ATTAINMENT
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all values; errors name the options of `sizing day`."""
+        not_negative(**{"--cold-start-seconds": self.cold_start_s})
+        held_intervals(self.hold_s, 1.0, self.margin)
+        count = DAY_S / self.interval_s if self.interval_s > 0 else 0.0
+        if not (1 <= count <= DAY_S and count == int(count)):
+            expected = "seconds that divide a day, from 1 on, for example 300"
+            raise InputError("--interval-seconds", self.interval_s, expected)
+        if not 0 <= self.forecast_error_fraction < 1:
+            place, value = "--forecast-error", self.forecast_error_fraction
+            raise InputError(place, value, "a fraction from 0 to below 1")
+        if not 0 < self.attainment <= 1:
+            raise InputError("--attainment", self.attainment, "a fraction above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayRun:
+    """
+    One day with a static share of the replicas, and autoscaling above it.
+
+    Attributes:
+        static_fraction: of the plan's GPUs.
+        static_gpus: that are always there.
+        gpu_hours: from the decision for a replica to that against it.
+        attained_fraction: share of the requests that come while the replicas that answer hold the
+            SLO.
+        gpus: paid for in each interval.
+        replicas: by role, that answer in each interval.
+        holds: whether they hold the SLO, by interval.
+    """
+
+    static_fraction: float
+    static_gpus: int
+    gpu_hours: float
+    attained_fraction: float
+    gpus: tuple[int, ...]
+    replicas: dict[str, tuple[int, ...]]
+    holds: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day(Shown):
+    """
+    A day of static and of autoscaled pools.
+
+    Attributes:
+        layout: of the plan for the day's peak, as options of `sizing predict`.
+        static_gpus: of that plan.
+        static_gpu_hours: over the day.
+        requests_per_s: in each interval.
+        scaled: with one replica of each pool always there.
+        runs: one for each static share, ascending; the last is the static pool.
+        best: of these the least GPU-hours within the attainment that is asked for.
+    """
+
+    options: DayOptions
+    layout: str
+    static_gpus: int
+    static_gpu_hours: float
+    requests_per_s: tuple[float, ...]
+    runs: tuple[DayRun, ...]
+    best: DayRun
+
+    @property
+    def scaled(self) -> DayRun:
+        """The day with autoscaling from one replica of each pool on."""
+        return self.runs[0]
+
+
+def day(
+    inputs: Inputs,
+    profile: DayProfile,
+    options: DayOptions,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Day:
+    """
+    Compare the plan for a day's peak with autoscaling between one replica a pool and that plan.
+
+    At the begin of each interval the policy of `serving scale --auto` decides from the rates of
+    the intervals before; a new replica answers in the first interval that begins a cold start
+    later. Whether the replicas that answer hold the SLO at an interval's rate is simulated
+    (docs/model.md, eq. E5).
+
+    Args:
+        inputs: a scenario; the day's peak replaces its rate.
+        profile: of the day, which repeats.
+        options: cold start, forecast error, policy.
+        progress: is told how many of the static shares are done, and of how many.
+
+    Raises:
+        NoPlan: nothing holds the SLO at the peak.
+        InputError: a scenario that cannot be planned at all.
+        KeyboardInterrupt: Ctrl-C.
+
+    Ignores:
+        The time to drain a replica that goes; queues that an interval leaves to the next one.
+    """
+    load = inputs.scenario.workload.at_rate(profile.peak_requests_per_s)
+    inputs = replace(inputs, scenario=replace(inputs.scenario, workload=load))
+    found = search_within_budgets(inputs)
+    if isinstance(found, Infeasible):
+        raise NoPlan(found)
+    if found.interrupted:
+        raise KeyboardInterrupt("no verified plan so far")
+    plan = build_plan(inputs, found)
+    pools = scaled_pools(plan)
+    starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
+    rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))
+    checked = _Checked(inputs, found.candidate, pools)
+    floors = dict.fromkeys(_floor(pools, share) for share in SHARES)
+    runs: list[DayRun] = []
+    for floor in floors:
+        runs.append(_run(pools, rates, floor, options, checked))
+        if progress is not None:
+            progress(len(runs), len(floors))
+    enough = [each for each in runs if each.attained_fraction >= options.attainment]
+    return Day(
+        options=options,
+        layout=str(found.candidate),
+        static_gpus=runs[-1].static_gpus,
+        static_gpu_hours=runs[-1].gpu_hours,
+        requests_per_s=tuple(rates.tolist()),
+        runs=tuple(runs),
+        best=min(enough, key=lambda each: each.gpu_hours),
+    )
+
+
+def _floor(pools: Sequence[ScaledPool], share: float) -> Replicas:
+    return tuple(max(1, math.ceil(share * pool.most - 1e-9)) for pool in pools)
+
+
+def _run(
+    pools: Sequence[ScaledPool],
+    rates: NDArray[np.float64],
+    floor: Replicas,
+    options: DayOptions,
+    checked: _Checked,
+) -> DayRun:
+    """Run the policy over a day that was like this one before."""
+    ordered = _ordered(pools, rates, floor, options)
+    # What was ordered a cold start ago answers, unless it has gone since.
+    late = math.ceil(options.cold_start_s / options.interval_s - 1e-9)
+    answering = np.min([np.roll(ordered, ago, axis=0) for ago in range(late + 1)], axis=0)
+    replicas = [tuple(each) for each in answering.tolist()]
+    holds = checked.holds(replicas, rates)
+    gpus = ordered @ [pool.gpus for pool in pools]
+    static = sum(count * pool.gpus for count, pool in zip(floor, pools, strict=True))
+    return DayRun(
+        static_fraction=static / sum(pool.most * pool.gpus for pool in pools),
+        static_gpus=static,
+        gpu_hours=float(gpus.sum()) * options.interval_s / 3600,
+        attained_fraction=float(rates[holds].sum() / rates.sum()),
+        gpus=tuple(gpus.tolist()),
+        replicas={
+            pool.role: tuple(counts)
+            for pool, counts in zip(pools, answering.T.tolist(), strict=True)
+        },
+        holds=tuple(holds.tolist()),
+    )
+
+
+def _ordered(
+    pools: Sequence[ScaledPool],
+    rates: NDArray[np.float64],
+    floor: Replicas,
+    options: DayOptions,
+) -> NDArray[np.int64]:
+    """Return the replicas that the policy asks for, shape (intervals, pools)."""
+    rng = np.random.default_rng(options.seed)
+    error = options.forecast_error_fraction
+    seen = rates * (1 + rng.uniform(-error, error, len(rates)))
+    held = held_intervals(options.hold_s, options.interval_s, options.margin)
+    least = {pool.role: count for pool, count in zip(pools, floor, strict=True)}
+    ordered = []
+    for at in range(len(rates)):
+        before = seen.take(range(at - held, at), mode="wrap").tolist()
+        wanted = wanted_replicas(pools, before, margin=options.margin, floor=least)
+        ordered.append([wanted[pool.role] for pool in pools])
+    return np.array(ordered)
+
+
+class _Checked:
+    """Which rates so many replicas hold: simulated once, and remembered."""
+
+    def __init__(self, inputs: Inputs, chosen: Candidate, pools: Sequence[ScaledPool]) -> None:
+        self._chosen, self._pools = chosen, pools
+        self._all = tuple(pool.most for pool in pools)
+        errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
+        self._simulator = SloSimulator(Simulations(inputs, requests=ENDLESS), errors, precise=False)
+        self._bounds: dict[Replicas, tuple[float, float]] = {}
+
+    def holds(self, replicas: Sequence[Replicas], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return whether the replicas of each interval hold the SLO at its rate."""
+        by_count: dict[Replicas, list[float]] = {}
+        for count, rate in zip(replicas, rates.tolist(), strict=True):
+            by_count.setdefault(count, []).append(rate)
+        for count, asked in by_count.items():
+            self._narrow(count, sorted(set(asked), reverse=True))
+        return np.array(
+            [
+                rate <= self._bounds[count][0]
+                for count, rate in zip(replicas, rates.tolist(), strict=True)
+            ]
+        )
+
+    def _narrow(self, count: Replicas, descending: list[float]) -> None:
+        """Find the highest of some rates that so many replicas hold; a lower one never fails."""
+        low, high = self._bounds.get(count, (0.0, math.inf))
+        if count == self._all:
+            low = math.inf  # the plan is for the highest rate of the day
+        left = [rate for rate in descending if low < rate < high]
+        at = 0  # the highest first: mostly it holds
+        while left:
+            if self._at(count, left[at]):
+                low, left = left[at], left[:at]
+            else:
+                high, left = left[at], left[at + 1 :]
+            at = len(left) // 2
+        self._bounds[count] = low, high
+
+    def _at(self, count: Replicas, rate: float) -> bool:
+        """Simulate so many replicas, less the spares, at one rate."""
+        needed = [max(1, each - pool.spares) for each, pool in zip(count, self._pools, strict=True)]
+        prefill, decode = needed if len(needed) > 1 else (0, needed[0])
+        chosen = self._chosen.sized(prefill, decode).at_rate(rate)
+        return self._simulator.verdict(chosen).holds
