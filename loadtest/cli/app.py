@@ -17,6 +17,7 @@ from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
 from loadtest.run.folder import as_json, held, prepare
+from loadtest.run.imported import import_run
 from loadtest.run.run_config import (
     RunLength,
     TestLoad,
@@ -230,6 +231,33 @@ def report(
     """Judge a run again from its samples, and write its report."""
     tolerances = parse_tolerance(tolerance)
     _judge(folder, tolerances, require_prediction=require_prediction, junit=junit, json=json)
+
+
+@app.command("import")
+def import_results(  # noqa: PLR0913  (as for run)
+    results: Annotated[
+        Path,
+        typer.Argument(
+            help="Results of GuideLLM (JSON), AIPerf (profile_export.jsonl), inference-perf"
+            " (per_request_lifecycle_metrics.json) or `vllm bench serve` (--save-detailed)."
+        ),
+    ],
+    plan: Annotated[Path, typer.Argument(help="Plan file of what was loaded.")],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the run.")],
+    benchmark: Annotated[
+        int | None, typer.Option(help="Number of the benchmark in a file of several, from 1.")
+    ] = None,
+    tolerance: Tolerance = DEFAULT_TOLERANCE,
+    require_prediction: RequirePrediction = False,
+    junit: JUnit = None,
+    json: AsJson = False,
+) -> None:
+    """Judge what another load generator measured, as a run for compare and `sizing calibrate`."""
+    tolerances = parse_tolerance(tolerance)
+    with held(output):
+        import_run(results, plan, output, benchmark=benchmark)
+        _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 
 @app.command()
