@@ -19,7 +19,7 @@ from .faults.processes import Process, kill, processes
 from .faults.reference import FEW_LENGTHS, MAX_TOKENS, Reference, ask_bare_server
 from .plans import make_deployment, make_plan, make_pool, places
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.campaign]
 
 IN_TIME_S = 20.0
 """Within which a request is answered or refused while its group restarts: both deadlines."""
@@ -67,7 +67,6 @@ def test_a_group_answers_as_one_engine(
     assert "decode   2 of 2 ranks in 1 group" in status.stdout
 
 
-@pytest.mark.campaign
 def test_a_killed_rank_restarts_its_group(
     deployed: tuple[str, Path], single_engine: Reference
 ) -> None:
