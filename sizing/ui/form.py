@@ -73,7 +73,7 @@ LOAD = {
     "requests_per_s": "Requests/s",
     "input_tokens": "Prompt tokens",
     "output_tokens": "Answer tokens",
-    "prefix_tokens": "Cached prompt tokens",
+    "prefix_tokens": "Cached tokens",
 }
 """Labels of the load's fields, which each class of requests has as well."""
 LIMITS = {
