@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadtest.report.junit import to_junit
+from loadtest.report.llm_d import to_llm_d
 from loadtest.report.run_page import run_page
 from loadtest.run.folder import PLAN, Run, as_json, read_run
 from loadtest.verdict.resimulation import Resimulation, resimulate
@@ -27,7 +28,7 @@ def judge_run(
     script_folder: Path | None = None,
 ) -> Verdict:
     """
-    Judge the run in *folder*; write `verdict.json`, `report.html` and JUnit XML.
+    Judge the run in *folder*; write `verdict.json`, `llm-d.json`, `report.html` and JUnit XML.
 
     Args:
         folder: of the run.
@@ -51,6 +52,7 @@ def judge_run(
         run, tolerance, require_prediction=require_prediction, resimulation=resimulation
     )
     write_atomically(folder / "verdict.json", as_json(verdict))
+    write_atomically(folder / "llm-d.json", to_llm_d(run, verdict))
     if junit:
         write_atomically(junit, to_junit(verdict, require_prediction=require_prediction))
     page = run_page(run, verdict, resimulation)

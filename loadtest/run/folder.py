@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
 
 PLAN = "plan.json"
-RESULTS = ("samples.jsonl", "client.json", "verdict.json", "report.html")
+RESULTS = ("samples.jsonl", "client.json", "verdict.json", "llm-d.json", "report.html")
 
 
 class Promise(NamedTuple):
