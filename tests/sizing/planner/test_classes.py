@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_no_pools_for_some_classes_only(
     built = proposed(of(CHAT, SUMMARIES))
     calls = iter(range(9))
 
-    def planned(given: Inputs) -> Plan:
+    def planned(given: Inputs, *, told: object = None) -> Plan:  # noqa: ARG001
         if next(calls) == stopped_at:
             raise KeyboardInterrupt
         return replace(built, inputs=given)
