@@ -40,7 +40,7 @@ KEYS = {
 }
 SLOWDOWN = 10.0
 WINDOW_S, HOLD_S, COLD_START_S = 10.0, 30.0, 8.0
-"""Of the clock; a simulated replica answers about 8 s after the decision for it."""
+"""Seconds of the clock; a simulated replica answers about 8 s after the decision for it."""
 
 FORECAST_ERROR = 0.25
 """A window has about 50 requests: their number is off by 14 %, one standard deviation."""
@@ -48,7 +48,7 @@ FORECAST_ERROR = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What was measured: requests within every limit, and seconds of the clock times GPUs."""
+    """Requests within every limit, and GPU-seconds of the clock, as measured."""
 
     attained_fraction: float
     gpu_seconds: float

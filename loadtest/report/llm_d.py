@@ -34,7 +34,9 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
         `verdict.json` has; a sentence with the verdict is the description.
     """
     told, rates = verdict.metadata, verdict.throughput
-    began = datetime.fromtimestamp(told.started_unix_s, UTC)
+    began = {}
+    if told.started_unix_s:  # 0: not known, of an imported run
+        began = {"start": datetime.fromtimestamp(told.started_unix_s, UTC).isoformat()}
     total = sum(verdict.outcomes.values())
     answered = verdict.outcomes.get("ok", 0)
     lengths = [(s.input_tokens or 0, s.output_tokens or 0) for s in run.measured if s.ok]
@@ -71,7 +73,7 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
         "version": SCHEMA_VERSION,
         "run": {
             "uid": f"{told.model}-{told.started_unix_s:.3f}-{run.job.prompt_salt}",
-            "time": {"start": began.isoformat(), "duration": f"PT{told.wall_s:.3f}S"},
+            "time": {**began, "duration": f"PT{told.wall_s:.3f}S"},
             "description": " ".join((verdict.verdict.upper(), *verdict.reasons)),
         },
         "scenario": {"load": load},

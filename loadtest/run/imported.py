@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOOLS = "results of `vllm bench serve`, GuideLLM, AIPerf or inference-perf, request by request"
-NS, MS = 1e-9, 1e-3
+NS = 1e-9
+SHED = re.compile(r"\b(429|503)\b")
+"""Statuses with which a server sheds a request, in texts of errors."""
+UNIX_S = 1e9
+"""Clocks that are beyond it count from 1970; others from the start of the tool's machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,28 +36,31 @@ class Answer:
     One request as another tool measured it, in seconds of any one clock.
 
     Attributes:
-        start_s: when the tool sent it; no tool says when it was due.
+        due_s: when it was to be sent, else when it was.
+        input_tokens: what the server counted, else the tool; `None`: not known.
+        output_tokens: likewise; 0 without an answer.
         chunk_s: arrival of each chunk with tokens; empty without an answer.
-        chunk_tokens: tokens of each chunk; empty: not known.
-        error: what went wrong; empty: nothing.
+        outcome: of `minicluster.workload.samples.OUTCOMES`.
+        detail: what went wrong; empty: nothing.
     """
 
+    due_s: float
     start_s: float
     end_s: float
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None
+    output_tokens: int = 0
     chunk_s: tuple[float, ...] = ()
-    chunk_tokens: tuple[int, ...] = ()
-    error: str = ""
+    outcome: str = "ok"
+    detail: str = ""
 
 
 def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None) -> None:
     """
     Write the folder of a run from the results of another load generator.
 
-    All requests count as measured. TTFT and the end-to-end latency begin with the send, because
-    no other tool keeps the scheduled arrival; where a tool keeps no time of each token, the tokens
-    after the first are spread evenly, so that TPOT is right and gaps are means.
+    All requests count, but those that the tool cut off when it ended. TTFT begins with the send
+    where the tool does not keep when a request was due. Where it keeps no time of each chunk, the
+    tokens after the first are spread evenly, so that TPOT is right and gaps are means.
 
     Args:
         results: of the tool; recognised by what is in it.
@@ -59,51 +68,58 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
         benchmark: of a GuideLLM file with several, from 1.
 
     Raises:
-        InputError: a file of no such tool, one without single requests, holes or contradictions
-            in it, or a folder that cannot be written.
+        InputError: a file of no such tool, one without all single requests, holes or
+            contradictions in it, or a folder that cannot be written.
     """
-    answers = sorted(read_answers(results, benchmark=benchmark), key=lambda each: each.start_s)
-    if len(answers) < 2:  # noqa: PLR2004  (one request has no rate)
-        raise InputError(str(results), f"{len(answers)} requests", "two requests or more")
-    first_s = answers[0].start_s
+    answers = sorted(read_answers(results, benchmark=benchmark), key=lambda each: each.due_s)
+    counted = sum(each.outcome != "unfinished" for each in answers)
+    if counted < 2:  # noqa: PLR2004  (one request has no rate)
+        raise InputError(str(results), f"{counted} requests", "two requests or more")
+    first_s = answers[0].due_s
+    samples = [_sample(at, each, first_s) for at, each in enumerate(answers)]
     schedule = tuple(
         ScheduledRequest(
-            index=at, due_s=each.start_s - first_s, in_window=True,
-            input_tokens=max(1, each.input_tokens), output_tokens=max(1, each.output_tokens),
+            index=each.index, due_s=each.due_s, in_window=each.in_window,
+            input_tokens=each.asked_input_tokens, output_tokens=each.asked_output_tokens,
         )
-        for at, each in enumerate(answers)
+        for each in samples
     )  # fmt: skip
     last_s = schedule[-1].due_s
-    length = RunLength(num_requests=len(answers), warmup_s=0.0)
+    length = RunLength(num_requests=counted, warmup_s=0.0)
     job = make_job(planned_load(read_plan(plan)), length, host=f"imported from {results.name}")
     end_s = last_s * (1 + 1 / (len(answers) - 1)) or 1.0
     job = replace(job, window=Window(start_s=0.0, end_s=end_s, drain_s=0.0))
     prepare(folder, job, schedule, plan)
-    lines = (to_line(_sample(at, each, first_s)) for at, each in enumerate(answers))
-    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    client = new_client("complete", started_unix_s=first_s, origin_monotonic_s=0.0)
-    wall_s = max(each.end_s for each in answers) - first_s
-    told = replace(client, wall_s=wall_s, machine=f"not known: {results.name}", versions={})
+    lines = "".join(f"{to_line(each)}\n" for each in samples)
+    (folder / "samples.jsonl").write_text(lines, encoding="utf-8")
+    unix_s = first_s if first_s > UNIX_S else 0.0
+    client = new_client("complete", started_unix_s=unix_s, origin_monotonic_s=0.0)
+    wall_s = max(each.end_s for each in samples)
+    told = replace(client, wall_s=wall_s, machine="not known: imported", versions={})
     (folder / "client.json").write_text(as_json(told), encoding="utf-8")
 
 
 def _sample(index: int, answer: Answer, first_s: float) -> Sample:
-    send_s = answer.start_s - first_s
     return Sample(
         index=index,
-        in_window=True,
-        due_s=send_s,
-        send_s=send_s,
+        in_window=answer.outcome != "unfinished",
+        due_s=answer.due_s - first_s,
+        send_s=answer.start_s - first_s,
         end_s=answer.end_s - first_s,
-        asked_input_tokens=max(1, answer.input_tokens),
+        asked_input_tokens=max(1, answer.input_tokens or 0),
         asked_output_tokens=max(1, answer.output_tokens),
         input_tokens=answer.input_tokens,
         output_tokens=answer.output_tokens,
         chunk_s=tuple(each - first_s for each in answer.chunk_s),
-        chunk_tokens=answer.chunk_tokens,
-        outcome="server_error" if answer.error else "ok",
-        detail=answer.error[:200] or None,
+        chunk_tokens=(1,) * len(answer.chunk_s) if _singly(answer) else (),
+        outcome=answer.outcome,
+        detail=answer.detail[:200] or None,
     )
+
+
+def _singly(answer: Answer) -> bool:
+    """Tell whether every chunk had one token."""
+    return len(answer.chunk_s) == answer.output_tokens
 
 
 def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
@@ -112,28 +128,31 @@ def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), str(error), TOOLS) from None
-    raw = _parsed(text, str(path))
+    raw, place = _parsed(text, str(path)), str(path)
+    for is_summary, way_out in SUMMARIES:
+        if is_summary(raw):
+            raise InputError(place, "a summary", "the results request by request", way_out)
     for known, read in READERS.values():
         if known(raw):
             try:
-                return list(_checked(read(raw, str(path), benchmark), str(path)))
-            except (KeyError, TypeError, IndexError, ValueError) as error:
-                expected = "the fields of its tool (docs/stacks.md)"
-                raise InputError(str(path), f"{type(error).__name__}: {error}", expected) from None
-    raise InputError(str(path), "another format", TOOLS)
+                return list(_checked(read(raw, place, benchmark), place))
+            except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+                expected = "the fields of its tool, streamed answers (docs/stacks.md)"
+                raise InputError(place, f"{type(error).__name__}: {error}", expected) from None
+    raise InputError(place, "another format", TOOLS)
 
 
 def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of another tool)
     """Return a JSON document, or the list of those on the lines of a file."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             found += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{place}:{number}", str(error), f"JSON: {TOOLS}") from None
     return found
 
@@ -142,16 +161,16 @@ def _checked(answers: Iterator[Answer], place: str) -> Iterator[Answer]:
     """Refuse answers that contradict themselves, by the number of their request."""
     for number, each in enumerate(answers, start=1):
         where = f"{place}: request {number}"
-        times = (each.start_s, *each.chunk_s)
-        if any(after < before for before, after in pairwise(times)):
-            raise InputError(where, f"{times[:4]} s", "times that rise from the send on")
-        if not each.error and not (each.chunk_s and each.output_tokens > 0):
+        times = (each.due_s, each.start_s, *each.chunk_s)
+        rising = all(before <= after for before, after in pairwise(times))
+        if not (rising and all(map(math.isfinite, (*times, each.end_s)))):
+            expected = "finite times that rise from the send on"
+            raise InputError(where, f"{times[:4]} s", expected)
+        if each.outcome == "ok" and not (each.chunk_s and each.output_tokens > 0):
             expected = "a first token and a count of output tokens, or an error"
             raise InputError(where, f"{each.output_tokens} output tokens", expected)
-        if each.chunk_tokens and sum(each.chunk_tokens) != each.output_tokens:
-            raise InputError(
-                where, sum(each.chunk_tokens), f"{each.output_tokens} tokens in chunks"
-            )
+        if each.outcome == "ok" and not each.input_tokens:
+            raise InputError(where, each.input_tokens, "a count of prompt tokens")
         yield each
 
 
@@ -161,41 +180,57 @@ def _spread(first_s: float, last_s: float, tokens: int) -> tuple[float, ...]:
     return (first_s, *(first_s + at * step_s for at in range(1, tokens)))
 
 
+def _failed(
+    start_s: float, end_s: float, text: object, *, due_s: float | None = None,
+    tokens: int | None = None,
+) -> Answer:  # fmt: skip
+    """Return a request without an answer: shed by the server, or an error of it."""
+    said = str(text) or "no tokens"
+    outcome = "shed" if SHED.search(said) else "server_error"
+    due = start_s if due_s is None else due_s
+    return Answer(
+        due_s=due, start_s=start_s, end_s=end_s, input_tokens=tokens, outcome=outcome, detail=said
+    )
+
+
 # --- tools
 
 
 def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[Answer]:
     """
-    `vllm bench serve`: seconds; ITLs are the gaps between chunks.
+    `vllm bench serve`: seconds; ITLs are the gaps between chunks. Errors have no status.
 
-    Source: vLLM 0.29.0, vllm/benchmarks/serve.py, `result` of `benchmark`.
+    Source: vLLM 0.29.0, vllm/benchmarks/serve.py, `result` of `benchmark`, and a run of it.
     """
     names = ("start_times", "ttfts", "itls", "input_lens", "output_lens", "errors")
     absent = [name for name in names if name not in raw]
     if absent:
-        option = "run it with --save-result --save-detailed"
-        raise InputError(place, f"no {', '.join(absent)}", "lists with a value a request", option)
-    columns = (raw[name] for name in names)
-    for start_s, ttft_s, gaps_s, prompt, output, error in zip(*columns, strict=True):
-        chunk_s = tuple(accumulate(gaps_s, initial=start_s + ttft_s)) if not error else ()
+        way_out = "run it with --save-result --save-detailed"
+        raise InputError(place, f"no {', '.join(absent)}", "lists with a value a request", way_out)
+    counts = {name: len(raw[name]) for name in names}
+    if len(set(counts.values())) > 1:
+        raise InputError(place, counts, "lists of one length", "run the benchmark again")
+    for start_s, ttft_s, gaps_s, prompt, output, error in zip(
+        *(raw[name] for name in names), strict=True
+    ):
+        if error or not output:
+            yield _failed(start_s, start_s, error, tokens=prompt)
+            continue
+        chunk_s = tuple(accumulate(gaps_s, initial=start_s + ttft_s))
         yield Answer(
-            start_s=start_s,
-            end_s=chunk_s[-1] if chunk_s else start_s,
-            input_tokens=prompt,
-            output_tokens=output or 0,
-            chunk_s=chunk_s,
-            chunk_tokens=(1,) * len(chunk_s) if len(chunk_s) == output else (),
-            error=str(error or ""),
-        )
+            due_s=start_s, start_s=start_s, end_s=chunk_s[-1], input_tokens=prompt,
+            output_tokens=output, chunk_s=chunk_s,
+        )  # fmt: skip
 
 
 def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterator[Answer]:
     """
     GuideLLM: unix seconds of first and last token.
 
-    Its `time_per_output_token_ms` contains the TTFT, and is not read.
+    Its `time_per_output_token_ms` contains the TTFT, and is not read; nor is `targeted_start`,
+    which has another origin in runs of 0.8.1.
 
-    Source: vllm-project/guidellm, schemas/request_stats.py and info.py, 2026-09.
+    Source: GuideLLM 0.8.1, schemas/request_stats.py and info.py, and a run of it.
     """
     found = raw["benchmarks"]
     if len(found) != 1 and benchmark is None:
@@ -203,78 +238,101 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
         raise InputError(place, f"{len(found)} benchmarks", expected)
     if not 1 <= (benchmark or 1) <= len(found):
         raise InputError("--benchmark", benchmark, f"from 1 to {len(found)}")
-    requests = found[(benchmark or 1) - 1]["requests"]
+    chosen = found[(benchmark or 1) - 1]
     for kind in ("successful", "errored", "incomplete"):
-        for each in requests.get(kind) or ():
-            times = each["info"]["timings"]
-            tokens = int(each.get("output_tokens") or 0)
-            start_s = each["request_start_time"]
-            ended = kind == "successful"
-            first_s, last_s = times["first_token_iteration"], times["last_token_iteration"]
-            yield Answer(
-                start_s=start_s,
-                end_s=each["request_end_time"],
-                input_tokens=int(each.get("prompt_tokens") or 0),
-                output_tokens=tokens,
-                chunk_s=_spread(first_s, last_s, tokens) if ended else (),
-                error="" if ended else each["info"].get("error") or kind,
-            )
+        kept, total = chosen["requests"].get(kind) or (), chosen["metrics"]["request_totals"][kind]
+        if len(kept) != total:
+            way_out = "run it without a sample size of requests"
+            expected = f"all {total:,} {kind} requests"
+            raise InputError(place, f"{len(kept):,} of them", expected, way_out)
+        for each in kept:
+            if kind != "incomplete" or each["request_start_time"] is not None:
+                yield _guidellm_request(each, kind)
+
+
+def _guidellm_request(each: dict[str, Any], kind: str) -> Answer:
+    start_s, end_s = each["request_start_time"], each["request_end_time"]
+    prompt, output = each.get("prompt_tokens"), each.get("output_tokens") or 0
+    if kind != "successful":
+        failed = _failed(start_s, end_s, each["info"].get("error") or kind, tokens=prompt)
+        return failed if kind == "errored" else replace(failed, outcome="unfinished")
+    times = each["info"]["timings"]
+    chunk_s = _spread(times["first_token_iteration"], times["last_token_iteration"], output)
+    return Answer(
+        due_s=start_s, start_s=start_s, end_s=end_s, input_tokens=prompt, output_tokens=output,
+        chunk_s=chunk_s,
+    )  # fmt: skip
 
 
 def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[Answer]:
     """
     AIPerf: values with units, of each request of the profiling phase.
 
-    Source: ai-dynamo/aiperf, docs/tutorials/working-with-profile-exports.md, 2026-09.
+    Tokens are those that the server's usage counts: AIPerf's own come from tokenising the text.
+
+    Source: AIPerf 0.13.0, docs/tutorials/working-with-profile-exports.md, and a run of it.
     """
     for each in raw:
         told, metrics, error = each["metadata"], each["metrics"] or {}, each.get("error")
         if told.get("benchmark_phase", "profiling") != "profiling":
             continue
         start_s, end_s = told["request_start_ns"] * NS, told["request_end_ns"] * NS
+        due_s = told.get("credit_issued_ns", told["request_start_ns"]) * NS
         if error:
-            prompt = int(metrics.get("error_isl", {}).get("value", 0))
             said = f"{error.get('code')} {error.get('type')}: {error.get('message')}"
-            yield Answer(
-                start_s=start_s, end_s=end_s, input_tokens=prompt, output_tokens=0, error=said
-            )
+            tokens = metrics.get("error_isl", {}).get("value")
+            failed = _failed(start_s, end_s, said, due_s=due_s, tokens=tokens)
+            yield replace(failed, outcome="unfinished") if told.get("was_cancelled") else failed
             continue
-        output = int(metrics["output_sequence_length"]["value"])
         first_s = start_s + _seconds(metrics["time_to_first_token"])
-        chunk_s = _spread(first_s, start_s + _seconds(metrics["request_latency"]), output)
-        yield Answer(
-            start_s=start_s,
-            end_s=end_s,
-            input_tokens=int(metrics["input_sequence_length"]["value"]),
-            output_tokens=output,
-            chunk_s=chunk_s,
+        prompt = metrics.get("usage_prompt_tokens", metrics["input_sequence_length"])["value"]
+        output = metrics.get("usage_completion_tokens", metrics["output_sequence_length"])["value"]
+        gaps = metrics.get("inter_chunk_latency")
+        chunk_s = (
+            tuple(accumulate(_all_seconds(gaps), initial=first_s))
+            if gaps
+            else _spread(first_s, start_s + _seconds(metrics["request_latency"]), int(output))
         )
+        yield Answer(
+            due_s=due_s, start_s=start_s, end_s=end_s, input_tokens=int(prompt),
+            output_tokens=int(output), chunk_s=chunk_s,
+        )  # fmt: skip
 
 
 def _seconds(metric: dict[str, Any]) -> float:
-    return (
-        float(metric["value"])
-        * {"ns": NS, "us": 1e-6, "ms": MS, "s": 1.0, "sec": 1.0}[metric["unit"]]
-    )
+    return _all_seconds({**metric, "value": [metric["value"]]})[0]
+
+
+def _all_seconds(metric: dict[str, Any]) -> list[float]:
+    unit_s = {"ns": NS, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}[metric["unit"]]
+    return [float(each) * unit_s for each in metric["value"]]
 
 
 def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[Answer]:
     """
-    inference-perf: seconds of every token.
+    inference-perf: seconds of every chunk.
 
-    Source: kubernetes-sigs/inference-perf, reportgen, `per_request_lifecycle_metrics`, 2026-08.
+    Tokens are those that the server's usage counts, where it did: inference-perf's own come from
+    tokenising the text.
+
+    Source: inference-perf 0.5.0 (`response_info`) and 0.7.0 (`response_metrics`), apis/base.py,
+    and a run of 0.7.0.
     """
     for each in raw:
         info, error = each["info"] or {}, each.get("error")
-        times = () if error else tuple(info["output_token_times"])
+        start_s, end_s, prompt = each["start_time"], each["end_time"], info.get("input_tokens")
+        if error:
+            said = f"{error['error_type']}: {error['error_msg']}"
+            yield _failed(start_s, end_s, said, tokens=prompt)
+            continue
+        told = info.get("response_metrics") or info["response_info"]
+        usage = told.get("server_usage") or {}
         yield Answer(
-            start_s=each["start_time"],
-            end_s=each["end_time"],
-            input_tokens=int(info.get("input_tokens") or 0),
-            output_tokens=int(info.get("output_tokens") or 0),
-            chunk_s=times,
-            error=str(error.get("error_type", error) if isinstance(error, dict) else error or ""),
-        )
+            due_s=start_s, start_s=start_s, end_s=end_s,
+            input_tokens=usage.get("prompt_tokens", prompt),
+            output_tokens=usage.get("completion_tokens", told["output_tokens"]),
+            chunk_s=tuple(told["chunk_times"]),
+        )  # fmt: skip
 
 
 def _is_list_of(*keys: str) -> Callable[[Any], bool]:
@@ -285,11 +343,24 @@ def _is_list_of(*keys: str) -> Callable[[Any], bool]:
     return known
 
 
+def _is_dict_with(*keys: str) -> Callable[[Any], bool]:
+    return lambda raw: isinstance(raw, dict) and all(key in raw for key in keys)
+
+
 Reader = tuple["Callable[[Any], bool]", "Callable[[Any, str, int | None], Iterator[Answer]]"]
 
+SUMMARIES = (
+    (_is_dict_with("aiperf_version", "request_throughput"), "import profile_export.jsonl"),
+    (
+        _is_dict_with("load_summary", "successes"),
+        "import per_request_lifecycle_metrics.json: report.request_lifecycle.per_request: true",
+    ),
+)
+"""How summaries of tools are recognised, and where the single requests are."""
+
 READERS: dict[str, Reader] = {
-    "vllm bench serve": (lambda raw: isinstance(raw, dict) and "request_throughput" in raw, _vllm),
-    "GuideLLM": (lambda raw: isinstance(raw, dict) and "benchmarks" in raw, _guidellm),
+    "vllm bench serve": (_is_dict_with("request_throughput", "num_prompts"), _vllm),
+    "GuideLLM": (_is_dict_with("benchmarks"), _guidellm),
     "AIPerf": (_is_list_of("metadata", "metrics"), _aiperf),
     "inference-perf": (_is_list_of("start_time", "info"), _inference_perf),
 }

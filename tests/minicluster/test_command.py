@@ -140,7 +140,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(
 
 
 def test_ctrl_c_waits_for_the_end_of_a_step() -> None:
-    """What must not be left half done is done first; then the interrupt counts, once."""
+    """The step ends first, and then the interrupt is raised once."""
     done = []
 
     def step(*interrupts: signal.Signals) -> None:

@@ -54,7 +54,7 @@ def test_a_higher_rate_never_takes_fewer(pool: ScaledPool, rates: tuple[float, f
 def test_no_replica_goes_within_the_hold_time(
     pool: ScaledPool, rates: list[float], held: int
 ) -> None:
-    """What one rate asked for stays for so many intervals; with a steady rate nothing changes."""
+    """Replicas stay for the whole hold time of the rate that asked for them."""
     counts = [
         wanted_replicas([pool], rates[at + 1 - held : at + 1])["decode"]
         for at in range(held - 1, len(rates))
