@@ -190,7 +190,7 @@ def test_changes_of_lengths_and_links() -> None:
 
 
 def test_the_spine_is_changed_where_there_is_one() -> None:
-    """A cluster with tiers has the spine that its pools meet in; inside one domain there is none."""
+    """A cluster with tiers has the spine that its pools meet in; one domain has none."""
     zone = with_keys(inputs(), ["cluster.preset=roce-24k", "cluster.pools_meet_in=zone"], "test")
     assert spine_oversubscription(zone) == 7
     assert spine_oversubscription(with_spine(zone, 2.0)) == 2
