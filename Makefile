@@ -33,6 +33,7 @@ TESTS ?= tests
 .PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns mutants check fix bench docs clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
+	@$(BIN)/python scripts/compile_simulation.py
 
 platform:
 	@[ "$$(uname -s) $$(uname -m)" = "Linux x86_64" ] || { echo "make: serving runs on Linux x86-64, this is $$(uname -s) $$(uname -m); \`pip install -e .\` gives the sizing command everywhere" >&2; exit 2; }
@@ -46,13 +47,13 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/ui.txt re
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
+demo: setup ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-demo-70b: $(READY) ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
+demo-70b: setup ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
-test: $(READY) ## everything but campaigns, real Ray and vLLM included: 20 minutes on 2 cores
+test: setup ## everything but campaigns, real Ray and vLLM included: 20 minutes on 2 cores
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
 	@code=0; \
@@ -60,10 +61,10 @@ test: $(READY) ## everything but campaigns, real Ray and vLLM included: 20 minut
 	echo "== on real engines"; $(PYTEST) -m engine $(ENGINES) || code=$$?; \
 	exit $$code
 
-test-fast: $(READY) ## what needs neither a Ray cluster nor a browser: 9 minutes on 2 cores
+test-fast: setup ## what needs neither a Ray cluster nor a browser: 9 minutes on 2 cores
 	@$(PYTEST) $(PARALLEL) -m "not engine and not simulated and not browser"
 
-test-all: $(READY) ## make test, and what takes an hour and more
+test-all: setup ## make test, and what takes an hour and more
 	@echo "make test-all: beside what make test runs: new random examples, backwards; campaigns (kills and freezes in rounds, 200 prompts compared, bf16, scaling, 10,000 broken bodies, schemathesis); hosts in network namespaces (root); scripts/demo.py"
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
@@ -74,14 +75,14 @@ test-all: $(READY) ## make test, and what takes an hour and more
 	echo "== on real engines"; $(PYTEST) $(ALL) -s -m engine $(if $(ROOT_USER),,--ignore=tests/serving/netns) || code=$$?; \
 	exit $$code
 
-test-faults: $(READY) ## of test-all: every failure, 20 rounds of kills on real engines and 20 of faults on simulated ones, 200 prompts compared
+test-faults: setup ## of test-all: every failure, 20 rounds of kills on real engines and 20 of faults on simulated ones, 200 prompts compared
 	@$(PYTEST) --thorough tests/serving/faults tests/serving/test_groups.py tests/serving/simulated/test_simulated_cluster.py
 
-test-fuzz: $(READY) ## of test-all: ten thousand broken bodies and schemathesis against real engines
+test-fuzz: setup ## of test-all: ten thousand broken bodies and schemathesis against real engines
 	@$(PIP) --no-deps -r requirements/fuzz.txt
 	@$(PYTEST) --thorough -s tests/serving/test_fuzz.py
 
-test-netns: $(READY) ## of test-all: pools on hosts that are network namespaces (root)
+test-netns: setup ## of test-all: pools on hosts that are network namespaces (root)
 	@$(PYTEST) --thorough -s tests/serving/netns
 
 mutants: $(READY) ## does a test fail where the code is wrong? 40 changes, 15 minutes; SAMPLE= SEED= MUTATE= TESTS= LEAST=
@@ -97,7 +98,7 @@ fix: $(READY) ## what ruff can mend by itself
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY) ## speed and fidelity of the models; the other benchmarks load something, their headers say what
+bench: setup ## speed and fidelity of the models; the other benchmarks load something, their headers say what
 	@$(PIP) --no-deps -r requirements/bench.txt
 	@for name in fit_ops step_model simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 

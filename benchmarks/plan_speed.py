@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+import minicluster
+
 LIMITS_S = {"llama-3.1-70b-h100": 2.5, "deepseek-v3-h200": 4.0, "llama-3.1-70b-1024gpu": 15.0}
 """Time limit of each plan on two cores of an AMD EPYC without AVX-512."""
 
@@ -64,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
-    print(machine())
+    print(f"{machine()}; simulation {'' if minicluster.COMPILED else 'not '}compiled (ADR 17)")
     late = 0
     for scenario, limit_s in LIMITS_S.items():
         pairs = [(kernel_s(), cpu_s(scenario)) for _ in range(runs)]

@@ -1,1 +1,6 @@
 """The package that the three commands share."""
+
+from minicluster.compiled import use_compiled
+
+COMPILED = use_compiled()
+"""Whether the simulation's modules are the compiled ones (`minicluster/compiled.py`)."""

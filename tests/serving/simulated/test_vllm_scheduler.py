@@ -24,39 +24,28 @@ CASES = 200
 SHARING = ("hit", "content")
 
 
-class Recorded(Replica):
-    """A replica that keeps every step, also those of a stretch."""
+class Recorder:
+    """A replica that does each step by itself, and what it did in each."""
 
-    def __init__(
-        self,
-        requests: RequestTable,
-        step: PlannedStep,
-        limits: EngineLimits,
-        cache: ContentCache | None,
-    ) -> None:
+    def __init__(self, requests: RequestTable, replica: Replica) -> None:
         """Start with nothing seen."""
-        super().__init__(requests, step, limits, prefix_cache=cache)
+        self.requests, self.replica = requests, replica
         self.batches: list[list[tuple[int, int]]] = []
         self.preempted: list[list[int]] = []
         self.ends: list[float] = []
-        self.victims: list[int] = []
+        self._seen = [0] * len(requests)
 
-    def end_stretch(self, steps: int | None = None) -> list[int]:
-        """Note the steps that are over."""
-        taken = self._steps if steps is None else steps
-        new = dict(self.scheduled_prefills)
-        for number in range(1, taken + 1):
-            self.batches.append([(request, new.get(request, 1)) for request in self.running])
-            self.preempted.append(sorted(self.victims))
-            self.victims = []
-            seconds = self._seconds if self.scheduled_prefills else self.steps_s(number)
-            self.ends.append(self.start_s + seconds)
-        return super().end_stretch(steps)
-
-    def preempt(self) -> int:
-        """Note who is preempted."""
-        self.victims.append(next(reversed(self.running)))
-        return super().preempt()
+    def end_step(self, now_s: float) -> None:
+        """Note the step that is over, with the requests preempted before it; begin the next."""
+        counts = list(self.requests.num_preemptions)
+        victims = [each for each, count in enumerate(counts) if count > self._seen[each]]
+        new = dict(self.replica.scheduled_prefills)
+        self.batches.append([(each, new.get(each, 1)) for each in self.replica.running])
+        self.preempted.append(victims)
+        self.ends.append(self.replica.end_s)
+        self._seen = counts
+        self.replica.end_stretch()
+        self.replica.start_stretch(now_s)
 
 
 def drawn(seed: int, kind: str) -> dict[str, Any]:
@@ -113,7 +102,7 @@ def branch(rng: np.random.Generator, depth: int) -> tuple[int, ...]:
     return tuple(path)
 
 
-def simulated(case: dict[str, Any]) -> Recorded:
+def simulated(case: dict[str, Any]) -> Recorder:
     """Run one replica over the case."""
     shared = [0, *case["prefix"][1:]]
     requests = RequestTable(case["input_tokens"], case["output_tokens"], shared)
@@ -124,7 +113,8 @@ def simulated(case: dict[str, Any]) -> Recorded:
         if any(case["content"])
         else None
     )
-    replica = Recorded(requests, step, limits, cache)
+    replica = Replica(requests, step, limits, prefix_cache=cache, stepwise=True)
+    recorder = Recorder(requests, replica)
     heap: list[tuple[float, int, int]] = [
         (due, 0, number) for number, due in enumerate(case["due_s"])
     ]
@@ -137,15 +127,14 @@ def simulated(case: dict[str, Any]) -> Recorded:
         elif kind == 1:
             replica.kv_received(what, now)
         elif replica.active and replica.end_s == now:
-            replica.end_stretch()
-            replica.start_stretch(now)
+            recorder.end_step(now)
         for number, time_s in replica.started_pulls:
             heapq.heappush(heap, (time_s + case["pull_s"][number], 1, number))
         replica.started_pulls.clear()
         if replica.active and replica.end_s != replica.queued_s:
             replica.queued_s = replica.end_s
             heapq.heappush(heap, (replica.end_s, 2, 0))
-    return replica
+    return recorder
 
 
 KINDS = ("local", "pull", "hit", "content")
@@ -171,10 +160,10 @@ def test_same_batches_as_vllm(kind: str, vllm_answers: dict[str, list[dict[str, 
     """Each step has the same requests, in the same order, with as many tokens; same victims."""
     preemptions = 0
     for seed, answer in enumerate(vllm_answers[kind]):
-        replica = simulated(drawn(seed, kind))
-        batches = [[list(each) for each in batch] for batch in replica.batches]
+        recorder = simulated(drawn(seed, kind))
+        batches = [[list(each) for each in batch] for batch in recorder.batches]
         assert batches == answer["batches"], f"case {seed}"
-        assert replica.preempted == answer["preempted"], f"case {seed}"
-        np.testing.assert_allclose(replica.ends, answer["ends"], rtol=1e-9, err_msg=f"case {seed}")
-        preemptions += sum(map(len, replica.preempted))
+        assert recorder.preempted == answer["preempted"], f"case {seed}"
+        np.testing.assert_allclose(recorder.ends, answer["ends"], rtol=1e-9, err_msg=f"case {seed}")
+        preemptions += sum(map(len, recorder.preempted))
     assert (preemptions > CASES) == (kind not in SHARING)
