@@ -1,15 +1,19 @@
 """
 Routing policies on simulated engines against the event simulation of the same requests.
 
-    python benchmarks/simulated_routing.py            # about 15 minutes on 2 quiet cores
+    python benchmarks/simulated_routing.py            # about 20 minutes on 2 quiet cores
+    python benchmarks/simulated_routing.py --turns 4  # conversations; half as long
 
 Deploys the 70B plan's pools once for each policy, as `serving up --engine simulated` does, with
 admission off, and sends prompts that keep the prefill pool 85 % busy. Answers are short, so that
 the machine passes their tokens on in time. Prints mean and p99 TTFT, simulated and measured.
+With --turns each prompt is the conversation so far and 2,000 new tokens, at 6 requests/s, and the
+policies are those that a plan has by default, and by prefix.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minicluster.plan import Plan, read_plan, to_json
-from minicluster.routing import POLICIES
+from minicluster.routing import LEAST_TOKENS, POLICIES, PREFIX_AWARE
 from minicluster.specs.workload import Lengths
 from serving.cluster.ports import free_ports
 
@@ -30,32 +34,44 @@ SLOWDOWN = "5"
 REQUESTS, WARMUP_S = "500", "5"
 
 
+TURN_TOKENS, TURNS_PER_S, THINK_S = 2000, 6.0, "5"
+"""New tokens of a turn, requests per second, and seconds from an answer to the next turn."""
+
+
 def main() -> None:
     """Print a line for each policy."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
+    parser.add_argument("--turns", type=int, default=1, help="requests of a conversation")
+    turns = parser.parse_args().turns
+    policies = tuple(POLICIES) if turns == 1 else (LEAST_TOKENS, PREFIX_AWARE)
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        typed(place, "sizing", "plan", "llama-3.1-70b-h100", "-o", "plan.json")
+        longest = turns * (TURN_TOKENS + OUTPUT_TOKENS)
+        room = ("--set", f"model.max_context_tokens={max(4512, longest)}")
+        typed(place, "sizing", "plan", "llama-3.1-70b-h100", *room, "-o", "plan.json")
         plan = read_plan(place / "plan.json")
         print("policy        TTFT mean: simulated measured  p99: simulated measured, ms")
-        for policy in POLICIES:
-            (place / "plan.json").write_text(to_json(routed(plan, policy)), encoding="utf-8")
-            statistics = loaded(place)
+        for policy in policies:
+            under = routed(plan, policy, turns)
+            (place / "plan.json").write_text(to_json(under), encoding="utf-8")
+            statistics = loaded(place, turns)
             print(f"{policy:13}", *(f"{1e3 * seconds:9.0f}" for seconds in statistics), flush=True)
 
 
-def routed(plan: Plan, policy: str) -> Plan:
+def routed(plan: Plan, policy: str, turns: int) -> Plan:
     """Return the plan with another policy, under the load of this benchmark."""
     load, busy = plan.workload, plan.prediction.utilisation_fraction["prefill"]
-    return replace(plan, routing=replace(plan.routing, policy=policy)).under(
-        workload=replace(
-            load,
-            requests_per_s=load.requests_per_s * BUSY_FRACTION / busy,
-            output_tokens=Lengths.fixed(OUTPUT_TOKENS),
-        )
+    load = replace(
+        load,
+        requests_per_s=load.requests_per_s * BUSY_FRACTION / busy,
+        output_tokens=Lengths.fixed(OUTPUT_TOKENS),
     )
+    if turns > 1:
+        load = replace(load, requests_per_s=TURNS_PER_S, input_tokens=Lengths.fixed(TURN_TOKENS))
+    return replace(plan, routing=replace(plan.routing, policy=policy)).under(workload=load)
 
 
-def loaded(place: Path) -> tuple[float, float, float, float]:
+def loaded(place: Path, turns: int) -> tuple[float, float, float, float]:
     """Deploy the plan in *place*, load it, take it down; return mean and p99, each twice."""
     [port] = free_ports(1)
     # Nothing is tried a second time: a retry is load that the simulation does not have.
@@ -63,7 +79,9 @@ def loaded(place: Path) -> tuple[float, float, float, float]:
     engine = ("--engine", "simulated", "--slowdown", SLOWDOWN, "--port", str(port), *patience)
     try:
         typed(place, "serving", "up", "plan.json", *engine)
-        length = ("--requests", REQUESTS, "--warmup", WARMUP_S)
+        length = ["--requests", REQUESTS, "--warmup", WARMUP_S]
+        if turns > 1:
+            length += ["--turns", str(turns), "--think", THINK_S]
         host = f"http://127.0.0.1:{port}"
         typed(place, "loadtest", "run", "plan.json", "--host", host, *length, "-o", "run")
     finally:

@@ -172,7 +172,9 @@ class SearchChoice(Spec):
         local_threshold_tokens: prompts up to this length are computed by their decode replica;
             0: none; absent: the search chooses where prompts differ.
         routing: policy by which the endpoint chooses a prefill replica: least-tokens (fewest prompt
-            tokens outstanding), power-of-two (the less loaded of two), round-robin or random.
+            tokens outstanding), prefix-aware (fewest to compute, of this prompt as well, without
+            those in its prefix cache; also in aggregated pools), power-of-two (the less loaded of
+            two), round-robin or random.
     """
 
     _TABLE: ClassVar[str] = "search"

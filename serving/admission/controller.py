@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
-from minicluster.routing import ANSWER_POLICY, chooser
+from minicluster.routing import ANSWER_POLICY, find_policy
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
@@ -281,7 +281,7 @@ class AdmissionController:
         self._config = config
         self._clock = clock
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
-        self._choose = chooser(ANSWER_POLICY)
+        self._choose = find_policy(ANSWER_POLICY).choose
         self._tenants: dict[str, Tenant] = {}
         self._shares = FairShares()
         self._ttft, self._tpot = ResidualWindow(), ResidualWindow()

@@ -7,8 +7,9 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
-from minicluster.routing import ANSWER_POLICY
+from minicluster.routing import find_policy, pool_policy
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
@@ -247,7 +248,10 @@ def _deployment_config(
     The label of the role selects the place; that of the node only separates domains, so that
     `serving scale` can give a pool another node of its domain.
     """
-    policy = deployment.routing.policy if pool.role == "prefill" else ANSWER_POLICY
+    policy = pool_policy(pool.role, deployment.routing.policy)
+    routed: dict[str, Any] = {"policy": policy}
+    if find_policy(policy).by_prefix:
+        routed["cached_tokens"] = planned_limits(deployment, pool).max_tokens
     return {
         "num_replicas": replicas,
         # A failed start is reported at once instead of being retried.
@@ -258,7 +262,7 @@ def _deployment_config(
         ],
         "request_router_config": {
             "request_router_class": "serving.replicas.router.PlannedRouter",
-            "request_router_kwargs": {"policy": policy},
+            "request_router_kwargs": routed,
         },
     }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray.serve.request_router import RequestRouter
 
-from minicluster.routing import chooser, counts_tokens, loads_in_groups
-from serving.request.length import prompt_tokens
+from minicluster.routing import PrefixIndex, find_policy, loads_in_groups
+from serving.request.length import BLOCK_TOKENS, prompt_blocks, prompt_tokens
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
@@ -23,6 +23,19 @@ GROUP = "group"
 """Key of a replica's routing statistics: the data-parallel group that it is a rank of."""
 
 
+class RoutedPrompt(NamedTuple):
+    """
+    The prompt of a call, as a policy needs it.
+
+    Attributes:
+        tokens: their estimated number, 1 for a call without a prompt.
+        blocks: ids of its blocks (`PrefixIndex`); empty where the policy does not go by them.
+    """
+
+    tokens: float
+    blocks: tuple[int, ...]
+
+
 class PlannedRouter(RequestRouter):  # type: ignore[misc]
     """
     Ray Serve's router with the policy of the plan.
@@ -35,10 +48,16 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
     that it was chosen for.
     """
 
-    def initialize_state(self, *, policy: str = "power-of-two") -> None:
-        """Take the policy; `serving.deployment.compile` passes it through Ray."""
-        self._choose = chooser(policy)
-        self._by_tokens = counts_tokens(policy)
+    def initialize_state(self, *, policy: str = "power-of-two", cached_tokens: int = 0) -> None:
+        """
+        Take what `serving.deployment.compile` passes through Ray.
+
+        Args:
+            policy: its name.
+            cached_tokens: prompt tokens that a replica's prefix cache has room for.
+        """
+        self._policy = find_policy(policy)
+        self._index = PrefixIndex(cached_tokens // BLOCK_TOKENS, BLOCK_TOKENS)
         self._tokens: dict[ReplicaID, dict[str, float]] = {}
         self._chosen: dict[str, ReplicaID] = {}
         self._random = random.Random()  # noqa: S311  (load balancing, not a secret)
@@ -55,14 +74,15 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
                 return [[each for each in candidate_replicas if _is_only(each, pending_request)]]
             self._unchoose(pending_request)
             candidate_replicas = _untried(candidate_replicas, pending_request)
-        loads = self._loads(candidate_replicas)
-        best = self._choose(loads, self._random, self._turn)
+        prompt = self._prompt(pending_request)
+        loads = self._loads(candidate_replicas, prompt)
+        best = self._policy.choose(loads, self._random, self._turn)
         self._turn += 1
         if pending_request is not None:
             # Where all are full, Ray Serve waits before the next attempt only with this flag.
             pending_request.routing_context.should_backoff = True
             # Counted now: a burst is routed before its first request is sent.
-            self._count(pending_request, candidate_replicas[best].replica_id)
+            self._count(pending_request, candidate_replicas[best].replica_id, prompt)
         ranked = sorted(range(len(loads)), key=lambda at: (at != best, loads[at]))
         return [[candidate_replicas[at]] for at in ranked]
 
@@ -79,7 +99,7 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
             return replica  # its work is done already: it is no load, and takes no turn
         if self._chosen.get(pending_request.metadata.internal_request_id) != replica.replica_id:
             self._unchoose(pending_request)
-            self._count(pending_request, replica.replica_id)
+            self._count(pending_request, replica.replica_id, self._prompt(pending_request))
         self._chosen.pop(pending_request.metadata.internal_request_id, None)
         if TRIED in pending_request.kwargs:
             pending_request.kwargs[TRIED].append(replica.replica_id)
@@ -94,21 +114,41 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         super().update_replicas(replicas)
         for gone in self._tokens.keys() - {replica.replica_id for replica in replicas}:
             del self._tokens[gone]
+            self._index.forget(gone)
 
-    def _loads(self, replicas: list[RunningReplica]) -> list[float]:
+    def _prompt(self, pending: PendingRequest | None) -> RoutedPrompt:
+        """Return the prompt of a call by the body among its arguments."""
+        arguments = () if pending is None else pending.args
+        bodies = (argument for argument in arguments if isinstance(argument, dict))
+        found = ((body, body.get("prompt") or body.get("messages")) for body in bodies)
+        for body, prompt in found:
+            if prompt:
+                by_prefix = self._policy.by_prefix
+                blocks = prompt_blocks(prompt, body.get("cache_salt")) if by_prefix else ()
+                return RoutedPrompt(prompt_tokens(prompt), blocks)
+        return RoutedPrompt(1.0, ())
+
+    def _loads(self, replicas: list[RunningReplica], prompt: RoutedPrompt) -> list[float]:
         own = [self._load(replica.replica_id) for replica in replicas]
+        if self._policy.by_prefix:
+            names = [replica.replica_id for replica in replicas]
+            more = [self._index.uncached_tokens(name, *prompt) for name in names]
+            own = [load + tokens for load, tokens in zip(own, more, strict=True)]
         # A replica that has not been asked yet, or has no group, is one by itself.
         groups = [each.routing_stats.get(GROUP, each.replica_id) for each in replicas]
         return loads_in_groups(own, groups)
 
     def _load(self, replica: ReplicaID) -> float:
         outstanding = self._tokens.get(replica, {})
-        return sum(outstanding.values()) if self._by_tokens else float(len(outstanding))
+        counts_tokens = self._policy.counts_tokens
+        return sum(outstanding.values()) if counts_tokens else float(len(outstanding))
 
-    def _count(self, pending: PendingRequest, replica: ReplicaID) -> None:
+    def _count(self, pending: PendingRequest, replica: ReplicaID, prompt: RoutedPrompt) -> None:
         request = pending.metadata.internal_request_id
         self._chosen[request] = replica
-        self._tokens.setdefault(replica, {})[request] = _tokens(pending)
+        tokens = self._index.uncached_tokens(replica, *prompt)
+        self._tokens.setdefault(replica, {})[request] = tokens
+        self._index.note(replica, prompt.blocks)
 
     def _unchoose(self, pending: PendingRequest) -> None:
         """Undo a choice that has not been sent."""
@@ -129,10 +169,3 @@ def _untried(candidates: list[RunningReplica], pending: PendingRequest) -> list[
 
 def _is_only(replica: RunningReplica, pending: PendingRequest) -> bool:
     return bool(replica.replica_id.unique_id == pending.kwargs[ONLY])
-
-
-def _tokens(pending: PendingRequest) -> float:
-    """Estimate the prompt tokens of a call by the body among its arguments; else 1."""
-    bodies = (argument for argument in pending.args if isinstance(argument, dict))
-    prompts = (body.get("prompt") or body.get("messages") for body in bodies)
-    return next((prompt_tokens(prompt) for prompt in prompts if prompt), 1.0)

@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 TOKENS_PER_BYTE = 0.25
 """Tokens per byte of text until answers have been counted: about that of English text."""
@@ -53,6 +53,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 MAX_OUTPUT_TOKENS = "MINICLUSTER_MAX_OUTPUT_TOKENS"
 """Environment variable: most tokens of one answer; default: what the model has room for."""
+
+BLOCK_TOKENS = 512
+"""Tokens of the blocks by which a router compares prompts."""
 
 TEMPLATE_TOKENS = 64
 """Room reserved for what a chat template adds to a prompt, when an answer's limit is set."""
@@ -173,6 +176,28 @@ def texts_in(value: object) -> Iterator[str]:
         for name, inner in value.items():
             if name not in MEDIA_FIELDS:
                 yield from texts_in(inner)
+
+
+def prompt_blocks(prompt: object, salt: object = None) -> tuple[int, ...]:
+    """
+    Return ids of a prompt's whole blocks, in order; equal ids mean equal prompts up to there.
+
+    A block has `BLOCK_TOKENS` ids, or as many bytes of text as are estimated to have so many
+    tokens (`DEFAULT_ESTIMATE`).
+
+    Args:
+        prompt: as in `prompt_size`.
+        salt: separates prefix caches: the request's `cache_salt`.
+    """
+    whole: Sequence[object] = "\0".join(texts_in(prompt)).encode()
+    size = round(BLOCK_TOKENS / TOKENS_PER_BYTE)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        whole, size = tuple(prompt), BLOCK_TOKENS
+    found, last = [], hash(str(salt))
+    for end in range(size, len(whole) + 1, size):
+        last = hash((last, whole[end - size : end]))
+        found.append(last)
+    return tuple(found)
 
 
 def requested_tokens(kind: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -42,6 +42,7 @@ def simulation_json(outcome: Outcome, classes: Sequence[str] = ()) -> dict[str, 
         },
         "busy_fraction": outcome.busy_fraction,
         "preemptions": int(outcome.preemptions.sum()),
+        "cached_fraction": _cached_fraction(outcome),
         "kv_capacity_blocks": outcome.kv_capacity_blocks,
         "over_time": {
             "time_s": occupancy.time_s.tolist(),
@@ -141,9 +142,15 @@ def simulation_summary(outcome: Outcome) -> Text:
             "No steady state: latencies still change at the end, or the run is too short; its"
             " numbers describe this run only"
         )
+    if outcome.cached_tokens.any():
+        lines.append(f"{_cached_fraction(outcome):.0%} of the prompt tokens were in a prefix cache")
     if outcome.preemptions.any():
         lines.append(f"{int(outcome.preemptions.sum()):,} preemptions for lack of KV cache")
     return Text("\n".join(lines))
+
+
+def _cached_fraction(outcome: Outcome) -> float:
+    return float(outcome.cached_tokens.sum() / outcome.input_tokens.sum())
 
 
 def _rate(outcome: Outcome) -> float:

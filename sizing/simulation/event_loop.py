@@ -13,11 +13,12 @@ from minicluster.engine_model.prefix_cache import ContentCache, ConversationCach
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.errors import NegativeAnswer
-from minicluster.routing import Balancer
+from minicluster.routing import Balancer, PrefixIndex
+from minicluster.workload.arrivals import CONTENT_TOKENS
 from sizing.simulation.nics import NicQueues
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from minicluster.engine_model.prefix_cache import PrefixCache
     from minicluster.workload.arrivals import Arrivals
@@ -34,6 +35,9 @@ SAMPLED_REPLICAS = 400_000
 
 EVENTS_PER_REQUEST = 200
 """Most events of a run per request, beside one for each step of its prompts; 6 are usual."""
+
+MOST_BLOCKS = 1 << 20
+"""Blocks of a conversation that a router tells apart."""
 
 
 class EventLoop:
@@ -102,17 +106,16 @@ class EventLoop:
         )
         self._connect_interference()
         self._nics = NicQueues(system)
-        self._to_decode = Balancer(
-            system.decode_policy, len(self.decode), self._rng, group=system.decode.group
-        )
-        group = 1 if system.prefill is None else system.prefill.group
-        self._to_prefill = Balancer(
-            system.prefill_policy, len(self.prefill), self._rng, group=group
-        )
+        self._to_decode = self._balancer(system.decode, system.decode_policy)
+        self._to_prefill = self._to_decode
+        if system.prefill is not None:
+            self._to_prefill = self._balancer(system.prefill, system.prefill_policy)
         self._more_coming = False
         self._held: dict[Replica, None] = {}
-        self._index = {replica: at for at, replica in enumerate(self.decode)}
-        self._index.update({replica: at for at, replica in enumerate(self.prefill)})
+
+    def _balancer(self, pool: SimulatedPool, policy: str) -> Balancer:
+        index = PrefixIndex(pool.limits.max_tokens // CONTENT_TOKENS, CONTENT_TOKENS)
+        return Balancer(policy, pool.replicas, self._rng, group=pool.group, index=index)
 
     def _connect_interference(self) -> None:
         """Show the steps of pools on the same cores the replicas of the other pool."""
@@ -158,7 +161,7 @@ class EventLoop:
             at = request % len(self.decode)
             if self.decode[at].resume(request):
                 self.decode_of[request] = at
-                self._to_decode.add(at, self.requests.num_prompt_tokens[request])
+                self._to_decode.add(request, at, self.requests.num_prompt_tokens[request])
         self._start(self.decode, 0.0)
 
     def run(self, progress: Callable[[int], None] | None = None, *, samples: int = SAMPLES) -> None:
@@ -213,10 +216,12 @@ class EventLoop:
         """Choose the replica that computes the prompt, in the pool that does."""
         tokens = self.requests.num_prompt_tokens[request]
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
-            self.decode_of[request] = at = self._to_decode.choose(tokens)
+            at = self._to_decode.choose(request, tokens, self._blocks(request))
+            self.decode_of[request] = at
             replica = self.decode[at]
         else:
-            self.prefill_of[request] = at = self._to_prefill.choose(tokens)
+            at = self._to_prefill.choose(request, tokens, self._blocks(request))
+            self.prefill_of[request] = at
             replica = self.prefill[at]
         if not (self._more_coming or self._held) or replica.active:
             replica.add(request, now_s)
@@ -226,6 +231,16 @@ class EventLoop:
             self._held[replica] = None
         if self._held and not self._more_coming:
             self._start_held(now_s)
+
+    def _blocks(self, request: int) -> Sequence[int]:
+        """Return what a router knows a prompt's blocks by: their contents, or its conversation."""
+        if self._content is not None:
+            return self._content[request]
+        if self._session is None or self._session[request] < 0:
+            return ()
+        first = self._session[request] * MOST_BLOCKS
+        whole = self.requests.num_prompt_tokens[request] // CONTENT_TOKENS
+        return range(first, first + min(whole, MOST_BLOCKS))
 
     def _start_held(self, now_s: float) -> None:
         """Start idle replicas once all requests of this moment are there: they share a step."""
@@ -301,19 +316,18 @@ class EventLoop:
 
     def _pass_on(self, replica: Replica, done: list[int], now_s: float) -> None:
         """Send computed prompts to decode replicas; take finished requests off the load."""
-        at = self._index[replica]
         for request in done:
             if replica.prefill_only:
-                self._prefilled(request, at, now_s)
+                self._prefilled(request, now_s)
             else:
-                self._finished(request, at, now_s)
+                self._finished(request, now_s)
 
-    def _prefilled(self, request: int, at: int, now_s: float) -> None:
+    def _prefilled(self, request: int, now_s: float) -> None:
         """Choose a decode replica for a computed prompt."""
         self.prefilled_s[request] = now_s
         tokens = self.requests.num_prompt_tokens[request]
-        self._to_prefill.remove(at, tokens)
-        self.decode_of[request] = chosen = self._to_decode.choose(tokens)
+        self._to_prefill.remove(request)
+        self.decode_of[request] = chosen = self._to_decode.choose(request, tokens)
         replica = self.decode[chosen]
         replica.add_remote_prefill(request, now_s)
         if self._interferes:
@@ -341,9 +355,9 @@ class EventLoop:
         source.release(request, now_s)
         self._queue_end(source)
 
-    def _finished(self, request: int, at: int, now_s: float) -> None:
+    def _finished(self, request: int, now_s: float) -> None:
         """Take the request off its replica's load; queue the next one of its conversation."""
-        self._to_decode.remove(at, self.requests.num_prompt_tokens[request])
+        self._to_decode.remove(request)
         if request in self._next:
             follower, think_s = self._next[request]
             self.due_s[follower] = now_s + think_s

@@ -10,7 +10,7 @@ from minicluster.engine_model.interference import DecodeWithInterference, Prefil
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
-from minicluster.routing import ANSWER_POLICY
+from minicluster.routing import pool_policy
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import simulate as simulate_system
@@ -58,7 +58,7 @@ def deployed_system(
             uplink_per_token_s=path.uplink_per_token_s,
             handshake_s=handshake_s,
         ),
-        decode_policy=ANSWER_POLICY,
+        decode_policy=pool_policy(last.role, policy),
         prefill_policy=policy,
         local_threshold_tokens=deployment.routing.local_threshold_tokens,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import StepTime
-from minicluster.routing import chooser, counts_tokens
+from minicluster.routing import find_policy
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.system import System
 
@@ -314,13 +314,13 @@ class StepTandem:
 
     def land(self, job: Job, now: float) -> None:
         if self.prefill and job.prompt > self.system.local_threshold_tokens:
-            by_tokens = counts_tokens(self.system.prefill_policy)
+            by_tokens = find_policy(self.system.prefill_policy).counts_tokens
             loads = [
                 sum(j.prompt if by_tokens else 1 for j in self.jobs
                     if j.prefill == p and "prefilled" not in j.times)
                 for p in range(len(self.prefill))
             ]  # fmt: skip
-            job.prefill = chooser(self.system.prefill_policy)(loads, self.rng, self.turn)
+            job.prefill = find_policy(self.system.prefill_policy).choose(loads, self.rng, self.turn)
             self.turn += 1
             replica = self.prefill[job.prefill]
         else:
@@ -335,11 +335,13 @@ class StepTandem:
 
     def decode_replica(self, job: Job) -> StepReplica:
         """Choose where a request decodes."""
-        by_tokens = counts_tokens(self.system.decode_policy)
+        by_tokens = find_policy(self.system.decode_policy).counts_tokens
         held = [[j for j in self.jobs if j.decode == d and "finish" not in j.times]
                 for d in range(len(self.decode))]  # fmt: skip
         loads = [sum(j.prompt if by_tokens else 1 for j in jobs) for jobs in held]
-        job.decode = chooser(self.system.decode_policy)(loads, self.rng, self.decode_turn)
+        job.decode = find_policy(self.system.decode_policy).choose(
+            loads, self.rng, self.decode_turn
+        )
         self.decode_turn += 1
         return self.decode[job.decode]
 

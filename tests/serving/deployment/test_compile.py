@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, Plan
 from minicluster.specs.slo import SloSpec
 from serving.deployment.compile import compile_app, domains
@@ -129,6 +130,23 @@ def test_a_mixed_pool_hands_nothing_over(deployment: Deployment) -> None:
     assert (pool.role, pool.name, pool.replicas) == ("mixed", "Mixed:demo", 2)
     assert "kv_transfer_config" not in pool.llm_config["engine_kwargs"]
     assert (app.endpoint.split, app.endpoint.pairing) == (False, {"d0": ()})
+
+
+@pytest.mark.parametrize("role", ["prefill", "mixed"])
+def test_a_router_by_prefix_knows_the_room_for_prefixes(deployment: Deployment, role: str) -> None:
+    """Where prompts are computed it gets the tokens of a replica's KV cache; decode has none."""
+    routing = replace(deployment.routing, policy="prefix-aware")
+    pools = deployment.pools if role == "prefill" else (make_pool("mixed", (0, 1), replicas=2),)
+    deployment = replace(deployment, routing=routing, pools=pools)
+    routed = {
+        pool.role: pool.llm_config["deployment_config"]["request_router_config"]
+        for pool in compile_app(deployment, CPU).pools
+    }
+    room = planned_limits(deployment, deployment.pool(role)).max_tokens
+    given = {"policy": "prefix-aware", "cached_tokens": room}
+    assert routed.pop(role)["request_router_kwargs"] == given
+    for other in routed.values():
+        assert other["request_router_kwargs"] == {"policy": "power-of-two"}
 
 
 def _two_nodes(deployment: Deployment, per_domain: int) -> Plan:

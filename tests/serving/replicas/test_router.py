@@ -17,7 +17,7 @@ from ray.serve._private.common import (
 )
 from ray.serve.request_router import PendingRequest, RequestRouter
 
-from minicluster.routing import POLICIES, chooser, counts_tokens
+from minicluster.routing import POLICIES, find_policy
 from serving.replicas.router import PlannedRouter
 from tests.serving.virtual_time import run
 
@@ -49,20 +49,24 @@ class Routed:
             DeploymentHandleSource.REPLICA,
             get_curr_time_s=time.monotonic,
         )
-        self.router.initialize_state(policy=policy)
+        self.router.initialize_state(policy=policy, cached_tokens=100_000)
         self.router._random = random.Random(1)  # noqa: S311
         self.replicas = [Replica(each) if isinstance(each, str) else each for each in replicas]
         self.router.update_replicas(self.replicas)
         self._sent = 0
 
     async def route(
-        self, tokens: int = 1, tried: list[ReplicaID] | None = None, only: str | None = None
+        self,
+        tokens: int = 1,
+        tried: list[ReplicaID] | None = None,
+        only: str | None = None,
+        token: int = 1,
     ) -> str:
-        """Return where a call with a prompt of so many tokens goes."""
+        """Return where a call goes whose prompt is so many times the same token."""
         self._sent += 1
         name = f"request-{self._sent}"
         pending = PendingRequest(
-            args=["completions", {"prompt": [1] * tokens}],
+            args=["completions", {"prompt": [token] * tokens}],
             kwargs=({} if tried is None else {"tried": tried})
             | ({} if only is None else {"only": only}),
             metadata=RequestMetadata(request_id=name, internal_request_id=name),
@@ -95,13 +99,13 @@ def _dealt(policy: str, names: str, lengths: Sequence[int]) -> str:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_policy_sees_a_burst_as_it_grows(policy: str) -> None:
     """Each choice is the policy's on what was sent before it, in the policy's unit, by one seed."""
-    choose: Callable[..., int] = chooser(policy)
+    choose: Callable[..., int] = find_policy(policy).choose
     rng, loads = random.Random(1), [0.0, 0.0, 0.0]  # noqa: S311
     lengths = [random.Random(2).randint(1, 900) for _ in range(200)]  # noqa: S311
     expected = ""
     for turn, tokens in enumerate(lengths):
         at = choose(loads, rng, turn)
-        loads[at] += tokens if counts_tokens(policy) else 1
+        loads[at] += tokens if find_policy(policy).counts_tokens else 1
         expected += "abc"[at]
     assert _dealt(policy, "abc", lengths) == expected
 
@@ -228,3 +232,22 @@ def test_ray_still_has_what_the_router_overrides() -> None:
         assert list(ours) == list(inspect.signature(getattr(RequestRouter, name)).parameters), name
     assert hasattr(RequestRouter, "initialize_state")
     assert isinstance(RequestRouter.replica_queue_len_cache, property)
+
+
+def test_prompts_that_begin_alike_go_to_one_replica_until_it_has_too_much_to_do() -> None:
+    """The policy compares what each replica would have to compute, new tokens included."""
+
+    async def routed() -> str:
+        deployed = Routed("prefix-aware", *"abc")
+        taken = "".join([await deployed.route(1024, token=token) for token in (1, 2, 3)])
+        for number, name in enumerate(taken, 1):
+            deployed.end(name, number)
+        taken += "".join([await deployed.route(1100, token=token) for token in (3, 2, 1, 3, 3)])
+        deployed.router.update_replicas(deployed.replicas[:2])
+        return taken + await deployed.route(1100, token=3)
+
+    taken = run(routed())
+    first, later, gone = taken[:3], taken[3:8], taken[8:]
+    assert sorted(first) == ["a", "b", "c"]
+    assert later == first[::-1] + first[2] * 2
+    assert gone in {"a", "b"}, "the replica that had it is gone"

@@ -12,6 +12,7 @@ from serving.request.length import (
     MAX_OUTPUT_TOKENS,
     TokenCounts,
     apply_token_limit,
+    prompt_blocks,
     prompt_tokens,
     read_token_limit,
 )
@@ -136,3 +137,26 @@ def test_no_answer_teaches_more_than_a_token_a_byte(texts: list[tuple[int, int]]
     size = _counted(*texts, times=1).estimate
     assert 1 / 64 <= size.tokens_per_byte <= 1
     assert 0 <= size.overhead_tokens <= 256
+
+
+@given(st.data())
+def test_prompts_share_the_blocks_up_to_their_first_difference(data: st.DataObject) -> None:
+    """Ids by 512, text by 2,048 bytes; a part of a block counts for nothing."""
+    size, unit = data.draw(st.sampled_from([(512, [7]), (2048, "x")]))
+    other: object = [8] if unit == [7] else "y"
+    length, at = data.draw(st.integers(0, 3 * size)), data.draw(st.integers(0, 3 * size))
+    prompt = unit * length  # type: ignore[operator]
+    changed = prompt[:at] + other + prompt[at + 1 :]
+    one, two = prompt_blocks(prompt), prompt_blocks(changed)
+    assert len(one) == length // size
+    same = [a == b for a, b in zip(one, two, strict=False)]
+    assert same == [block < at // size for block in range(len(same))]
+
+
+def test_a_conversation_begins_with_its_earlier_turns_and_tenants_share_nothing() -> None:
+    turn = [{"role": "user", "content": "why " * 2000}]
+    later = [*turn, {"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"}]
+    assert prompt_blocks(turn) == prompt_blocks(later)[: len(prompt_blocks(turn))]
+    assert len(prompt_blocks(turn)) == 3
+    assert not set(prompt_blocks(turn, "a")) & set(prompt_blocks(turn, "b"))
+    assert prompt_blocks(None) == prompt_blocks([]) == prompt_blocks({"a": 1}) == ()

@@ -77,3 +77,11 @@ def test_load_and_slo_of_a_plan_may_be_set(sizing: Sizing, plan: str) -> None:
     assert half.code == 0
     assert half.out == sizing(*few, "--rate", "10", "--json").out
     assert "missed" in sizing(*few, "--set", "slo.ttft_s=0.1").out
+
+
+def test_cached_prompt_tokens_are_shown(sizing: Sizing, plan_of: Callable[..., Path]) -> None:
+    """Conversations on one replica find all their earlier turns, to the last whole block."""
+    path = str(plan_of(*QUICK, "--set", "model.max_context_tokens=8192"))
+    asked = ("simulate", path, "--requests", "300", "--turns", "2", "--rate", "1")
+    assert 0 < json.loads(sizing(*asked, "--json").out)["cached_fraction"] < 1
+    assert "of the prompt tokens were in a prefix cache" in sizing(*asked).out

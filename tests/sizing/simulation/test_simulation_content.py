@@ -9,7 +9,9 @@ import pytest
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
@@ -24,6 +26,7 @@ def served(
     gap_s: float = 10.0,
     limits: EngineLimits = LIMITS,
     split: bool = False,
+    policy: str = "round-robin",
 ) -> Outcome:
     """Serve prompts of so many tokens and such blocks, in turn, *gap_s* apart."""
     tokens, content = zip(*prompts, strict=True)
@@ -32,8 +35,8 @@ def served(
         decode=replace(pool, replicas=1) if split else pool,
         prefill=pool if split else None,
         path=Path(),
-        decode_policy="round-robin",
-        prefill_policy="round-robin",
+        decode_policy=policy,
+        prefill_policy=policy,
     )
     arrivals = Arrivals(
         due_s=np.arange(len(tokens)) * gap_s,
@@ -72,3 +75,38 @@ def test_what_was_used_longest_ago_is_forgotten_from_its_end_on() -> None:
     assert found.cached_tokens.tolist() == [0, 0, 1520, 1024]
     roomy = served(first, second, second, first)
     assert roomy.cached_tokens.tolist() == [0, 0, 1520, 1520]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_router_by_prefix_sends_a_prompt_where_it_is_cached(*, split: bool) -> None:
+    """It finds every prompt that came before; under load both replicas work, and most are found."""
+    prompts = [(1600, (1, 2, 3)), (1700, (4, 5, 6)), (1700, (7, 8, 9))] * 4
+    for gap_s, aware, in_turn in ((10.0, 9, 6), (0.01, 8, 6)):
+        found = {
+            policy: served(*prompts, replicas=2, gap_s=gap_s, split=split, policy=policy)
+            for policy in ("prefix-aware", "round-robin")
+        }
+        cached = {policy: np.count_nonzero(each.cached_tokens) for policy, each in found.items()}
+        assert cached == {"prefix-aware": aware, "round-robin": in_turn}
+    busy = found["prefix-aware"]
+    used = busy.prefill_of if split else busy.decode_of
+    assert set(used.tolist()) == {0, 1}
+
+
+def test_a_router_by_prefix_knows_a_conversation_by_its_session() -> None:
+    """Almost every turn goes where the earlier ones are; routed in turn, half go elsewhere."""
+    workload = WorkloadSpec(
+        requests_per_s=0.2, input_tokens=Lengths.fixed(1100), output_tokens=Lengths.fixed(50)
+    )
+    arrivals = drawn(workload, RequestSource(turns=4, think_s=1.0), count=200, seed=0)
+    pool = SimulatedPool(replicas=2, limits=LIMITS, step=STEP, prefix_cache=True)
+    turns = np.arange(200) % 4
+    whole = np.maximum(0, turns * 1150 - 1) // 16 * 16
+    shares = {}
+    for policy in ("prefix-aware", "round-robin"):
+        system = System(decode=pool, path=Path(), decode_policy=policy)
+        found = simulate(system, arrivals, seed=0).cached_tokens
+        assert np.all(found <= whole)
+        shares[policy] = found.sum() / whole.sum()
+    assert shares["prefix-aware"] > 0.95
+    assert shares["round-robin"] < 0.7
