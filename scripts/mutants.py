@@ -116,9 +116,9 @@ def mapped(tree: Path, drawn: list[Mutant], tests: list[str]) -> Tests:
     selected = (*NO_ENGINE, *OF_THE_REPOSITORY, "--tb=no", "--junitxml=tests.xml", *tests)
     # A test that fails here, where there is no git and much to do, is not used; the map goes on.
     env = environment(tree) | {"MUTANTS_REACHED": str(reached)}
-    subprocess.run(
-        [*PYTEST, *parallel, *selected], cwd=tree, env=env, check=False, stdout=sys.stderr
-    )
+    env["PYTHONPATH"] = os.pathsep.join((str(tree), str(tree / "scripts")))
+    command = [*PYTEST, "-p", "mutation_caches", *parallel, *selected]
+    subprocess.run(command, cwd=tree, env=env, check=False, stdout=sys.stderr)
     found = Tests()
     for case in ET.parse(tree / "tests.xml").iter("testcase"):  # noqa: S314  (our own)
         if all(each.tag not in NOT_PASSED for each in case):

@@ -136,7 +136,7 @@ class TandemLoad:
         out = self.output_tokens
         mean = float(np.mean(out**2) / (2 * np.mean(out)))
         square = float(np.mean(out**3) / (3 * np.mean(out)))
-        spread = float(np.var(prompts)) + max(0.0, square - mean**2)
+        spread = float(np.var(prompts)) + square - mean**2
         return float(np.mean(prompts)) + mean, float(np.sqrt(spread))
 
     def _context_of_classes(self) -> tuple[float, float]:

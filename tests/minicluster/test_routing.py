@@ -153,3 +153,8 @@ def test_the_plan_routes_prompts_and_a_policy_by_prefix_what_stays_too() -> None
     assert pool_policy("mixed", "least-tokens") == "power-of-two"
     assert pool_policy("mixed", "prefix-aware") == "prefix-aware"
     assert pool_policy("decode", "prefix-aware") == "power-of-two"
+
+
+def test_every_replica_has_a_group() -> None:
+    with pytest.raises(ValueError, match="longer"):
+        loads_in_groups([1, 2], ["a"])

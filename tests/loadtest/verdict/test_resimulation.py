@@ -212,6 +212,9 @@ def test_a_growing_queue_is_predicted_like_any_other_run(
 
     predicted = verdict.throughput.predicted_good_requests_per_s
     assert predicted == pytest.approx(good_fraction * requests_per_s, rel=0.2)
+    tokens = verdict.throughput.predicted_output_tokens_per_s
+    assert tokens is not None
+    assert 0 < tokens < 1.01 * requests_per_s * 10
     _, decode = verdict.pools
     assert 0 < decode.predicted_utilisation_fraction <= 1
 

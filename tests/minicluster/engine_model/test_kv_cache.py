@@ -1,4 +1,4 @@
-"""Bytes of the KV cache by hand, in whole blocks, and of every kind of attention."""
+"""Bytes of the KV cache by hand, in whole blocks, of every kind of attention; what stays there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token, state_bytes
+from minicluster.engine_model.prefix_cache import ConversationCache
 from minicluster.specs.slicing import Slicing, stage_layers
 from sizing import catalog
 
@@ -72,3 +73,11 @@ def test_stages_hold_all_layers(layers: int, pp: int) -> None:
     held = stage_layers(layers, pp)
     assert sum(held) == layers
     assert max(held) - min(held) <= 1
+
+
+def test_a_conversation_that_just_fits_stays() -> None:
+    cache = ConversationCache([7, 7], block_size=16)
+    cache.free(0, tokens=160, free_blocks=10)
+    assert cache.find(1, free_blocks=10) == 160
+    cache.free(0, tokens=160, free_blocks=10)
+    assert cache.find(1, free_blocks=9) == 0

@@ -376,3 +376,16 @@ def test_an_overloaded_pool_keeps_its_slo(
     assert ttft_s <= slo.ttft_s
     assert tpot_s <= (slo.tpot_s or 0.0)
     assert idle < 0.1
+
+
+def test_token_ids_teach_nothing_of_texts(config: EndpointConfig) -> None:
+    """Only a text whose tokens the engine has counted says how many the next one has."""
+    admission = AdmissionController(config, seed=1, clock=Clock())
+    text = {"prompt": "x" * 900, "max_tokens": 2}
+    ids = {"prompt": [1] * 900, "max_tokens": 2}
+    before = admission.cost("completions", text, ALICE)
+    for body, tokens in ((ids, 900), (text, None)):
+        admission.end(
+            _in(admission, admission.cost("completions", body, ALICE), ALICE), None, tokens
+        )
+    assert admission.cost("completions", text, ALICE) == before

@@ -12,7 +12,15 @@ import pytest
 from minicluster.specs.slo import SloSpec
 from serving.admission.controller import AdmissionController, InflightRequest
 from serving.admission.policy import RequestCost
-from serving.admission.tenants import ANONYMOUS, KeyHolder
+from serving.admission.tenants import (
+    ANONYMOUS,
+    OVER_ROOM,
+    FairShares,
+    KeyHolder,
+    LongPrompts,
+    Reserve,
+    Tenant,
+)
 from serving.protocol.endpoint_config import EndpointConfig
 
 LIMIT_S = 1.0
@@ -144,3 +152,22 @@ def test_the_planned_load_is_served(
     streams = [Stream(client=each, per_s=rate) for each, rate in zip(clients, rates, strict=True)]
     _run(slow, *streams)
     assert all(each.share("shed") + each.share("late") < 0.005 for each in streams)
+
+
+def test_tenants_contend_where_several_are_refused() -> None:
+    """Of two that are refused half of what they ask for, the one that had more leaves room."""
+    for names in ("ab", "a"):
+        shares, tenants = FairShares(), {name: Tenant(number=at) for at, name in enumerate(names)}
+        shares.refresh(tenants, 0.0)
+        for tenant, used_s in zip(tenants.values(), (20.0, 10.0), strict=False):
+            tenant.seen_s = 1.0
+            tenant.admitted_s, tenant.refused_s = used_s, used_s
+        shares.refresh(tenants, 1.0)
+        kept = {name: shares.kept_fraction(tenant) for name, tenant in tenants.items()}
+        assert kept == ({"a": OVER_ROOM, "b": 0} if names == "ab" else {"a": 0})
+
+
+def test_no_room_is_kept_before_a_refusal() -> None:
+    assert Reserve().fraction == 0
+    fresh = LongPrompts()
+    assert (fresh.kept_s(0.1), fresh.short_admitted_fraction) == (0, 1)

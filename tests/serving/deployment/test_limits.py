@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from minicluster.plan import Plan
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
+from minicluster.engine_model.planned_limits import kv_blocks
+from minicluster.plan import Deployment, Plan
 from serving.cli.inspect import bounds
 from serving.deployment.compile import compile_app, limits
 from serving.deployment.engine_args import DeployTarget
-from tests.serving.plans import deployed, places
+from sizing.catalog import find_model
+from tests.serving.plans import deployed, make_pool, places
 
 
 @pytest.mark.parametrize(
@@ -99,3 +102,16 @@ def test_verify_expects_what_was_compiled(
     assert slowed_bounds["decode"] != found["decode"]
     # What is not given stays the plan's: twice the TTFT.
     assert (app.endpoint.prefill_deadline_s, app.endpoint.kv_wait_deadline_s) == (60.0, 300.0)
+
+
+def test_windows_of_all_sequences_come_first(deployment: Deployment) -> None:
+    """Blocks of layers that see everything share what the windows of sliding layers leave (M3)."""
+    model = find_model("gpt-oss-120b")
+    pool = make_pool("mixed", max_num_seqs=40, kv_bytes=30e9)
+    planned = replace(deployment, model=model, pools=(pool,))
+    size, longest = planned.engine.block_size, planned.engine.max_model_len
+    block_bytes = size * kv_bytes_per_token(model, tp=1)
+    whole = kv_bytes_per_sequence(model, longest, tp=1, block_size=size)
+    window = whole - block_bytes * (longest // size)
+    assert window > 0
+    assert kv_blocks(planned, pool) == int((30e9 - 40 * window) / block_bytes)

@@ -158,3 +158,8 @@ def test_what_the_engine_does_not_read_is_left_out(
 ) -> None:
     """Fields of the other endpoint, which no process before it may read; a list of one prompt."""
     assert check(kind, body, **LIMITS) == {**passed_on, "model": "demo"}
+
+
+def test_too_many_answers_are_counted_over_all_prompts() -> None:
+    with pytest.raises(RequestRefused, match="at most 64 answers a request, not 66"):
+        check("completions", {"model": "demo", "prompt": ["a"] * 33, "n": 2}, **LIMITS)

@@ -259,3 +259,25 @@ def test_exchanges() -> None:
         ops = step_ops(catalog.find_model(name), decode_load(4, 100), slicing=Slicing(tp=8))
         assert ("query norm" in {op.name for op in ops}) == normed
         assert "query norm all-reduce" not in sizes(name, Slicing(tp=8))
+
+
+def test_popular_experts_by_their_law() -> None:
+    """
+    Loads fall as a power law over a range of 12, of middles of 16 equal shares of the experts.
+
+    Rank r of the law's continuous form has the load (1 + (12^p - 1) r)^(1/p), p = 1 - 1.01.
+    """
+    power, middle = 1 - 1.01, (np.arange(16) + 0.5) / 16
+    loads = np.array([(1 + (12**power - 1) * rank) ** (1 / power) for rank in middle])
+    loads /= loads.mean()
+    assert loads.max() / loads.min() == pytest.approx(12, rel=0.2)
+    for tokens in (4.0, 100.0):
+        expected = 256 * np.mean(1 - (1 - 8 / 256) ** (loads * tokens))
+        assert float(experts_touched(256, 8, np.array(tokens))) == pytest.approx(expected)
+
+
+def test_no_group_is_less_busy_than_the_mean() -> None:
+    """One token goes to as few groups as it can; many, to experts alike, load all groups alike."""
+    moe = MoeSpec(num_experts=64, experts_per_token=8, expert_ffn_size=1, redundant_experts=0)
+    for tokens in (1.0, 1e6, 1e12):
+        assert float(busiest_share(moe, np.array(tokens), groups=8)) >= 1

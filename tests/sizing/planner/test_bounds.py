@@ -214,3 +214,12 @@ def test_utilisation_knows_the_interference() -> None:
         shares.append(used)
     assert shares[0]["prefill"] < shares[1]["prefill"]
     assert shares[1]["decode"] < shares[2]["decode"]
+
+
+def test_the_context_of_equal_requests_by_hand() -> None:
+    """Between n and n + o tokens, evenly: n + o/2 on average, o/sqrt(12) apart (eq. T5)."""
+    load = replace(
+        SMALL.workload, input_tokens=Lengths.fixed(1000), output_tokens=Lengths.fixed(600)
+    )
+    tandem = started(at(1.0, replace(SMALL, workload=load))).tandem
+    assert tandem.context == pytest.approx((1300, 600 / 12**0.5))

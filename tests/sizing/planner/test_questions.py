@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sizing
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from sizing.catalog import with_keys
@@ -25,7 +26,8 @@ from sizing.planner.studies.changes import (
     with_spine,
 )
 from sizing.planner.studies.decisions import NAMES, changes, decisions
-from sizing.planner.studies.split_map import sign_confidence, split_map
+from sizing.planner.studies.loss import as_confident
+from sizing.planner.studies.split_map import LINKS, sign_confidence, split_map
 from sizing.planner.studies.sweep import Swept
 from sizing.scenario import Scenario
 from tests.pages import figures_in
@@ -257,3 +259,43 @@ def test_decisions_command(sizing: Sizing, tmp_path: Path) -> None:
     (drawn,) = figures_in(page.read_text(encoding="utf-8"))
     moved = [each["against_gpus"] for each in found["decisions"] if each["against_gpus"]]
     assert drawn["data"][0]["y"] == moved
+
+
+def test_decisions_tell_how_many_are_done() -> None:
+    """The scenario as given counts as one; the last word says that all are done."""
+    told: list[tuple[int, int]] = []
+    asked = inputs()
+    found = decisions(asked, only=("links",), progress=lambda *pair: told.append(pair))
+    total = 1 + len(found.rows)
+    assert [done for done, _ in told] == [*range(1, total), total]
+    assert {of for _, of in told} == {total}
+
+
+def test_the_default_links_of_a_map_double() -> None:
+    assert all(later == 2 * link for link, later in pairwise(LINKS))
+    assert 1 in LINKS
+
+
+def test_an_aggregated_plan_takes_as_long_as_its_confidence_allows_for() -> None:
+    """Steps with prompts and without are slowed apart, as in the search that found it."""
+    plan = sizing.plan(inputs("search.pools=mixed"))
+    sure = plan.confidence
+    assert sure is not None
+    slow = as_confident(plan).step_model
+    assert slow == plan.step_model.slowed(
+        prefill=sure.prefill_factor, decode=sure.decode_factor, mixed=True
+    )
+    assert slow != plan.step_model.slowed(
+        prefill=sure.prefill_factor, decode=sure.decode_factor, mixed=False
+    )
+
+
+def test_every_term_names_its_source() -> None:
+    """Times of the engine come from its profile, all others from the GPU's op tables."""
+    found = sizing.explain_plan(sizing.plan(inputs()))
+    terms = [term for term in found.terms if "step" in term.of]
+    named = {term.name.startswith("engine"): set[str]() for term in terms}
+    for term in terms:
+        named[term.name.startswith("engine")].add(term.source.split()[0])
+    assert named[True] == {"engine"}
+    assert "engine" not in named[False]

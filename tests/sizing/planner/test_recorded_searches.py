@@ -50,6 +50,23 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "large, split": (LARGE, {"search.pools": "split"}),
     "large, fast": (LARGE, {"slo.tpot_s": 0.02, "workload.requests_per_s": 6}),
     "large, busy": ("llama-3.1-70b-h100", {}),
+    "large, prompts of many lengths": (
+        LARGE,
+        {
+            "workload.requests_per_s": 4,
+            "workload.input_tokens": {
+                "distribution": "lognormal",
+                "median": 1000,
+                "sigma": 1.5,
+                "high": 16_000,
+            },
+            "workload.output_tokens": 200,
+            "slo.ttft_s": 2,
+            "slo.tpot_s": 0.1,
+            "search.routing": "power-of-two",
+            "search.pools": "split",
+        },
+    ),
     "two kinds of GPU": ("mixed-gpus-70b", {"workload.requests_per_s": 3}),
     "experts": ("deepseek-v3-h200", {"workload.requests_per_s": 4, "search.pools": "split"}),
 }
@@ -62,11 +79,19 @@ STUDIES: dict[str, tuple[str, ...]] = {
         *("split-map", SMALL, "--x", "workload.requests_per_s=5,40"),
         *("--y", "workload.input_tokens=500,4000"),
     ),
+    "split map, even chance": (
+        *("split-map", SMALL, "--set", "search.confidence_fraction=0.5"),
+        *("--x", "workload.requests_per_s=30", "--y", "workload.input_tokens=2000"),
+    ),
     "split map, links": ("split-map", LARGE, "--y", "workload.prefix_tokens=0,2000"),
     "decisions": ("decisions", SMALL, "--only", "links"),
     "pareto": ("pareto", LARGE),
     "day": (
         *("day", SMALL, "--cold-start-seconds", "120", "--forecast-error", "0.1"),
+        *("--profile", str(ROOT / "configs/profiles/sine-day.csv")),
+    ),
+    "day, large": (
+        *("day", "llama-3.1-70b-h100", "--cold-start-seconds", "300"),
         *("--profile", str(ROOT / "configs/profiles/sine-day.csv")),
     ),
     "long context": ("long-context", "long-context-70b"),
