@@ -14,16 +14,20 @@ from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
 from minicluster.plan import Plan, to_json
+from minicluster.workload.day_profile import read_profile
+from sizing.catalog import find_profile
 from sizing.planner.build_plan import NoPlan
 from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.studies.capacity import capacity
+from sizing.planner.studies.day import DayOptions, day
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import split_map
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
 from sizing.report.class_plans import choice_line, class_plans_table
+from sizing.report.day import day_page
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
 from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
@@ -54,6 +58,8 @@ CHART_HEIGHT = 340
 """Pixels."""
 TILE_WIDTH = 165
 """Pixels: two beside one another on a phone."""
+COLD_START_S = 120.0
+"""Seconds until a new replica answers, in the day of the further questions."""
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """GPUs of the capacity curve, as shares of the plan's."""
 FACTS_OF = {
@@ -414,9 +420,21 @@ def _questions(answer: Answer) -> None:
             "Router, percentile, confidence, precision and more: about two minutes",
             lambda said: decisions_page(name, decisions(found.inputs, progress=said)),
         ),
+        (
+            "How many GPU-hours does autoscaling save over a day?",
+            f"A made-up day that peaks at it, cold starts of {COLD_START_S:.0f} s: `sizing day`",
+            lambda said: _day_page(name, found, said),
+        ),
     )
     for question, takes, ask in questions:
         _question(answer, question, takes, ask)
+
+
+def _day_page(name: str, found: Plan, said: Progress) -> Page:
+    rate = found.inputs.scenario.workload.requests_per_s
+    profile = read_profile(find_profile("sine-day"), rate)
+    options = DayOptions(cold_start_s=COLD_START_S)
+    return day_page(name, day(found.inputs, profile, options, progress=said))
 
 
 def _question(answer: Answer, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:

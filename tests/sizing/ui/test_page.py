@@ -285,3 +285,16 @@ def test_classes_are_added_and_removed_as_texts() -> None:
     again = form.with_class(one)
     assert again["workload.classes.0.input_tokens"] == one["workload.input_tokens"]
     assert again["workload.classes.1.name"] == "class-2"
+
+
+def test_a_day_with_autoscaling_is_asked_by_a_button() -> None:
+    """Its answer stays where the page is drawn again."""
+    page = opened({"scenario": form.FIRST, **QUICK, "workload.requests_per_s": "30"})
+    asked = "How many GPU-hours does autoscaling save over a day?"
+    next(button for button in page.button if button.label == asked).click()
+    page.run()
+    assert not page.exception
+    for _ in range(2):
+        assert any("GPU-hours a day" in each.value for each in page.markdown)
+        assert asked not in [button.label for button in page.button]
+        page.run()
