@@ -257,7 +257,13 @@ class InflightRequests:
 
 
 class AdmissionController:
-    """Admission for one endpoint: `serving.admission.policy` on the requests in flight."""
+    """
+    Admission for one endpoint: `serving.admission.policy` on the requests in flight.
+
+    Attributes:
+        inflight: the requests in flight.
+        tenants, shares: what its keys have in flight, have used, and may have of a busy cluster.
+    """
 
     def __init__(
         self,
@@ -265,6 +271,7 @@ class AdmissionController:
         seed: int | None = None,
         *,
         sheds: bool = True,
+        former: AdmissionController | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -274,6 +281,7 @@ class AdmissionController:
             config: the plan.
             seed: for the choice among domains.
             sheds: whether the SLO is kept.
+            former: of the plan before, whose tenants stay with what they have in flight and used.
             clock: seconds, for rates and shares.
         """
         self.sheds = sheds
@@ -282,8 +290,8 @@ class AdmissionController:
         self._clock = clock
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = find_policy(ANSWER_POLICY).choose
-        self._tenants: dict[str, Tenant] = {}
-        self._shares = FairShares()
+        self.tenants: dict[str, Tenant] = {} if former is None else former.tenants
+        self.shares: FairShares = FairShares() if former is None else former.shares
         self._ttft, self._tpot = ResidualWindow(), ResidualWindow()
         self._turn = 0
 
@@ -342,7 +350,7 @@ class AdmissionController:
             why = "This key has used up its requests per second or its tokens per minute."
             # However Retry-After is spread, there is room then.
             return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
-        self._shares.refresh(self._tenants, now_s)
+        self.shares.refresh(self.tenants, now_s)
         found = self._placed(cost, tenant)
         if isinstance(found, Shed):
             if found.retry_after_s is None and cost.text_bytes:
@@ -354,9 +362,9 @@ class AdmissionController:
         return found
 
     def _tenant(self, client: KeyHolder) -> Tenant:
-        found = self._tenants.get(client.name)
+        found = self.tenants.get(client.name)
         if found is None:
-            found = self._tenants[client.name] = Tenant(number=len(self._tenants))
+            found = self.tenants[client.name] = Tenant(number=len(self.tenants))
         return found
 
     def _placed(self, cost: RequestCost, tenant: Tenant) -> InflightRequest | Shed:
@@ -370,13 +378,13 @@ class AdmissionController:
             return inflight.start(cost, domain, own_s)
         idle = forecast(step, cost, load.emptied())
         kept = KeptRoom(
-            fraction=self._shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
+            fraction=self.shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
         )
         found = decide(step, slo, cost, load, self._margin(tenant.number), kept, idle=idle)
         admitted = not isinstance(found, Shed)
         if not isinstance(found, Shed) or found.retry_after_s is not None:
             used_s = cluster_s(cost, load, own_s, idle.tpot_s)
-            self._shares.note(tenant, used_s, admitted=admitted)
+            self.shares.note(tenant, used_s, admitted=admitted)
             tenant.long.note(idle.ttft_s, admitted=admitted)
         if isinstance(found, Shed):
             return found

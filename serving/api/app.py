@@ -43,13 +43,18 @@ EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Re
 
 
 def api_app(
-    config: EndpointConfig, backend: Backend, environment: Mapping[str, str], *, host: str = ""
+    config: EndpointConfig,
+    backend: Backend,
+    environment: Mapping[str, str],
+    *,
+    host: str = "",
+    former: Starlette | None = None,
 ) -> Starlette:
     """
-    Build the application.
+    Build the application of one plan.
 
-    Its `state` has `count`, which counts answers that others give in its place, and `drain`, which
-    ends its work (`Drain.finish`).
+    Its `state` has `count`, which counts answers that others give in its place, `drain`, which
+    ends its work (`Drain.finish`), and `completions`.
 
     Args:
         config: the plan.
@@ -60,25 +65,31 @@ def api_app(
             default no key is needed, no other site is allowed, the model's context is the limit,
             requests that would miss the SLO are shed, and nothing is traced.
         host: where the application listens; a name by which it may be called.
+        former: the application of the plan before, whose keys, tenants and counts are kept.
 
     Raises:
         InputError: a key, limit or switch that cannot be used.
     """
     origins = names_in(environment, ORIGINS)
     hosts = tuple(map(str.lower, (*names_in(environment, HOSTS), host)))
-    access = AccessControl(KeyStore(environment), origins, hosts)
+    if former is None:
+        access = AccessControl(KeyStore(environment), origins, hosts)
+        tracer = request_tracer(environment)
+    else:
+        access, tracer = former.state.completions.access, former.state.tracer
     completions = CompletionRoutes(
         config,
         backend,
         access,
         token_limit=read_token_limit(environment),
         sheds=read_admission(environment),
+        former=None if former is None else former.state.completions,
     )
     drain = Drain()
     recorded = Middleware(
         RecordAnswers,
         metrics=completions.metrics,
-        tracer=request_tracer(environment),
+        tracer=tracer,
         headers={} if config.simulated is None else {ENGINE: str(config.simulated)},
     )
     cors = Middleware(
@@ -98,6 +109,7 @@ def api_app(
         ],
         exception_handlers={HTTPException: _refused},  # of an unknown path, or a wrong method
     )
+    app.state.completions, app.state.tracer = completions, tracer
     app.state.count = partial(completions.metrics.answered, NO_ROUTE)
     app.state.drain = drain.finish
     return app

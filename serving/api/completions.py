@@ -53,6 +53,7 @@ class CompletionRoutes:
         *,
         token_limit: int | None = None,
         sheds: bool = True,
+        former: CompletionRoutes | None = None,
     ) -> None:
         """
         Start without requests.
@@ -63,14 +64,22 @@ class CompletionRoutes:
             access: keys and origins.
             token_limit: most tokens of one answer; `None`: what the context has room for.
             sheds: whether requests that would miss the SLO are refused.
+            former: the routes of the plan before, whose last requests may still be in flight.
         """
         self.config = config
         self.backend = backend
         self.access = access
         self.token_limit = token_limit
         self._cache_secret = secrets.token_bytes(32)
-        self.admission = AdmissionController(config, sheds=sheds)
-        self.metrics = Metrics(config)
+        self.admission: AdmissionController = AdmissionController(
+            config, sheds=sheds, former=None if former is None else former.admission
+        )
+        self.metrics: Metrics
+        if former is None:
+            self.metrics = Metrics(config)
+        else:
+            self.metrics = former.metrics
+            self.metrics.take(config)
         self.bodies = BodyReader(config.max_model_len)
         self.ahead = ReadAhead()
         self.readiness = ReadyCheck(config, backend, self.admission, self.metrics)

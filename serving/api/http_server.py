@@ -119,7 +119,7 @@ class HttpServer:
             OSError: the port cannot be bound, or the certificate cannot be used.
         """
         self.limits = limits or HttpLimits()
-        self.max_connections = _most(self.limits)
+        self.allow(self.limits.connections)
         self.count = count
         self.context = None if tls is None else server_context(tls)
         self.waiting: dict[LimitedConnection, None] = {}
@@ -152,6 +152,12 @@ class HttpServer:
         """Stop accepting requests; `serve` returns after the last answer."""
         self._server.should_exit = True
 
+    def allow(self, connections: int) -> None:
+        """Set the most connections at once, of which half of the process's files is the limit."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.max_connections = connections if hard < 0 else min(connections, hard // 2)
+
     async def reload_certificate(self) -> None:
         """Let new connections have the certificate in the files, if these have changed."""
         if self._tls is None or self.context is None:
@@ -166,13 +172,6 @@ class HttpServer:
             logger.warning("the certificate in use stays: %s: %s", self._tls.cert, error)
             return
         self._loaded = changed
-
-
-def _most(limits: HttpLimits) -> int:
-    """Return the number of connections, after raising the process's limit of open files."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return limits.connections if hard < 0 else min(limits.connections, hard // 2)
 
 
 class LimitedConnection(H11Protocol):

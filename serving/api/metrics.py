@@ -67,18 +67,7 @@ class Metrics:
 
     def __init__(self, config: EndpointConfig) -> None:
         """Make every series, so that a scrape before the first request finds them."""
-        self.recent = RecentLatencies()
         self._registry = CollectorRegistry()
-        limits = {} if config.slo is None else config.slo.limits_s
-        self._seconds = {
-            name: Histogram(
-                f"minicluster_{name}_seconds",
-                text,
-                buckets=sorted({*SECONDS, limits.get(name, SECONDS[0])}),
-                registry=self._registry,
-            )
-            for name, text in HISTOGRAMS.items()
-        }
         self._counters = {
             name: Counter(f"minicluster_{name}", text, labels.split(), registry=self._registry)
             for name, (text, labels) in COUNTERS.items()
@@ -87,6 +76,33 @@ class Metrics:
             name: Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
             for name, (text, labels) in GAUGES.items()
         }
+        self._seconds: dict[str, Histogram] = {}
+        self._limits_s: dict[str, float] = {}
+        self.take(config)
+
+    def take(self, config: EndpointConfig) -> None:
+        """Show another plan from now on; counts go on, but for histograms with another limit."""
+        self.recent = RecentLatencies()
+        limits = {} if config.slo is None else config.slo.limits_s
+        for name, text in HISTOGRAMS.items():
+            limit_s = limits.get(name, SECONDS[0])
+            if self._limits_s.get(name) == limit_s:
+                continue
+            if name in self._seconds:
+                self._registry.unregister(self._seconds[name])
+            self._limits_s[name] = limit_s
+            self._seconds[name] = Histogram(
+                f"minicluster_{name}_seconds",
+                text,
+                buckets=sorted({*SECONDS, limit_s}),
+                registry=self._registry,
+            )
+        for gauge in self._gauges.values():
+            gauge.clear()
+        self._show(config, limits)
+
+    def _show(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
+        """Set the gauges of what is planned."""
         for pool in config.pools:
             for domain, replicas in pool.replicas.items():
                 self._gauges["replicas"].labels(pool.role, domain, "planned").set(replicas)

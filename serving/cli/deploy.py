@@ -19,17 +19,23 @@ from serving.api.tls import tls_files
 from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
 from serving.cluster.state import changing, read_state
-from serving.deployment.compile import kind_of
+from serving.deployment.compile import hash_of, kind_of
 from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
 from serving.deployment.feasibility import plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
 from serving.operations.deploy import Site, bring_up, drain, remove_application, take_down
-from serving.request.length import read_token_limit
+from serving.operations.replace import refuse_changes, refuse_replacement, replace_plan
+from serving.operations.status import current
+from serving.request.length import MAX_OUTPUT_TOKENS, read_token_limit
 from serving.simulated.clock import check_slowdown
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment
+    from serving.protocol.messages import Readiness
+
+REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "replace"}
+"""Parameters of `up` that another plan may bring; the others stay as they run."""
 
 
 def demo_model(
@@ -61,6 +67,7 @@ def demo_model(
 
 
 def up(  # noqa: PLR0913, PLR0917  (a command's options)
+    context: typer.Context,
     plan: Annotated[
         Path, typer.Argument(help="Plan (from `sizing plan -o`), or a deployment to measure.")
     ],
@@ -125,7 +132,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="First take down what runs from this directory, or on --address."
+            "--replace",
+            help="Put the plan in the place of the running one, without a failed request.",
         ),
     ] = False,
 ) -> None:
@@ -133,6 +141,16 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
+    if replace:
+        given = {
+            option.opts[0]: context.params[name]
+            for option in context.command.params
+            if (name := str(option.name)) not in REPLACEABLE
+            and (source := context.get_parameter_source(name)) is not None
+            and source.name == "COMMANDLINE"
+        }
+        _replace(deployment, planned, given, (prefill_deadline_s, kv_deadline_s))
+        return
     kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
     if kind == SIMULATED and planned is None:
         raise InputError("--engine", engine, "a plan with step times", "`sizing plan -o` it")
@@ -166,7 +184,6 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             report=report,
             plan=planned,
             before_start=_warn_of_dtype if kind == "cpu" else None,
-            replacing=replace,
         )
     typer.echo(f"ready: {state.base_url}/v1 serves {deployment.model.id}")
     if kind == SIMULATED:
@@ -174,15 +191,53 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             f"simulated engines, {state.slowdown:g} times slower than the plan: latencies are those"
             " of the plan's model, not measurements; devices were not checked"
         )
-    typer.echo(
-        f"checked: first token {ready.ttft_s * 1e3:.0f} ms; KV hand-off "
-        f"{ready.handoff_s * 1e3:.0f} ms; earlier stalled transfers: {ready.stalls}"
-    )
+    typer.echo(f"checked: {_checked(ready)}")
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
     trust = "" if tls is None else f"--cacert {tls.cert} "
     typer.echo(f"try:   curl -N {trust}{state.base_url}/v1/completions -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
+
+
+def _replace(
+    deployment: Deployment,
+    plan: Plan | None,
+    given: dict[str, object],
+    deadlines_s: tuple[float | None, float | None],
+) -> None:
+    """Put a plan in the place of the one that runs; deadlines that are not given stay."""
+    running = current()
+    longest = read_token_limit(os.environ)
+    refuse_changes(running, given | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
+    refuse_replacement(running, deployment)
+    prefill_s, kv_s = (
+        new or old for new, old in zip(deadlines_s, running.deadlines_s, strict=True)
+    )
+    same = hash_of(plan or deployment) == running.plan_hash and not running.changes
+    if same and (prefill_s, kv_s) == running.deadlines_s:
+        typer.echo(f"nothing to do: {running.base_url} runs this plan")
+        return
+    if running.target == SIMULATED and plan is None:
+        raise InputError("--replace", "a deployment to measure", "a plan with step times")
+    if running.target != SIMULATED and plan is not None:
+        refuse(plan_findings(plan))
+    target = DeployTarget(
+        kind=running.target,
+        slowdown=running.slowdown,
+        deadlines_s=(prefill_s, kv_s),
+        token_limit=running.token_limit,
+        media_domains=read_media_domains(os.environ),
+    )
+    with progress() as report, terminable(), changing():
+        state, ready = replace_plan(deployment, running, target, plan=plan, report=report)
+    typer.echo(f"replaced: {state.base_url}/v1 serves by plan {state.plan_hash}")
+    typer.echo(f"checked: {_checked(ready)}")
+
+
+def _checked(ready: Readiness) -> str:
+    first = "" if ready.ttft_s is None else f"first token {ready.ttft_s * 1e3:.0f} ms; "
+    handoff = f"KV hand-off {ready.handoff_s * 1e3:.0f} ms"
+    return f"{first}{handoff}; earlier stalled transfers: {ready.stalls}"
 
 
 def down(

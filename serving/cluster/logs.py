@@ -49,19 +49,22 @@ def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
         yield f"requests: {access}", "\n".join(text[-lines:])
 
 
-def root_cause(logs: Path, message: str) -> str:
+def root_cause(logs: Path, message: str, since_s: float = 0.0) -> str:
     """
     Return the root cause of a failed start.
 
     Args:
         logs: directory of Ray's logs.
         message: Ray Serve's message.
+        since_s: begin of the start, as `time.time`; logs that are older say nothing of it.
 
     Returns:
         The first error in the workers' logs that does not only report another; Serve's message if
         the logs hold none.
     """
     for file in sorted(logs.glob("worker-*.err")) + sorted(logs.glob("worker-*.out")):
+        if file.stat().st_mtime < since_s:
+            continue
         found = _first_error(file.read_text(encoding="utf-8", errors="replace"))
         if found:
             return found

@@ -70,6 +70,17 @@ def cluster_processes(mark: str, variable: str = MARK) -> set[int]:
     return found - {os.getpid()}
 
 
+def raylet_gpus(cluster_id: str) -> set[int]:
+    """Return the GPUs that the raylets of a cluster on this machine have, with or without work."""
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ValueError):  # ended meanwhile; GPUs by other names
+            variables = process.environ()
+            if variables.get(MARK) == cluster_id and RAYLET in variables:
+                found.update(map(int, variables["CUDA_VISIBLE_DEVICES"].split(",")))
+    return found
+
+
 def stop(mark: str, *, variable: str = MARK, grace_s: float = 1.0) -> None:
     """
     Stop every process of a cluster (or raylet): by SIGTERM, then by SIGKILL.

@@ -13,14 +13,14 @@ from serving.cluster.logs import first_error
 from serving.cluster.ports import LOOPBACK, free_ports
 from serving.cluster.processes import MARK, RAYLET, environment
 from serving.cluster.token import write_token
-from serving.protocol.app_spec import DEVICES_LABEL
+from serving.protocol.app_spec import DEVICES_LABEL, GENERATION_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.protocol.app_spec import RayNode
 
-LABELS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL)
+LABELS = (ROLE_LABEL, NODE_LABEL, DEVICES_LABEL, GENERATION_LABEL)
 OBJECT_STORE_BYTES = 128 << 20
 """Size of the object store: requests and tokens are small. Ray's default is 30 % of the memory."""
 

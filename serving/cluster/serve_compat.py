@@ -23,8 +23,11 @@ import ray
 from ray._private import state, worker
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
+from ray.serve.deployment import Deployment
+from ray.serve.generated.serve_pb2 import DeploymentRoute
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,6 +68,19 @@ def with_version(app: Any, version: str) -> Any:  # noqa: ANN401
     """
     app._bound_deployment._version = version  # noqa: SLF001
     return app
+
+
+def running_deployment(app: str, name: str) -> Deployment:
+    """
+    Return a deployment as it runs.
+
+    Deployed again as it is, Serve leaves its replicas alone, however many `set_replicas` has made.
+    """
+    controller = _get_global_client()._controller  # noqa: SLF001
+    route = DeploymentRoute.FromString(ray.get(controller.get_deployment_info.remote(name, app)))
+    info = DeploymentInfo.from_proto(route.deployment_info)
+    config = info.deployment_config
+    return Deployment(name, config, info.replica_config, version=info.version, _internal=True)
 
 
 def deployment_options(app: str) -> dict[str, dict[str, Any]]:

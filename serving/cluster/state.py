@@ -59,6 +59,7 @@ class State:
         token_limit: most tokens of one answer, if there is a limit.
         nixl_port: first of the engines' side-channel ports.
         slowdown: seconds that each second of a simulated engine takes.
+        generation: of the replicas that serve, as in `serving.deployment.engine_args`.
         planned: it was deployed from a plan, not from a deployment to measure.
         ready: the probes of `serving up` succeeded.
     """
@@ -80,6 +81,7 @@ class State:
     nixl_port: int = 0
     planned: bool = True
     slowdown: float = 1.0
+    generation: int = 1
 
     @property
     def logs(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from minicluster.routing import find_policy, pool_policy
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
-from serving.protocol.app_spec import RayNode, ServedApp, ServedPool
+from serving.protocol.app_spec import RayNode, ServedApp, ServedPool, pool_prefix
 from serving.protocol.endpoint_config import deadlines, endpoint_config, engines_by_domain
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def compile_app(
         plan: the plan behind it, which bounds the queues and gives the endpoint its SLO.
     """
     found = domains(deployment, plan)
-    text = to_json(plan or deployment)
     shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
     pools = []
     for pool in deployment.pools:
@@ -85,16 +85,21 @@ def compile_app(
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
-        nodes=ray_nodes(deployment, target.kind),
+        nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,
             domains=found,
             plan=shown,
-            plan_hash=hashlib.sha256(text.encode()).hexdigest()[:PLAN_HASH_DIGITS],
+            plan_hash=hash_of(plan or deployment),
             simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
             deadlines_s=target.deadlines_s,
         ),
     )
+
+
+def hash_of(plan: Plan | Deployment) -> str:
+    """Return the name of a plan, which its text determines."""
+    return hashlib.sha256(to_json(plan).encode()).hexdigest()[:PLAN_HASH_DIGITS]
 
 
 def limits(
@@ -185,7 +190,7 @@ def _pools(
         # With room for the replicas that `serving scale` may add.
         port = first + number * (NIXL_PORTS // len(by_domain))
         nodes = sorted(node for node, of in found.items() if of == domain)
-        prefix = pool.role.capitalize() + (f"-{domain}:" if len(by_domain) > 1 else ":")
+        prefix = pool_prefix(pool.role, domain if len(by_domain) > 1 else "", target.generation)
         simulated = None
         if plan is not None and target.kind == SIMULATED:
             planned = tuple(place[0][0] for place in members)
@@ -295,9 +300,9 @@ def kind_of(deployment: Deployment) -> str:
     return "cpu" if deployment.pools[0].gpu == "cpu" else "gpu"
 
 
-def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
+def ray_nodes(deployment: Deployment, kind: str, generation: int = 1) -> tuple[RayNode, ...]:
     """
-    Return a raylet for each pool's devices on each node; *kind* is as in `DeployTarget`.
+    Return a raylet for each pool's devices on each node; the rest is as in `DeployTarget`.
 
     Simulated engines need no devices: one raylet of this machine has them all.
     """
@@ -309,7 +314,10 @@ def ray_nodes(deployment: Deployment, kind: str) -> tuple[RayNode, ...]:
     for pool in sorted(deployment.pools, key=lambda each: each.role, reverse=True):
         for placement in pool.placement:
             shares.setdefault((pool.role, placement.node), []).extend(placement.gpus)
-    return tuple(ray_node(node, role, gpus, kind) for (role, node), gpus in shares.items())
+    return tuple(
+        replace(ray_node(node, role, gpus, kind), generation=generation)
+        for (role, node), gpus in shares.items()
+    )
 
 
 def ray_node(

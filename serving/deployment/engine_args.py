@@ -56,6 +56,7 @@ class DeployTarget:
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
         media_domains: hosts from which engines may fetch what a request names by URL.
+        generation: of the plan's replicas; each `serving up --replace` begins the next one.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class DeployTarget:
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None
     media_domains: tuple[str, ...] = NO_MEDIA
+    generation: int = 1
 
     @property
     def transport(self) -> str:

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from serving.protocol.app_spec import ServedApp
     from serving.protocol.messages import Readiness
 
+FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
 START_LIMIT_S = 900.0
 """Longest start: loading hundreds of gigabytes of weights takes minutes."""
 
@@ -120,22 +122,19 @@ def deploy(
         )
         state = replace(state, address=address)
         write_state(state)
-    report("loading Ray Serve" + ("" if site.target.kind == SIMULATED else " and vLLM"))
-    # Ray and vLLM would print their logs to the terminal, between the lines of *report*.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    load(site.target.kind, report)
     # Imported here because they take seconds, which `serving down` and `status` do not need.
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.operations.probe import wait_until_ready  # noqa: PLC0415
 
-    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
-        for each in (logger, *logger.handlers):
-            each.addFilter(lambda record: record.levelno > logging.INFO)
     with connected(state.address):
         if read_state() is None:
             _refuse_another(state.address)
         record(state)
-        _run(served, site, state)
-        _wait_until_running(served, state.logs, report)
+        from serving.replicas.app import build_app  # noqa: PLC0415
+
+        run_application(build_app(served, (site.host, site.port), site.tls, state.owner))
+        wait_until_running(served, state.logs, report)
         readiness = wait_until_ready(
             served,
             base_url=site.base_url,
@@ -146,6 +145,17 @@ def deploy(
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
+
+
+def load(kind: str, report: Callable[[str], None]) -> None:
+    """Import what takes seconds; Ray and vLLM would print logs between the lines of *report*."""
+    report("loading Ray Serve" + ("" if kind == SIMULATED else " and vLLM"))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    import serving.operations.probe  # noqa: F401, PLC0415
+
+    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
+        for each in (logger, *logger.handlers):
+            each.addFilter(lambda record: record.levelno > logging.INFO)
 
 
 def move_keys(environ: MutableMapping[str, str]) -> None:
@@ -178,19 +188,17 @@ def _new_state(site: Site, nixl_port: int) -> State:
     return replace(state, session=session, instance=instance, owner=secrets.token_hex(8))
 
 
-def _run(served: ServedApp, site: Site, state: State) -> None:
-    """Have Ray Serve start the application; needs a connection."""
+def run_application(app: Any) -> None:  # noqa: ANN401
+    """Have Ray Serve start or change the application; needs a connection."""
     from ray import serve  # noqa: PLC0415
     from ray.serve.schema import LoggingConfig  # noqa: PLC0415
-
-    from serving.replicas.app import build_app  # noqa: PLC0415
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     serve.start(proxy_location="Disabled", logging_config=quiet)
     serve.run_many(
         [
             serve.RunTarget(
-                build_app(served, (site.host, site.port), site.tls, state.owner),
+                app,
                 name=APP,
                 logging_config=quiet,
                 external_scaler_enabled=True,  # `serving scale`
@@ -201,25 +209,26 @@ def _run(served: ServedApp, site: Site, state: State) -> None:
     )
 
 
-def _wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:
+def wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:
     """Wait for every replica; raises TargetFailed with the cause if one does not start."""
     from ray import serve  # noqa: PLC0415
 
-    deadline = time.monotonic() + START_LIMIT_S
+    from serving.replicas.app import INGRESS  # noqa: PLC0415
+
+    names = {INGRESS, *(pool.name for pool in served.pools)}
+    begun_s, deadline = time.time(), time.monotonic() + START_LIMIT_S
     while True:
-        status = serve.status().applications[APP]
-        if status.status == "RUNNING":
+        app = serve.status().applications[APP]
+        if app.status == "RUNNING":
             return
-        if status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
-            messages = [each.message for each in status.deployments.values()]
-            raise TargetFailed(root_cause(logs, "\n".join([*messages, status.message])))
+        found = {name: each for name, each in app.deployments.items() if name in names}
+        if app.status in FAILED and any(each.status in FAILED for each in found.values()):
+            message = "\n".join([*(each.message for each in found.values()), app.message])
+            raise TargetFailed(root_cause(logs, message, begun_s))
         if time.monotonic() > deadline:
-            raise TargetFailed(
-                f"not up after {START_LIMIT_S:.0f} s: {root_cause(logs, 'no error logged')}"
-            )
-        up = {
-            name: each.replica_states.get("RUNNING", 0) for name, each in status.deployments.items()
-        }
+            cause = root_cause(logs, "no error logged", begun_s)
+            raise TargetFailed(f"not up after {START_LIMIT_S:.0f} s: {cause}")
+        up = {name: each.replica_states.get("RUNNING", 0) for name, each in found.items()}
         counts = (
             f"{pool.prefix[:-1].lower()} {up.get(pool.name, 0)} of {pool.replicas}"
             for pool in served.pools
@@ -235,7 +244,6 @@ def bring_up(
     report: Callable[[str], None],
     plan: Plan | None = None,
     before_start: Callable[[Deployment], None] | None = None,
-    replacing: bool = False,
 ) -> tuple[State, Readiness]:
     """
     Check, compile and deploy; returns when ready.
@@ -252,7 +260,6 @@ def bring_up(
         report: receives a line of text about each step.
         plan: the plan behind the deployment, if there is one.
         before_start: called with the deployment after all checks, before a first start.
-        replacing: take down what runs from this directory, or on the cluster of *site*, first.
 
     Raises:
         NegativeAnswer: the deployment cannot be realised there; one reason per line.
@@ -262,10 +269,6 @@ def bring_up(
     """
     refuse_missing_certificates(os.environ)
     running = _running_here()
-    if replacing:
-        report("taking down what runs")
-        _make_way(running, site)
-        running = None
     nodes = _live_nodes(deployment, site, report, running)
     labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
     machine = this_machine(site.target.kind, labels)
@@ -290,15 +293,10 @@ def bring_up(
         ready=False,
     )
 
-    def record(state: State) -> None:
-        # `serving verify` compares with these copies, beside the state file.
-        write_state(state)
-        write_atomically(PLAN, to_json(plan or deployment))
-        write_atomically(DEPLOYMENT, to_json(deployment))
-
     vocab_size = deployment.model.vocab_size
+    recorded = partial(record, deployment=deployment, plan=plan)
     try:
-        return deploy(served, site, state, record=record, vocab_size=vocab_size, report=report)
+        return deploy(served, site, state, record=recorded, vocab_size=vocab_size, report=report)
     except BaseException:
         with uninterrupted():
             # Only what has been recorded has been started, or changed.
@@ -307,6 +305,13 @@ def bring_up(
                 report("stopping what was started")
                 take_down(started)
         raise
+
+
+def record(state: State, deployment: Deployment, plan: Plan | None) -> None:
+    """Write the state, and beside it the copies with which `serving verify` compares."""
+    write_state(state)
+    write_atomically(PLAN, to_json(plan or deployment))
+    write_atomically(DEPLOYMENT, to_json(deployment))
 
 
 def _running_here() -> State | None:
@@ -318,15 +323,6 @@ def _running_here() -> State | None:
     return running
 
 
-def _make_way(running: State | None, site: Site) -> None:
-    """Take down *running*, and what runs on the cluster of *site*."""
-    if running is not None:
-        take_down(running)
-    if site.address is not None:
-        drain(site.address)
-        remove_application(site.address)
-
-
 def _refuse_another(address: str) -> None:
     """Refuse to replace what this directory has not deployed; needs a connection."""
     from ray import serve  # noqa: PLC0415  (seconds to import)
@@ -336,7 +332,7 @@ def _refuse_another(address: str) -> None:
             "--address",
             address,
             "a Ray cluster on which no other `serving up` has deployed",
-            f"--replace, or `serving down --address {address}` before",
+            f"`serving down --address {address}` before",
         )
 
 
@@ -351,7 +347,7 @@ def _check(
         refuse(findings(deployment, machine))
     elif not _can_update(deployment, running, site):
         expectation = "nothing deployed from this directory"
-        raise InputError("serving", running.base_url, expectation, "`serving down`, or --replace")
+        raise InputError("serving", running.base_url, expectation, "--replace, or `serving down`")
     if site.address is not None and KEYS in os.environ:
         raise InputError(KEYS, "set", f"{KEYS_FILE} where the cluster is not started here")
     ours = running is not None and running.base_url == site.base_url

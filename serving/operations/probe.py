@@ -10,6 +10,7 @@ import random
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -66,13 +67,26 @@ def wait_until_ready(
     report: Callable[[str], None],
     tls_cert: str = "",
 ) -> Readiness:
+    """Probe as `probe_pairs`, then stream one completion from the endpoint; raises as it does."""
+    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no prefix cache has)
+    probed, limit_s = probe_pairs(served, vocab_size, rng, report)
+    prompt = _prompt(vocab_size, rng)
+    ttft_s = stream_completion(base_url, served.model_id, prompt, limit_s, tls_cert)
+    return replace(probed, ttft_s=ttft_s)
+
+
+def probe_pairs(
+    served: ServedApp, vocab_size: int, rng: random.Random, report: Callable[[str], None]
+) -> tuple[Readiness, float]:
     """
-    Probe until three rounds in a row went without a stall, then stream one completion.
+    Probe every pair of replicas until three rounds in a row went without a stall.
+
+    Returns:
+        What was found, and the limit of a further request, seconds.
 
     Raises:
         TargetFailed: a probe failed, or stalls do not end.
     """
-    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no prefix cache has)
     pairs = sum(_probes(served, pool) * pool.replicas for pool in served.servers)
     what = "prefill → decode pair(s)" if served.endpoint.split else "replica(s)"
     stalls, in_a_row, slowest, fastest = 0, 0, 0.0, math.inf
@@ -92,14 +106,10 @@ def wait_until_ready(
         stalls, slowest = stalls + stalled, max(handoffs)
         in_a_row = 0 if stalled else in_a_row + 1
         if in_a_row == IN_A_ROW:
-            break
-    else:
-        raise TargetFailed(
-            f"KV transfers keep stalling: {stalls} of {ROUNDS * pairs} took more than {STALL_S} s"
-        )
-    prompt = _prompt(vocab_size, rng)
-    ttft_s = stream_completion(base_url, served.model_id, prompt, limit_s, tls_cert)
-    return Readiness(stalls=stalls, handoff_s=slowest, ttft_s=ttft_s)
+            return Readiness(stalls=stalls, handoff_s=slowest), limit_s
+    raise TargetFailed(
+        f"KV transfers keep stalling: {stalls} of {ROUNDS * pairs} took more than {STALL_S} s"
+    )
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:

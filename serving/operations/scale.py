@@ -80,7 +80,7 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
         else:
             _set_replicas(state, name, role, replicas, report)
             places = _remaining(state, pool, replicas)
-            _retire(state, role)
+            retire(state, role)
         after = _with_places(pool, replicas, places)
         now = replace(now, pools=tuple(after if each.role == role else each for each in now.pools))
         state = _record(state, planned, now)
@@ -127,8 +127,8 @@ def _by_node(place: Place) -> dict[str, list[int]]:
 
 def _ensure_room(state: State, role: str, added: Place, report: Callable[[str], None]) -> None:
     """Start raylets of *role* for the *added* devices, if the cluster has no free ones."""
-    kind = _kind(state)
-    if sum(int(free.get(kind, 0)) for _, free in _nodes(state, role)) >= len(added):
+    kind = device_kind(state)
+    if sum(int(free.get(kind, 0)) for _, free in role_nodes(state, role)) >= len(added):
         return
     token = token_file(state.address)
     if token is None:
@@ -150,22 +150,23 @@ def cluster_id_of(state: State) -> str:
     return state.cluster_id if cluster is None else cluster.cluster_id
 
 
-def _retire(state: State, role: str) -> None:
-    """Stop our raylets that have no replica of *role* left; another pool takes their devices."""
-    cluster_id, kind = cluster_id_of(state), _kind(state)
+def retire(state: State, role: str) -> None:
+    """Stop our raylets that have no replica of *role* left; others take their devices."""
+    cluster_id, kind = cluster_id_of(state), device_kind(state)
     if not cluster_id:
         return
-    for node, free in _nodes(state, role):
+    for node, free in role_nodes(state, role):
         empty = free.get(kind, 0) == node["Resources"].get(kind, 0)
         if empty and "node:__internal_head__" not in node["Resources"]:
             stop(raylet_mark(cluster_id, node["Labels"]), variable=RAYLET)
 
 
-def _kind(state: State) -> str:
+def device_kind(state: State) -> str:
+    """Return Ray's name of the devices of a deployment."""
     return "CPU" if state.target == "cpu" else "GPU"
 
 
-def _nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
+def role_nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """Return each live node of *role* as Ray describes it, with its free resources."""
     import ray  # noqa: PLC0415  (a second to import)
 
@@ -208,7 +209,8 @@ def _deployment_name(state: State, role: str) -> str:
     from serving.cluster.connection import connected  # noqa: PLC0415
 
     with connected(state.address):
-        found = by_role(dict(serve.status().applications[APP].deployments)).get(role, {})
+        deployments = dict(serve.status().applications[APP].deployments)
+    found = by_role(deployments, state.generation).get(role, {})
     if len(found) != 1:
         raise NegativeAnswer(
             f"{role} has {len(found)} deployments, one per domain; scale moves replicas inside one "

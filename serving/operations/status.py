@@ -11,7 +11,7 @@ from minicluster.errors import NegativeAnswer, TargetFailed
 from serving.api.tls import trusting
 from serving.cluster.processes import cluster_processes
 from serving.cluster.state import read_state
-from serving.protocol.app_spec import APP
+from serving.protocol.app_spec import APP, POOL_NAME
 
 if TYPE_CHECKING:
     from serving.cluster.state import State
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FACTS_LIMIT_S = 30.0
 """Longest time for a deployment to report its settings; a replica with a full batch is slow."""
 
-ROLES = ("prefill", "decode", "mixed")
 WORST_FIRST = ("DEPLOY_FAILED", "UNHEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING", "HEALTHY")
 """Statuses by severity; the worst is that of several deployments together."""
 
@@ -114,7 +113,8 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
         app = serve.status().applications.get(APP)
         options = deployment_options(APP) if facts else {}
         pools = {}
-        for role, found in by_role(app.deployments if app is not None else {}).items():
+        deployments = dict(app.deployments) if app is not None else {}
+        for role, found in by_role(deployments, state.generation).items():
             running = {name: each.replica_states.get("RUNNING", 0) for name, each in found.items()}
             statuses = {each.status.value for each in found.values()}
             reported = {name: _facts(name) for name in found if facts and running[name]}
@@ -128,13 +128,13 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
         return Deployed(pools=pools, answers=_answers(state))
 
 
-def by_role(deployments: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return each role's deployments, one per domain, by name."""
+def by_role(deployments: dict[str, Any], generation: int) -> dict[str, dict[str, Any]]:
+    """Return each role's deployments of one generation, one per domain, by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, deployment in deployments.items():
-        role = name.partition(":")[0].partition("-")[0].lower()
-        if role in ROLES:
-            found.setdefault(role, {})[name] = deployment
+        pool = POOL_NAME.match(name)
+        if pool is not None and int(pool["generation"] or 1) == generation:
+            found.setdefault(pool["role"].lower(), {})[name] = deployment
     return found
 
 

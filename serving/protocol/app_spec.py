@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,18 @@ CORES = "MINICLUSTER_CORES"
 DEVICES_LABEL = "minicluster-devices"
 """Label of a raylet that `serving scale` moved to another pool: its devices, separated by `_`."""
 
+GENERATION_LABEL = "minicluster-generation"
+"""Label of a raylet that `serving up --replace` started: the generation of its replicas."""
+
+POOL_NAME = re.compile(r"(?P<role>[A-Z][a-z]+)(?:-d\d+)?(?:-g(?P<generation>\d+))?:")
+"""Start of the name of a pool's Ray Serve deployment, as `pool_prefix` writes it."""
+
+
+def pool_prefix(role: str, domain: str, generation: int) -> str:
+    """Return the start of a deployment's name; *domain* is empty where there is only one."""
+    parts = [role.capitalize(), domain, f"g{generation}" if generation > 1 else ""]
+    return "-".join(filter(None, parts)) + ":"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
@@ -27,7 +40,7 @@ class RayNode:
     One raylet: the devices of one planned node that belong to one pool.
 
     If it was *moved*, the plan assigned its devices to another pool; on a CPU its replica reads
-    them from a label.
+    them from a label. Those of a later *generation* are beside others of the same node and role.
     """
 
     node: str
@@ -35,13 +48,17 @@ class RayNode:
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
     moved: bool = False
+    generation: int = 1
 
     @property
     def labels(self) -> dict[str, str]:
         """Labels that the pool's replicas select it by."""
         found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
-        devices = "_".join(map(str, self.cores or self.gpus))
-        return found | ({DEVICES_LABEL: devices} if self.moved else {})
+        if self.moved:
+            found[DEVICES_LABEL] = "_".join(map(str, self.cores or self.gpus))
+        if self.generation > 1:
+            found[GENERATION_LABEL] = str(self.generation)
+        return found
 
 
 def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:

@@ -238,12 +238,12 @@ class Readiness:
     Attributes:
         stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
         handoff_s: slowest transfer of the last round, first decode step included.
-        ttft_s: of the streamed completion at the end.
+        ttft_s: of the streamed completion at the end; `None`: there was none.
     """
 
     stalls: int
     handoff_s: float
-    ttft_s: float
+    ttft_s: float | None = None
 
 
 class Backend(Protocol):

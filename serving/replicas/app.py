@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
+from ray.serve.deployment import Application
 
 from serving.admission.controller import ADMISSION, FORMER_NAME
 from serving.api.auth import HOSTS, ORIGINS
 from serving.api.keys import KEYS_FILE
-from serving.cluster.serve_compat import deployment_options, with_version
+from serving.cluster.serve_compat import deployment_options, running_deployment, with_version
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.endpoint_config import to_plain
@@ -23,7 +24,7 @@ from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedP
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from serving.api.tls import TlsFiles
     from serving.protocol.app_spec import ServedApp, ServedPool
@@ -72,32 +73,74 @@ def build_app(
         tls: certificate and key of the endpoint.
         owner: what `owner_of` returns of it.
     """
-    config = to_plain(served.endpoint)
-    prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
-    servers = {pool.domain: _bound(pool, config, prefill) for pool in served.servers}
+    settings = endpoint_settings(served)
     variables = {
         name: value
         for name, value in os.environ.items()
         if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
     }
-    drain_s = max(pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools)
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=INGRESS_REQUESTS,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-        graceful_shutdown_timeout_s=drain_s + 2 * CLOSE_S,
+        graceful_shutdown_timeout_s=settings["drain_s"] + 2 * CLOSE_S,
         ray_actor_options={
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
             "resources": {"node:__internal_head__": 0.001},
             "runtime_env": {"env_vars": IN_ONE_THREAD | variables | {OWNER: owner}},
         },
+        user_config=settings,
     )
-    return ingress.bind(
-        config, servers=servers, prefill=prefill, address=address, tls=tls, drain_s=drain_s
-    )
+    bound = ingress.bind(settings, pools=bind_pools(served), address=address, tls=tls)
+    return with_version(bound, _version(repr((address, tls))))
+
+
+def endpoint_settings(served: ServedApp) -> dict[str, Any]:
+    """Return what `Ingress` serves by: the plan, the deployments by domain, and its drain."""
+    drains_s = [pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools]
+    return {
+        "config": to_plain(served.endpoint),
+        "servers": {pool.domain: pool.name for pool in served.servers},
+        "prefill": {pool.domain: pool.name for pool in served.of("prefill")},
+        "drain_s": max(drains_s),
+    }
+
+
+def bind_pools(served: ServedApp) -> list[Any]:
+    """Bind the deployments of all pools."""
+    config = to_plain(served.endpoint)
+    prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
+    return [*prefill.values(), *(_bound(pool, config, prefill) for pool in served.servers)]
+
+
+def changed_app(
+    app: str, kept: Iterable[str], added: Iterable[Any], settings: dict[str, Any] | None = None
+) -> Any:  # noqa: ANN401
+    """
+    Return a running application with other pools, for `serve.run`; needs a connection.
+
+    Ray Serve leaves the endpoint and the kept deployments as they run, and removes all others.
+
+    Args:
+        app: its name.
+        kept: names of the deployments to keep.
+        added: bound deployments.
+        settings: other ones for the endpoint.
+    """
+    ingress = running_deployment(app, INGRESS)
+    pools = [*(Application(running_deployment(app, name)) for name in kept), *added]
+    options: dict[str, Any] = {"_init_kwargs": {**ingress.init_kwargs, "pools": pools}}
+    if settings is not None:
+        drain_s = settings["drain_s"] + 2 * CLOSE_S
+        options |= {
+            "_init_args": (settings,),
+            "user_config": settings,
+            "graceful_shutdown_timeout_s": drain_s,
+        }
+    return Application(ingress.options(**options))
 
 
 def owner_of(app: str) -> str | None:
@@ -129,7 +172,11 @@ def _bound(
         app = _with_vllm(pool, config)
         settings = {key: value for key, value in pool.llm_config.items() if key != OPTIONS}
         engine = json.dumps(settings, sort_keys=True, default=str)
-    return with_version(app, hashlib.sha256(engine.encode()).hexdigest()[:16])
+    return with_version(app, _version(engine))
+
+
+def _version(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401

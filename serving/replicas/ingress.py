@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from serving.admission.controller import AdmissionController
 from serving.api.access_log import write_access_log
 from serving.api.app import api_app
 from serving.api.http_server import HttpLimits, HttpServer
+from serving.api.metrics import Metrics
+from serving.api.readiness import ReadyCheck
 from serving.cluster.logs import ACCESS_LOG
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
 from serving.protocol.endpoint_config import from_plain
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from serving.api.tls import TlsFiles
 
@@ -38,48 +42,102 @@ IDLE_CONNECTIONS = 1024
 
 @serve.ingress()
 class Ingress:
-    """The endpoint: checks requests, sends them to decode, reports times in `Server-Timing`."""
+    """
+    The endpoint: checks requests, sends them to decode, reports times in `Server-Timing`.
+
+    Its settings are those of `serving.replicas.app.endpoint_settings`. With other ones a request
+    in flight ends as it began, and the next one goes by the new plan to the new replicas.
+    """
 
     def __init__(
         self,
-        config: dict[str, Any],
+        settings: dict[str, Any],
         *,
-        servers: Mapping[str, Any],
-        prefill: Mapping[str, Any],
+        pools: object = None,  # noqa: ARG002
         address: tuple[str, int] | None = None,
         tls: TlsFiles | None = None,
-        drain_s: float = 0.0,
     ) -> None:
         """
-        Take the plan and the handles of all pools: see `serving.protocol.endpoint_config`.
+        Take the plan, and the names of the deployments that it calls.
 
         With an *address* it listens there itself, with *tls* by HTTPS; without one Ray Serve's
-        proxy forwards requests. At its end it waits at most *drain_s* for answers under way.
+        proxy forwards requests. Through *pools* Ray Serve finds the deployments to start.
         """
         keep_log_open()
         write_access_log(serve_logs() / ACCESS_LOG)
-        self._config = from_plain(config)
-        self._backend = ServeBackend(servers, prefill, self._config)
+        self._settings = settings
         self._address = address
         self._tls = tls
-        self._drain_s = drain_s
         self._app: Starlette | None = None
+        self._prepared: tuple[dict[str, Any], ServeBackend] | None = None
+        self._draining: set[asyncio.Task[int]] = set()
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def __serve_build_asgi_app__(self) -> Starlette:
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Ray calls this once, in the replica."""
-        host, port = self._address or ("", None)
-        self._app = app = api_app(self._config, self._backend, os.environ, host=host)
-        if port is not None:
-            limits = HttpLimits(connections=IDLE_CONNECTIONS + 2 * self._config.answering.sequences)
+        self._app = app = self._built(self._settings, _backend(self._settings))
+
+        # A function, because uvicorn takes a bound method for the older interface.
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            assert self._app is not None  # noqa: S101  (for the type checker)
+            await self._app(scope, receive, send)
+
+        if self._address is not None:
+            host, port = self._address
+            limits = HttpLimits(connections=_connections(app))
             self._server = HttpServer(
-                app, host, port, limits=limits, tls=self._tls, count=app.state.count
+                answer, host, port, limits=limits, tls=self._tls, count=app.state.count
             )
             self._serving = asyncio.create_task(self._server.serve())
         loop = asyncio.get_running_loop()
         before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
-        return app
+        return answer
+
+    def _built(self, settings: dict[str, Any], backend: ServeBackend) -> Starlette:
+        """Return the application of *settings*, which goes on where that of now ends."""
+        config = from_plain(settings["config"])
+        host = "" if self._address is None else self._address[0]
+        return api_app(config, backend, os.environ, host=host, former=self._app)
+
+    async def prepare(self, settings: dict[str, Any]) -> list[str]:
+        """
+        Have the handles of *settings* ready to switch to: send a request through every domain.
+
+        Returns:
+            What is lacking; nothing: requests get through.
+        """
+        config, backend = from_plain(settings["config"]), _backend(settings)
+        check = ReadyCheck(config, backend, AdmissionController(config), Metrics(config))
+        _, lacking = await check.check()
+        if not lacking:
+            self._prepared = settings, backend
+        return lacking
+
+    async def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Serve by *settings* from the next request on; Ray Serve calls this when they change."""
+        former, drain_s = self._app, self._settings["drain_s"]
+        if settings == self._settings or former is None:
+            return
+        prepared, backend = self._prepared or (None, None)
+        if backend is None or prepared != settings:
+            backend = _backend(settings)
+        self._app, self._prepared = self._built(settings, backend), None
+        self._settings = settings
+        if self._server is not None:
+            self._server.allow(_connections(self._app))
+        draining: asyncio.Task[int] = asyncio.create_task(former.state.drain(drain_s))
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+
+    async def serves(self) -> dict[str, str]:
+        """Return the deployment that answers in each domain."""
+        servers: dict[str, str] = self._settings["servers"]
+        return servers
+
+    async def drain_former(self) -> int:
+        """Wait until requests of former plans have ended; return how many are left at the limit."""
+        return sum(await asyncio.gather(*self._draining))
 
     def check_health(self) -> None:
         """
@@ -94,7 +152,10 @@ class Ingress:
 
     async def drain(self) -> int:
         """Refuse new work, and let answers end; return how many are left at the limit."""
-        return 0 if self._app is None else int(await self._app.state.drain(self._drain_s))
+        if self._app is None:
+            return 0
+        now = self._app.state.drain(self._settings["drain_s"])
+        return sum(await asyncio.gather(now, *self._draining))
 
     async def __del__(self) -> None:
         """Drain, and stop listening: Ray Serve, past which clients connect, knows of no request."""
@@ -102,3 +163,21 @@ class Ingress:
         if self._server is not None and self._serving is not None:
             self._server.stop()
             await asyncio.wait({self._serving}, timeout=CLOSE_S)
+
+
+def _backend(settings: Mapping[str, Any]) -> ServeBackend:
+    """Return the pools of *settings*, which names a deployment of this application per domain."""
+
+    def handles(names: Mapping[str, str]) -> dict[str, Any]:
+        if not names:
+            return {}
+        app = serve.get_replica_context().app_name
+        return {domain: serve.get_deployment_handle(name, app) for domain, name in names.items()}
+
+    config = from_plain(settings["config"])
+    return ServeBackend(handles(settings["servers"]), handles(settings["prefill"]), config)
+
+
+def _connections(app: Starlette) -> int:
+    sequences: int = app.state.completions.config.answering.sequences
+    return IDLE_CONNECTIONS + 2 * sequences

@@ -1,0 +1,321 @@
+"""`serving up --replace`: another plan for what runs, whose clients see no failed request."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from minicluster.command import uninterrupted
+from minicluster.errors import InputError, TargetFailed
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, read_deployment
+from serving.cluster.local_cluster import token_file
+from serving.cluster.ports import NIXL_PORT, NIXL_PORTS, free_nixl_port
+from serving.cluster.processes import environment, raylet_gpus
+from serving.cluster.raylets import join_nodes
+from serving.cluster.state import DEPLOYMENT
+from serving.deployment.compile import compile_app, kind_of, ray_nodes
+from serving.deployment.engine_args import SIMULATED
+from serving.deployment.feasibility import findings, refuse
+from serving.deployment.simulated import simulated_findings
+from serving.deployment.target import this_machine
+from serving.operations.deploy import load, record, run_application, wait_until_running
+from serving.operations.scale import cluster_id_of, device_kind, retire, role_nodes
+from serving.operations.status import by_role, is_gone
+from serving.protocol.app_spec import APP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from minicluster.plan import Deployment, Plan
+    from serving.cluster.state import State
+    from serving.deployment.engine_args import DeployTarget
+    from serving.protocol.app_spec import RayNode, ServedApp
+    from serving.protocol.messages import Readiness
+
+WAY_OUT = "`serving down`, then `serving up`"
+
+PREPARE_TRIES = 3
+"""Requests through every domain that may fail before the new replicas are given up."""
+
+SWITCH_LIMIT_S = 60.0
+"""Longest time for the endpoint to take the new plan; it takes a second."""
+
+END_MARGIN_S = 30.0
+"""Time for a replica's process to end, beyond its drain."""
+
+
+def refuse_changes(running: State, given: Mapping[str, object]) -> None:
+    """
+    Refuse options of `serving up` that another plan for what runs cannot change.
+
+    Args:
+        running: the deployment.
+        given: options on the command line, by name.
+
+    Raises:
+        InputError: one of them differs from what runs.
+    """
+    at = urlsplit(running.base_url)
+    kept = {
+        "--host": at.hostname,
+        "--port": at.port,
+        "--address": running.address,
+        "--engine": SIMULATED if running.target == SIMULATED else "vllm",
+        "--slowdown": running.slowdown,
+        "MINICLUSTER_MAX_OUTPUT_TOKENS": running.token_limit,
+    }
+    for name, value in given.items():
+        if name not in kept:
+            raise InputError(name, "given", f"no {name} with --replace", WAY_OUT)
+        if value != kept[name]:
+            raise InputError(name, value, f"{kept[name]} as it runs, with --replace", WAY_OUT)
+
+
+def refuse_replacement(running: State, deployment: Deployment) -> None:
+    """
+    Refuse what cannot take the place of *running*.
+
+    Raises:
+        InputError: another model, or other devices.
+        TargetFailed: what runs has ended, or has never been ready.
+    """
+    if is_gone(running) or not running.ready:
+        raise TargetFailed(f"the deployment at {running.base_url} is not up ({WAY_OUT})")
+    served = read_deployment(DEPLOYMENT).model.id
+    if deployment.model.id != served:
+        expected = f"{served}, which clients of {running.base_url} name"
+        raise InputError("model.id", deployment.model.id, expected, WAY_OUT)
+    if running.target not in {SIMULATED, kind_of(deployment)}:
+        raise InputError("plan", kind_of(deployment), f"a plan for {running.target}", WAY_OUT)
+
+
+def replace_plan(
+    deployment: Deployment,
+    running: State,
+    target: DeployTarget,
+    *,
+    plan: Plan | None,
+    report: Callable[[str], None],
+) -> tuple[State, Readiness]:
+    """
+    Start the replicas of another plan beside those that run, switch to them, and remove the former.
+
+    Whatever fails before the switch, or Ctrl-C, removes the new replicas, and the former plan
+    serves on. After it the new plan serves, and Ctrl-C ends the wait for answers in flight.
+
+    Args:
+        deployment: what is to run.
+        running: what runs, which `refuse_replacement` accepted.
+        target: as *running*; ports, number of hosts and generation are found out.
+        plan: the plan behind the deployment, if there is one.
+        report: receives a line of text about each step.
+
+    Raises:
+        NegativeAnswer: there is no room beside the replicas that run; one reason per line.
+        TargetFailed: the new replicas did not become ready.
+    """
+    # Imported here because they take seconds.
+    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.replicas.app import endpoint_settings  # noqa: PLC0415
+
+    load(target.kind, report)
+    with connected(running.address):
+        target = _beside(deployment, replace(target, generation=running.generation + 1))
+        started = _room(deployment, running, target, plan)
+        served = compile_app(deployment, target, plan=plan)
+        former, settings = _serving(running), endpoint_settings(served)
+        names = {pool.name for pool in served.pools}
+        state = replace(
+            running,
+            plan_hash=served.endpoint.plan_hash,
+            planned=plan is not None,
+            deadlines_s=target.deadlines_s,
+            nixl_port=target.nixl_port,
+            generation=target.generation,
+            changes=(),
+        )
+        switched = False
+        try:
+            _start(running, started, report)
+            _run_beside(served, former[0], running, report)
+            readiness = _probed(served, deployment.model.vocab_size, settings, report)
+            with uninterrupted():
+                report("switching to the new replicas")
+                _switch([*former[0], *names], settings)
+                record(state, deployment, plan)
+                switched = True
+            _drain(former[1], report)
+        finally:
+            with uninterrupted():
+                if switched:
+                    report("removing the former replicas")
+                    _keep(names, former[0], settings)
+                else:
+                    report("removing the new replicas; the running plan serves on")
+                    _keep(former[0], names, former[1])
+                for role in {node.role for node in started}:
+                    retire(running, role)
+    return state, readiness
+
+
+def _beside(deployment: Deployment, target: DeployTarget) -> DeployTarget:
+    """Return *target* with ports for KV transfers that the replicas that run do not have."""
+    import ray  # noqa: PLC0415
+
+    hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(hosts) == 1:
+        workers = max(pool.gpus for pool in deployment.pools)
+        return replace(target, one_host=True, nixl_port=free_nixl_port(workers))
+    # No host can ask the others: generations take turns.
+    half = NIXL_PORT + (target.generation + 1) % 2 * NIXL_PORTS // 2
+    return replace(target, one_host=False, nixl_port=half)
+
+
+def _room(
+    deployment: Deployment, running: State, target: DeployTarget, plan: Plan | None
+) -> list[RayNode]:
+    """Return the raylets to start for the new replicas; refuse them if there is no room."""
+    import ray  # noqa: PLC0415
+
+    labels = tuple(node["Labels"] for node in ray.nodes() if node["Alive"])
+    machine = this_machine(target.kind, None if running.cluster_id else labels)
+    if target.kind == SIMULATED:
+        if plan is not None:
+            refuse(simulated_findings(plan, machine.memory_bytes))
+        return []
+    needed = ray_nodes(deployment, target.kind, target.generation)
+    lacking = [node for node in needed if not _is_free(running, node)]
+    reasons = [*findings(deployment, machine), *_held(running, lacking)]
+    if reasons:
+        reasons.append(f"(beside what runs; without it: {WAY_OUT})")
+    refuse(reasons)
+    return lacking
+
+
+def _is_free(running: State, node: RayNode) -> bool:
+    """Return whether the cluster has the devices of a planned raylet free."""
+    kind = device_kind(running)
+    free = sum(
+        int(free.get(kind, 0))
+        for found, free in role_nodes(running, node.role)
+        if found["Labels"].get(NODE_LABEL) == node.node
+    )
+    return free >= len(node.cores or node.gpus)
+
+
+def _held(running: State, lacking: list[RayNode]) -> Iterator[str]:
+    """Yield why the devices of raylets cannot be had; on a CPU replicas may share cores."""
+    cluster_id = cluster_id_of(running)
+    taken = raylet_gpus(cluster_id) if cluster_id and running.target == "gpu" else set()
+    for node in lacking:
+        if not cluster_id:
+            labels = f"{ROLE_LABEL}={node.role}, {NODE_LABEL}={node.node}"
+            yield f"placement: {len(node.cores or node.gpus)} devices are not free at {labels}"
+        elif held := sorted(taken.intersection(node.gpus)):
+            yield f"placement: GPUs {held} have replicas that run"
+
+
+def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) -> None:
+    """Start raylets in a cluster of ours."""
+    if nodes:
+        report(f"starting {len(nodes)} raylet(s)")
+        token = token_file(running.address)
+        assert token is not None  # noqa: S101  (a cluster of ours, by `_held`)
+        variables = environment(cluster_id_of(running), token)
+        join_nodes(nodes, variables, address=running.address)
+
+
+def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
+    """Return the deployments of the pools that serve, and the endpoint's settings."""
+    from ray import serve  # noqa: PLC0415
+
+    from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
+    from serving.replicas.app import INGRESS  # noqa: PLC0415
+
+    deployments = dict(serve.status().applications[APP].deployments)
+    found = by_role(deployments, running.generation)
+    names = [name for each in found.values() for name in each]
+    settings: dict[str, Any] = running_deployment(APP, INGRESS).user_config
+    return names, settings
+
+
+def _run_beside(
+    served: ServedApp, former: Collection[str], running: State, report: Callable[[str], None]
+) -> None:
+    """Start the new replicas beside the deployments *former*."""
+    from serving.replicas.app import bind_pools, changed_app  # noqa: PLC0415
+
+    run_application(changed_app(APP, former, bind_pools(served)))
+    wait_until_running(served, running.logs, report)
+
+
+def _probed(
+    served: ServedApp, vocab_size: int, settings: dict[str, Any], report: Callable[[str], None]
+) -> Readiness:
+    """Have every pair of new replicas answer, and then the endpoint's own requests to them."""
+    from serving.operations.probe import probe_pairs  # noqa: PLC0415
+
+    rng = random.Random(time.time_ns())  # noqa: S311  (prompts that no prefix cache has)
+    readiness, limit_s = probe_pairs(served, vocab_size, rng, report)
+    report("sending requests from the endpoint to the new replicas")
+    lacking: list[str] = []
+    for _ in range(PREPARE_TRIES):
+        lacking = _endpoint().prepare.remote(settings).result(timeout_s=limit_s)
+        if not lacking:
+            return readiness
+    raise TargetFailed("; ".join(lacking))
+
+
+def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
+    """Have the endpoint serve by other settings, with deployments of *names*."""
+    from serving.replicas.app import changed_app  # noqa: PLC0415
+
+    run_application(changed_app(APP, names, (), settings))
+    deadline = time.monotonic() + SWITCH_LIMIT_S
+    while _endpoint().serves.remote().result(timeout_s=SWITCH_LIMIT_S) != settings["servers"]:
+        if time.monotonic() > deadline:
+            raise TargetFailed(f"the endpoint has not taken the plan in {SWITCH_LIMIT_S:g} s")
+        time.sleep(0.1)
+
+
+def _drain(former: dict[str, Any], report: Callable[[str], None]) -> None:
+    """Wait until no request is left at the former replicas, or their drain is over."""
+    from ray.exceptions import RayError  # noqa: PLC0415
+
+    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
+
+    report("waiting for answers of the former replicas")
+    limit_s = former["drain_s"] + END_MARGIN_S
+    with suppress(RayError, *NO_REPLICA_ERRORS):
+        left = _endpoint().drain_former.remote().result(timeout_s=limit_s)
+        if left:
+            report(f"{left} answers have not ended in {former['drain_s']:g} s")
+
+
+def _keep(names: Collection[str], gone: Collection[str], settings: dict[str, Any]) -> None:
+    """Remove the deployments *gone*, and wait until their replicas have ended."""
+    from ray.util import list_named_actors  # noqa: PLC0415
+
+    from serving.replicas.app import changed_app  # noqa: PLC0415
+
+    run_application(changed_app(APP, names, (), settings))
+    deadline = time.monotonic() + settings["drain_s"] + END_MARGIN_S
+    marks = tuple(f"{APP}#{name}#" for name in gone)
+    while any(
+        mark in each["name"] for each in list_named_actors(all_namespaces=True) for mark in marks
+    ):
+        if time.monotonic() > deadline:
+            raise TargetFailed(f"replicas of {', '.join(sorted(gone))} do not end")
+        time.sleep(0.2)
+
+
+def _endpoint() -> Any:  # noqa: ANN401
+    from ray import serve  # noqa: PLC0415
+
+    from serving.replicas.app import INGRESS  # noqa: PLC0415
+
+    return serve.get_deployment_handle(INGRESS, APP)
