@@ -52,6 +52,7 @@ SIMULATED = {
     for name in (
         "drain",
         "interrupts",
+        "replace",
         "simulated_cluster",
         "simulated_endpoint",
         "simulated_gangs",

@@ -153,10 +153,10 @@ def replace_plan(
             with uninterrupted():
                 if switched:
                     report("removing the former replicas")
-                    _keep(names, former[0], settings)
+                    _keep(names, former[0], settings, former[1]["drain_s"])
                 else:
                     report("removing the new replicas; the running plan serves on")
-                    _keep(former[0], names, former[1])
+                    _keep(former[0], names, former[1], settings["drain_s"])
                 for role in {node.role for node in started}:
                     retire(running, role)
     return state, readiness
@@ -264,7 +264,7 @@ def _probed(
     report("sending requests from the endpoint to the new replicas")
     lacking: list[str] = []
     for _ in range(PREPARE_TRIES):
-        lacking = _endpoint().prepare.remote(settings).result(timeout_s=limit_s)
+        lacking = _ask_endpoint(limit_s, "prepare", settings)
         if not lacking:
             return readiness
     raise TargetFailed("; ".join(lacking))
@@ -276,7 +276,7 @@ def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
 
     run_application(changed_app(APP, names, (), settings))
     deadline = time.monotonic() + SWITCH_LIMIT_S
-    while _endpoint().serves.remote().result(timeout_s=SWITCH_LIMIT_S) != settings["servers"]:
+    while _ask_endpoint(SWITCH_LIMIT_S, "serves") != settings["servers"]:
         if time.monotonic() > deadline:
             raise TargetFailed(f"the endpoint has not taken the plan in {SWITCH_LIMIT_S:g} s")
         time.sleep(0.1)
@@ -284,26 +284,23 @@ def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
 
 def _drain(former: dict[str, Any], report: Callable[[str], None]) -> None:
     """Wait until no request is left at the former replicas, or their drain is over."""
-    from ray.exceptions import RayError  # noqa: PLC0415
-
-    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
-
     report("waiting for answers of the former replicas")
-    limit_s = former["drain_s"] + END_MARGIN_S
-    with suppress(RayError, *NO_REPLICA_ERRORS):
-        left = _endpoint().drain_former.remote().result(timeout_s=limit_s)
+    with suppress(TargetFailed):  # an endpoint that has ended has no requests
+        left = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
         if left:
             report(f"{left} answers have not ended in {former['drain_s']:g} s")
 
 
-def _keep(names: Collection[str], gone: Collection[str], settings: dict[str, Any]) -> None:
+def _keep(
+    names: Collection[str], gone: Collection[str], settings: dict[str, Any], drain_s: float
+) -> None:
     """Remove the deployments *gone*, and wait until their replicas have ended."""
     from ray.util import list_named_actors  # noqa: PLC0415
 
     from serving.replicas.app import changed_app  # noqa: PLC0415
 
     run_application(changed_app(APP, names, (), settings))
-    deadline = time.monotonic() + settings["drain_s"] + END_MARGIN_S
+    deadline = time.monotonic() + drain_s + END_MARGIN_S
     marks = tuple(f"{APP}#{name}#" for name in gone)
     while any(
         mark in each["name"] for each in list_named_actors(all_namespaces=True) for mark in marks
@@ -313,9 +310,16 @@ def _keep(names: Collection[str], gone: Collection[str], settings: dict[str, Any
         time.sleep(0.2)
 
 
-def _endpoint() -> Any:  # noqa: ANN401
+def _ask_endpoint(limit_s: float, method: str, *given: object) -> Any:  # noqa: ANN401
+    """Return what a method of the endpoint returns; raises TargetFailed if it does not answer."""
     from ray import serve  # noqa: PLC0415
+    from ray.exceptions import RayError  # noqa: PLC0415
 
     from serving.replicas.app import INGRESS  # noqa: PLC0415
+    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
-    return serve.get_deployment_handle(INGRESS, APP)
+    call = getattr(serve.get_deployment_handle(INGRESS, APP), method).remote(*given)
+    try:
+        return call.result(timeout_s=limit_s)
+    except (RayError, *NO_REPLICA_ERRORS) as error:
+        raise TargetFailed(f"the endpoint does not answer: {error!r}") from None

@@ -80,7 +80,7 @@ def test_forgetting_keeps_only_the_logs(state: State, tmp_path: Path, *, writabl
     [
         ("session_1", "session_1", "us", False),
         ("session_1", "session_1", None, False),  # nothing is deployed there
-        ("session_1", "session_1", "others", True),  # they deployed with --replace
+        ("session_1", "session_1", "others", True),  # another directory deployed
         ("session_1", "session_2", "us", True),  # its head started again, at the same address
         ("", "session_1", "us", False),  # written before clusters were told apart
     ],

@@ -71,7 +71,7 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
     stays = {"labels": {NODE_LABEL: "node-1"}, "cores": [[0]]}
     running = Deployed(pools={"prefill": DeployedPool(facts=[stays])}, answers=True)
     for name, replaced in {
-        "_nodes": nodes,
+        "role_nodes": nodes,
         "_deployment_name": lambda _state, role: role,
         "_set_replicas": lambda _state, *what: done.append(what[1:3]),
         "cluster_status": lambda *_, **__: running,

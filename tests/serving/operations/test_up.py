@@ -186,14 +186,13 @@ class Serve:
 
 
 @pytest.mark.parametrize(
-    ("there", "replacing", "calls"),
+    ("there", "calls"),
     [
-        ([APP], False, []),
-        ([], False, ["start", "run_many", f"delete {APP}", "shutdown"]),
-        (["another"], False, ["start", "run_many", f"delete {APP}"]),
-        ([APP, "another"], True, [f"delete {APP}", "start", "run_many", f"delete {APP}"]),
+        ([APP], []),
+        ([], ["start", "run_many", f"delete {APP}", "shutdown"]),
+        (["another"], ["start", "run_many", f"delete {APP}"]),
     ],
-    ids=["refused", "failed", "beside another", "replaced"],
+    ids=["refused", "failed", "beside another"],
 )
 def test_only_what_it_started_is_taken_down(
     plan: Plan,
@@ -201,15 +200,12 @@ def test_only_what_it_started_is_taken_down(
     monkeypatch: pytest.MonkeyPatch,
     there: list[str],
     calls: list[str],
-    *,
-    replacing: bool,
 ) -> None:
     """On a cluster of others, from a directory that knows of no deployment, and a failed start."""
     monkeypatch.chdir(tmp_path)
     cluster = Serve(monkeypatch, there)
-    given = {"report": lambda _: None, "plan": plan, "replacing": replacing}
     with pytest.raises((InputError, TargetFailed)) as failed:
-        operations.bring_up(plan.deployment, _site("a:1"), **given)
+        operations.bring_up(plan.deployment, _site("a:1"), report=lambda _: None, plan=plan)
     assert cluster.calls == calls
     assert ("serving down --address a:1" in str(failed.value)) == (not calls)
     assert read_state() is None
@@ -226,7 +222,7 @@ def test_a_deployment_that_comes_first_is_left_alone(
         cluster.applications[APP] = None
 
     given = {"report": print, "plan": plan, "before_start": first}
-    with pytest.raises(InputError, match="--replace"):
+    with pytest.raises(InputError, match="down --address a:1"):
         operations.bring_up(plan.deployment, _site("a:1"), **given)
     assert cluster.calls == []
     assert APP in cluster.applications
@@ -236,7 +232,7 @@ def test_a_deployment_that_comes_first_is_left_alone(
 def test_what_has_replaced_it_is_not_taken_down(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
-    """Another directory has deployed with `--replace` on the cluster where this one had."""
+    """Another directory has deployed on the cluster where this one had."""
     monkeypatch.chdir(tmp_path)
     cluster = Serve(monkeypatch, [APP])
     cluster.owner = owner

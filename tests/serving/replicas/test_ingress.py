@@ -44,7 +44,8 @@ def test_it_is_healthy_as_long_as_it_listens(config: EndpointConfig, *, dies: bo
 
     async def used() -> None:
         address = ("127.0.0.1", port)
-        ingress = Endpoint(to_plain(config), servers={}, prefill={}, address=address, drain_s=1.0)
+        settings = {"config": to_plain(config), "servers": {}, "prefill": {}, "drain_s": 1.0}
+        ingress = Endpoint(settings, address=address)
         await ingress.__serve_build_asgi_app__()
         while True:
             try:

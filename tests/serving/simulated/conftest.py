@@ -55,19 +55,19 @@ def answer_limits(model: Path) -> AnswerLimits:
     )
 
 
-def plan_for_gpus(model: Path) -> Plan:
-    """Return a plan of three replicas of each role, with little KV cache."""
-    nodes = [f"node-{at}" for at in range(2 * REPLICAS)]
+def plan_for_gpus(model: Path, replicas: int = REPLICAS) -> Plan:
+    """Return a plan of so many replicas of each role, with little KV cache."""
+    nodes = [f"node-{at}" for at in range(2 * replicas)]
     prefill, decode = (
         make_pool(
             role,
             gpu="h100-sxm",
             tp=2,
-            replicas=REPLICAS,
+            replicas=replicas,
             max_num_seqs=8,
             placement=places(*((node, (0, 1)) for node in of)),
         )
-        for role, of in (("prefill", nodes[:REPLICAS]), ("decode", nodes[REPLICAS:]))
+        for role, of in (("prefill", nodes[:replicas]), ("decode", nodes[replicas:]))
     )
     made = make_deployment(model, prefill=prefill, decode=decode)
     blocks_bytes = 32 * kv_bytes_per_token(made.model, tp=2) * 400
