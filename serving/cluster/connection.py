@@ -42,7 +42,7 @@ FIRST_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """
-    Connect to the cluster as a driver for the duration of the block.
+    Connect to the cluster as a driver for the duration of the block; one inside it shares it.
 
     A cluster started from this directory has its token there; for any other one the token comes
     from Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
@@ -51,6 +51,9 @@ def connected(address: str) -> Iterator[None]:
         InputError: the cluster's token is missing or wrong.
         TargetFailed: no cluster answers there.
     """
+    if ray.is_initialized():
+        yield
+        return
     refuse_missing_certificates(os.environ)
     host, _, port = address.rpartition(":")
     is_host_and_port = "/" not in host and port.isdigit()  # Ray knows other forms, too

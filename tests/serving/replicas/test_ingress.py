@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from minicluster.specs.slo import SloSpec
 from serving.api.access_log import access_log
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig, to_plain
 from serving.replicas.ingress import Ingress
+from tests.serving.fake_servers import FakeServers
+from tests.serving.http_client import KEY, ONE
+from tests.serving.virtual_time import in_virtual_time
 
 OURS: Any = Ingress.__wrapped__  # type: ignore[attr-defined]
 
@@ -37,6 +43,11 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         handler.close()
 
 
+def _settings(config: EndpointConfig, drain_s: float = 1.0) -> dict[str, Any]:
+    """Return an endpoint's settings, without any deployment to call."""
+    return {"config": to_plain(config), "servers": {}, "prefill": {}, "drain_s": drain_s}
+
+
 @pytest.mark.parametrize("dies", [True, False])
 def test_it_is_healthy_as_long_as_it_listens(config: EndpointConfig, *, dies: bool) -> None:
     """A server that has ended is found out, and the port is free after the end."""
@@ -44,8 +55,7 @@ def test_it_is_healthy_as_long_as_it_listens(config: EndpointConfig, *, dies: bo
 
     async def used() -> None:
         address = ("127.0.0.1", port)
-        settings = {"config": to_plain(config), "servers": {}, "prefill": {}, "drain_s": 1.0}
-        ingress = Endpoint(settings, address=address)
+        ingress = Endpoint(_settings(config), address=address)
         await ingress.__serve_build_asgi_app__()
         while True:
             try:
@@ -64,3 +74,50 @@ def test_it_is_healthy_as_long_as_it_listens(config: EndpointConfig, *, dies: bo
 
     asyncio.run(asyncio.wait_for(used(), 30))
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@in_virtual_time
+async def test_another_plan_takes_the_next_request(
+    config: EndpointConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream in flight ends where it began; counts and keys go on, limits are the new ones."""
+    monkeypatch.setenv("MINICLUSTER_API_KEYS", f"alice:{KEY}:2")
+    others = replace(config, plan_hash="other", slo=SloSpec(ttft_s=0.7, tpot_s=0.05))
+    pools = {config.plan_hash: FakeServers(itl_s=1.0), "other": FakeServers()}
+    monkeypatch.setattr(
+        "serving.replicas.ingress._backend", lambda found: pools[found["config"]["plan_hash"]]
+    )
+    ingress = Endpoint(_settings(config, drain_s=60.0))
+    transport = httpx.ASGITransport(app=await ingress.__serve_build_asgi_app__())
+    headers = {"Authorization": f"Bearer {KEY}"}
+    client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+    streaming = asyncio.create_task(
+        client.post("/v1/completions", json={**ONE, "max_tokens": 6, "stream": True})
+    )
+    await asyncio.sleep(0.5)
+
+    lacking = pools["other"].up.pop(("decode", "d0"))
+    assert await ingress.prepare(_settings(others)) == ["no decode replica is up"]
+    pools["other"].up["decode", "d0"] = lacking
+    assert await ingress.prepare(_settings(others)) == []
+    assert (await client.get("/plan")).json()["planned"]["plan_hash"] == config.plan_hash
+    await ingress.reconfigure(_settings(others))
+    draining = asyncio.create_task(ingress.drain_former())
+
+    assert (await client.get("/plan")).json()["planned"]["plan_hash"] == "other"
+    before = len(pools["other"].seen)
+    assert (await client.post("/v1/completions", json=ONE)).status_code == 200
+    assert (len(pools["other"].seen), pools[config.plan_hash].open) == (before + 1, 1)
+    # The key may have two requests in flight, and one of them is at the former plan's replicas.
+    pools["other"].itl_s = 1.0
+    second = asyncio.create_task(client.post("/v1/completions", json=ONE))
+    await asyncio.sleep(0.5)
+    assert (await client.post("/v1/completions", json=ONE)).status_code == 429
+    assert not draining.done()
+    assert (await streaming).text.endswith("data: [DONE]\n\n")
+    assert await draining == 0
+    assert (await second).status_code == 200
+    found = (await client.get("/metrics")).text
+    assert 'minicluster_slo_seconds{quantity="ttft"} 0.7' in found
+    assert 'minicluster_requests_total{outcome="ok",path="remote"} 3.0' in found
+    assert await asyncio.wait_for(ingress.drain(), 1.0) == 0
