@@ -44,6 +44,9 @@ PREPARE_TRIES = 3
 SWITCH_LIMIT_S = 60.0
 """Longest time for the endpoint to take the new plan; it takes a second."""
 
+RELEASE_LIMIT_S = 10.0
+"""Longest time for Ray to count the devices of replicas that have ended as free."""
+
 END_MARGIN_S = 30.0
 """Time for a replica's process to end, beyond its drain."""
 
@@ -129,6 +132,9 @@ def replace_plan(
         served = compile_app(deployment, target, plan=plan)
         former, settings = _serving(running), endpoint_settings(served)
         names = {pool.name for pool in served.pools}
+        # Where a pool found its devices free, the raylets of its role stay.
+        left = {each.role for each in read_deployment(DEPLOYMENT).pools if started}
+        roles = {node.role for node in started} | (left - {pool.role for pool in served.pools})
         state = replace(
             running,
             plan_hash=served.endpoint.plan_hash,
@@ -157,8 +163,7 @@ def replace_plan(
                 else:
                     report("removing the new replicas; the running plan serves on")
                     _keep(former[0], names, former[1], settings["drain_s"])
-                for role in {node.role for node in started}:
-                    retire(running, role)
+                _retire(running, roles, served.nodes, kept=switched)
     return state, readiness
 
 
@@ -308,6 +313,24 @@ def _keep(
         if time.monotonic() > deadline:
             raise TargetFailed(f"replicas of {', '.join(sorted(gone))} do not end")
         time.sleep(0.2)
+
+
+def _retire(
+    running: State, roles: Collection[str], nodes: Collection[RayNode], *, kept: bool
+) -> None:
+    """Stop the raylets of *roles* without a replica: all but new ones (*nodes*), or only those."""
+    deadline = time.monotonic() + RELEASE_LIMIT_S
+    while roles and time.monotonic() < deadline:
+        for role in roles:
+            retire(running, role)
+        found = [node for role in roles for node, _ in role_nodes(running, role)]
+        others = [node for node in found if "node:__internal_head__" not in node["Resources"]]
+        is_new = [
+            any(each.labels.items() <= node["Labels"].items() for each in nodes) for node in others
+        ]
+        if all(each == kept for each in is_new):
+            return
+        time.sleep(0.5)  # a device counts as free a moment after its replica has ended
 
 
 def _ask_endpoint(limit_s: float, method: str, *given: object) -> Any:  # noqa: ANN401

@@ -4,11 +4,12 @@ The part of the plan that the endpoint and the decode servers need, as one froze
 `endpoint_config` takes it from the plan in the driver; it travels as plain data (`to_plain`,
 `from_plain`). How `serving.replicas.app` binds the application:
 
-    Ingress.bind(config: dict, servers={domain: handle}, prefill={domain: handle})
-    every pool's `user_config`: the same dict, which Serve passes to `reconfigure`
+    Ingress.bind(settings, pools=...), and its `user_config`: `endpoint_settings`, with this config
+        and the deployments `servers` and `prefill` by domain
+    every pool's `user_config`: this config; Serve passes either to `reconfigure`
 
 `servers` answer requests: decode pools, or the mixed pools of an aggregated plan, which has no
-prefill handles. A domain is what the plan pairs by: GPUs joined by scale-up links.
+prefill pools. A domain is what the plan pairs by: GPUs joined by scale-up links.
 """
 
 from __future__ import annotations

@@ -7,9 +7,12 @@ from ray._private import services
 from ray._private.worker import Worker
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.controller import ServeController
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.replica import Replica, UserCallableWrapper
 from ray.serve.api import RunTarget
-from ray.serve.deployment import Application
+from ray.serve.deployment import Application, Deployment
+from ray.serve.generated.serve_pb2 import DeploymentInfo as DeploymentInfoProto
+from ray.serve.generated.serve_pb2 import DeploymentRoute
 from ray.serve.handle import DeploymentHandle
 
 from serving.cluster.loopback import loopback
@@ -21,6 +24,14 @@ def test_every_private_name_is_there() -> None:
     """What we take from Ray Serve beyond its promises exists in the pinned version."""
     update = signature(ServeController.update_deployment_replicas).parameters
     assert [*update] == ["self", "deployment_id", "target_num_replicas"]
+    assert [*signature(ServeController.get_deployment_info).parameters] == [
+        *("self", "name", "app_name")
+    ]
+    assert DeploymentRoute(deployment_info=DeploymentInfoProto()).HasField("deployment_info")
+    told = getsource(DeploymentInfo.from_proto)
+    assert all(each in told for each in ("deployment_config", "replica_config", "version"))
+    assert "_internal" in signature(Deployment.__init__).parameters
+    assert {"_init_args", "_init_kwargs"} <= signature(Deployment.options).parameters.keys()
     assert "external_scaler_enabled" in signature(RunTarget).parameters
     assert hasattr(ServeControllerClient, "get_serve_details")
     assert DIRECT_CALLS.keys() <= signature(DeploymentHandle.options).parameters.keys()

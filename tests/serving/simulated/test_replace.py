@@ -36,7 +36,7 @@ pytestmark = pytest.mark.simulated
 
 INTERVAL_S = 0.3
 STEADY_S = 3.0
-"""For how long requests are sent before and after the upgrade."""
+"""For how long requests are sent before the upgrade."""
 
 IMPATIENT = """
 import sys
@@ -124,9 +124,11 @@ class Running:
         ends = [(each.reply, complaint(each.body, each.reply, self.limits)) for each in log]
         return [wrong or str(reply) for reply, wrong in ends if wrong or not reply.done]
 
-    def replicas(self) -> dict[str, int]:
-        found = [each.role for each in processes(self.state["cluster_id"])]
-        return {role: found.count(role) for role in ("prefill", "decode", "ingress")}
+    def replicas(self) -> set[tuple[str, int]]:
+        """Return role and process of every replica."""
+        roles = ("prefill", "decode", "ingress")
+        found = processes(self.state["cluster_id"])
+        return {(each.role, each.pid) for each in found if each.role in roles}
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +143,15 @@ def running(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iter
         yield Running(url=url, place=place, other=other, limits=answer_limits(small_model))
 
 
-def _stays(running: Running, before: dict[str, Any], log: list[Sent]) -> None:
-    """Check that what ran before runs on, alone, and has answered everything."""
-    assert running.failed(log) == []
-    assert running.state == before
-    assert running.replicas() == {"prefill": 1, "decode": 1, "ingress": 1}
+@pytest.fixture
+def kept(running: Running) -> Iterator[Running]:
+    """Check that what ran before the test runs on, alone, and has answered every stream."""
+    state, replicas = running.state, running.replicas()
+    with Steady(running.url) as load:
+        yield running
+    assert running.failed(load.log) == []
+    assert (running.state, running.replicas()) == (state, replicas)
+    assert len(replicas) == 3
 
 
 def _table(log: list[Sent], begin_s: float, end_s: float) -> str:
@@ -166,36 +172,37 @@ def _table(log: list[Sent], begin_s: float, end_s: float) -> str:
     return "\n".join(lines)
 
 
-def test_replicas_that_do_not_start_are_removed(running: Running) -> None:
+def test_replicas_that_do_not_start_are_removed(kept: Running) -> None:
     """The command says so, with exit code 5."""
-    before = running.state
-    with Steady(running.url) as load:
-        command = [sys.executable, "-c", IMPATIENT, "up", "other.json", "--replace"]
-        done = subprocess.run(
-            command, cwd=running.place, capture_output=True, text=True, check=False, timeout=LIMIT_S
-        )
+    command = [sys.executable, "-c", IMPATIENT, "up", "other.json", "--replace"]
+    done = subprocess.run(
+        command, cwd=kept.place, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
     assert done.returncode == 5, done.stderr
     assert "serving: not up after 0 s" in done.stderr.splitlines()[-1]
     assert "removing the new replicas; the running plan serves on" in done.stderr
-    _stays(running, before, load.log)
 
 
-def test_ctrl_c_leaves_what_runs(running: Running) -> None:
-    """While the new replicas are probed, and twice."""
-    before = running.state
-    said = running.place / "interrupted.txt"
-    with Steady(running.url) as load, said.open("w") as out:
-        command = ["env", "--default-signal=INT", *SERVING, "up", "other.json", "--replace"]
-        started = subprocess.Popen(
-            command, cwd=running.place, stdout=out, stderr=out, process_group=0
-        )
-        until(lambda: "probing" in said.read_text() or started.poll() is not None, "probes")
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("starting engines", marks=pytest.mark.campaign),
+        "probing",
+        pytest.param("from the endpoint", marks=pytest.mark.campaign),
+    ],
+)
+def test_ctrl_c_leaves_what_runs(kept: Running, moment: str) -> None:
+    """However often it is pressed, at any moment before the switch."""
+    said = kept.place / "interrupted.txt"
+    command = ["env", "--default-signal=INT", *SERVING, "up", "other.json", "--replace"]
+    with said.open("w") as out:
+        started = subprocess.Popen(command, cwd=kept.place, stdout=out, stderr=out, process_group=0)
+        until(lambda: moment in said.read_text() or started.poll() is not None, moment)
         for _ in range(2):
             os.killpg(started.pid, signal.SIGINT)
             time.sleep(0.2)
         assert started.wait(LIMIT_S) == 130, said.read_text()
     assert "Traceback" not in said.read_text()
-    _stays(running, before, load.log)
 
 
 def test_no_request_fails_while_a_plan_is_replaced(
@@ -207,12 +214,15 @@ def test_no_request_fails_while_a_plan_is_replaced(
     Once the command has returned, the new ones alone run and answer, and the endpoint's limits,
     `verify`, `status` and `scale` are those of the new plan.
     """
+    endpoint = {each for each in running.replicas() if each[0] == "ingress"}
     with Steady(running.url) as load:
         time.sleep(STEADY_S)
         begin_s = load.now_s
         done = serving(running.place, "up", "other.json", "--replace")
         end_s = load.now_s
-        time.sleep(STEADY_S)
+        upgraded = running.replicas()
+        scaled = serving(running.place, "scale", "--apply", "--prefill", "1")
+        verified = serving(running.place, "verify")
     assert done.returncode == 0, done.stderr
     with capsys.disabled():
         sys.stdout.write(f"\n{_table(load.log, begin_s, end_s)}\n")
@@ -225,7 +235,9 @@ def test_no_request_fails_while_a_plan_is_replaced(
     assert not any(decode in former for at_s, _, decode in pairs if at_s > end_s)
     assert len({pair[1:] for pair in pairs}) > 2, "both of the new replicas answer"
 
-    assert running.replicas() == {"prefill": 2, "decode": 2, "ingress": 1}
+    roles = sorted(role for role, _ in upgraded)
+    assert roles == ["decode", "decode", "ingress", "prefill", "prefill"]
+    assert endpoint <= upgraded, "the endpoint's process stays"
     found = series(running.url)
     ttft_s = running.other.slo.ttft_s * SLOWDOWN
     assert found['minicluster_slo_seconds{quantity="ttft"}'] == ttft_s
@@ -234,7 +246,5 @@ def test_no_request_fails_while_a_plan_is_replaced(
     assert total >= len(load.log), "the counts go on"
     with urlopen(f"{running.url}/plan", timeout=60) as answer:  # noqa: S310  (our own endpoint)
         assert json.load(answer)["planned"]["plan_hash"] == running.state["plan_hash"]
-    scaled = serving(running.place, "scale", "--apply", "--prefill", "1")
     assert scaled.returncode == 0, scaled.stderr
-    verified = serving(running.place, "verify")
     assert "pools[prefill].replicas: 1 instead of 2" in verified.stdout, verified.stderr
