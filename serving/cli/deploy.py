@@ -14,7 +14,7 @@ from minicluster.command import terminable
 from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
-from serving.api.keys import refuse_open
+from serving.api.keys import KEYS, refuse_open
 from serving.api.tls import tls_files
 from serving.cli.progress import progress
 from serving.cluster.ports import free_ports
@@ -142,14 +142,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
     if replace:
-        given = {
-            option.opts[0]: context.params[name]
-            for option in context.command.params
-            if (name := str(option.name)) not in REPLACEABLE
-            and (source := context.get_parameter_source(name)) is not None
-            and source.name == "COMMANDLINE"
-        }
-        _replace(deployment, planned, given, (prefill_deadline_s, kv_deadline_s))
+        _replace(context, deployment, planned)
         return
     kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
     if kind == SIMULATED and planned is None:
@@ -199,22 +192,25 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo("stop:  serving down")
 
 
-def _replace(
-    deployment: Deployment,
-    plan: Plan | None,
-    given: dict[str, object],
-    deadlines_s: tuple[float | None, float | None],
-) -> None:
+def _replace(context: typer.Context, deployment: Deployment, plan: Plan | None) -> None:
     """Put a plan in the place of the one that runs; deadlines that are not given stay."""
-    running = current()
+    running, options = current(), context.params
+    given = {
+        option.opts[0]: options[name]
+        for option in context.command.params
+        if (name := str(option.name)) not in REPLACEABLE
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    }
     longest = read_token_limit(os.environ)
     refuse_changes(running, given | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
     refuse_replacement(running, deployment)
-    prefill_s, kv_s = (
-        new or old for new, old in zip(deadlines_s, running.deadlines_s, strict=True)
+    deadlines_s = (
+        options["prefill_deadline_s"] or running.deadlines_s[0],
+        options["kv_deadline_s"] or running.deadlines_s[1],
     )
     same = hash_of(plan or deployment) == running.plan_hash and not running.changes
-    if same and (prefill_s, kv_s) == running.deadlines_s:
+    if same and deadlines_s == running.deadlines_s:
         typer.echo(f"nothing to do: {running.base_url} runs this plan")
         return
     if running.target == SIMULATED and plan is None:
@@ -224,10 +220,11 @@ def _replace(
     target = DeployTarget(
         kind=running.target,
         slowdown=running.slowdown,
-        deadlines_s=(prefill_s, kv_s),
+        deadlines_s=deadlines_s,
         token_limit=running.token_limit,
         media_domains=read_media_domains(os.environ),
     )
+    os.environ.pop(KEYS, None)  # new raylets would inherit it; the endpoint has its keys
     with progress() as report, terminable(), changing():
         state, ready = replace_plan(deployment, running, target, plan=plan, report=report)
     typer.echo(f"replaced: {state.base_url}/v1 serves by plan {state.plan_hash}")
