@@ -74,7 +74,7 @@ def raylet_gpus(cluster_id: str) -> set[int]:
     """Return the GPUs that the raylets of a cluster on this machine have, with or without work."""
     found: set[int] = set()
     for process in psutil.process_iter():
-        with suppress(psutil.Error, ValueError):  # ended meanwhile; GPUs by other names
+        with suppress(psutil.Error, KeyError, ValueError):  # ended; without numbered GPUs
             variables = process.environ()
             if variables.get(MARK) == cluster_id and RAYLET in variables:
                 found.update(map(int, variables["CUDA_VISIBLE_DEVICES"].split(",")))

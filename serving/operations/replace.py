@@ -132,9 +132,9 @@ def replace_plan(
         served = compile_app(deployment, target, plan=plan)
         former, settings = _serving(running), endpoint_settings(served)
         names = {pool.name for pool in served.pools}
-        # Where a pool found its devices free, the raylets of its role stay.
-        left = {each.role for each in read_deployment(DEPLOYMENT).pools if started}
-        roles = {node.role for node in started} | (left - {pool.role for pool in served.pools})
+        roles = {node.role for node in started}
+        if running.cluster_id:  # else other raylets without work may be spares
+            roles = {pool.role for pool in (*deployment.pools, *read_deployment(DEPLOYMENT).pools)}
         state = replace(
             running,
             plan_hash=served.endpoint.plan_hash,

@@ -14,7 +14,7 @@ import pytest
 
 from minicluster.errors import TargetFailed
 from serving.cluster import ports, processes
-from serving.cluster.processes import cluster_processes, environment, stop
+from serving.cluster.processes import RAYLET, cluster_processes, environment, raylet_gpus, stop
 from tests.waiting import until
 
 TOKEN = Path("token")
@@ -55,6 +55,17 @@ def test_orphans_are_found_and_stopped(cluster_id: str, tmp_path: Path) -> None:
     stop(cluster_id, grace_s=0.3)
     assert cluster_processes(cluster_id) == set()
     assert said.read_text() == "ready\nasked\n"
+
+
+def test_gpus_of_raylets_are_those_they_may_see(cluster_id: str) -> None:
+    """With work or without; those of another cluster, or of no raylet, are not counted."""
+    given = {"CUDA_VISIBLE_DEVICES": "0,2", RAYLET: f"{cluster_id}-decode-node-0"}
+    for changes in (given, given | {"CUDA_VISIBLE_DEVICES": ""}, {RAYLET: "mark"}, {}):
+        env = environment(cluster_id, TOKEN) | changes
+        subprocess.run(["sh", "-c", "sleep 60 &"], env=env, check=True, start_new_session=True)
+    until(lambda: len(cluster_processes(cluster_id)) == 4, "four processes", 60)
+    assert raylet_gpus(cluster_id) == {0, 2}
+    assert raylet_gpus(secrets.token_hex(8)) == set()
 
 
 def test_logs_of_a_cluster_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
