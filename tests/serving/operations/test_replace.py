@@ -12,13 +12,15 @@ import pytest
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Plan, to_json
+from serving.cluster.connection import connected
 from serving.cluster.ports import NIXL_PORT, NIXL_PORTS
 from serving.cluster.state import State
 from serving.deployment.compile import hash_of
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.target import Target
 from serving.operations import replace as operations
-from serving.protocol.app_spec import RayNode
+from serving.operations.status import by_role
+from serving.protocol.app_spec import RayNode, pool_prefix
 from tests.serving.command import serving_here
 from tests.serving.plans import deployed, make_pool, places
 
@@ -187,3 +189,26 @@ def test_generations_have_ports_of_their_own(
         nodes = [{"Alive": True, "NodeManagerAddress": host} for host in hosts]
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda found=nodes: found))
         assert operations._beside(plan.deployment, target).nixl_port == expected
+
+
+def test_pools_are_found_by_their_generation() -> None:
+    """While both run, and with several domains; the endpoint is no pool."""
+    names = {
+        pool_prefix(role, domain, generation) + "demo": (role, generation)
+        for role in ("prefill", "decode", "mixed")
+        for domain in ("", "d0", "d12")
+        for generation in (1, 2, 13)
+    }
+    for generation in (1, 2, 13):
+        found = by_role({**names, "Ingress": ("", generation)}, generation)
+        assert found.keys() == {"prefill", "decode", "mixed"}
+        for role, pools in found.items():
+            assert [*pools.values()] == [(role, generation)] * 3
+
+
+def test_a_connection_inside_another_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would refuse a second one; the outer block ends it."""
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.shutdown", lambda: pytest.fail("the outer block goes on"))
+    with connected("nowhere:1"):
+        pass
