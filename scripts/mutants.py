@@ -2,7 +2,8 @@
 `make mutants`: does a test fail where the code is wrong?
 
 Draws places of the code by a seed, lets the operators of cosmic-ray change one at a time in a copy
-of the working tree, and runs the tests that reach that place, the quickest first, until one fails.
+of the working tree, and runs the tests that reach that place until one fails: those of its folder
+first, and of these the quickest.
 One run of the unchanged copy says which tests reach which place and how long each takes: a call is
 inserted there that notes PYTEST_CURRENT_TEST, which subprocesses inherit. docs/adr/0011-mutants.md
 says why. Exit code 3 if fewer than --least per cent were killed, 2 where nothing could be tried.
@@ -23,6 +24,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from xml.etree import ElementTree as ET
@@ -38,7 +40,7 @@ OF_THE_REPOSITORY = ("--ignore=tests/test_house.py", "--ignore=tests/test_rules.
 """A generated page that changes is no test of the number on it."""
 
 TESTS_S = 60.0
-"""Time budget per mutant: the quickest tests that reach it, up to this total, are run."""
+"""Time budget per mutant: tests that reach it are run up to this total."""
 
 SPARE = 3
 """Places drawn for each mutant that is wanted: no quick test reaches some."""
@@ -134,10 +136,16 @@ def mapped(tree: Path, drawn: list[Mutant], tests: list[str]) -> Tests:
     return found
 
 
+def nearness(test: str, path: str) -> int:
+    """Return how many folders of a file those of a test mirror."""
+    pairs = zip(Path(test.split("::", maxsplit=1)[0]).parts[1:-1], Path(path).parts, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
 def tried(mutant: Mutant, names: set[str], seconds: dict[str, float], tree: Path) -> str:
     """Run tests against a mutant until one fails; return that one, or nothing if it survives."""
     chosen: list[str] = []
-    for name in sorted(names, key=lambda each: (seconds[each], each)):
+    for name in sorted(names, key=lambda each: (-nearness(each, mutant.path), seconds[each], each)):
         if chosen and sum(seconds[each] for each in (*chosen, name)) > TESTS_S:
             break
         chosen.append(name)

@@ -159,4 +159,5 @@ def test_a_conversation_begins_with_its_earlier_turns_and_tenants_share_nothing(
     assert prompt_blocks(turn) == prompt_blocks(later)[: len(prompt_blocks(turn))]
     assert len(prompt_blocks(turn)) == 3
     assert not set(prompt_blocks(turn, "a")) & set(prompt_blocks(turn, "b"))
+    assert [len(prompt_blocks("x" * size)) for size in (2047, 2048, 4096)] == [0, 1, 2]
     assert prompt_blocks(None) == prompt_blocks([]) == prompt_blocks({"a": 1}) == ()
