@@ -13,9 +13,8 @@ from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
 from sizing.catalog.folder import find_file
-from sizing.catalog.gpu import find_gpu
+from sizing.catalog.gpu import find_gpu, list_prices
 from sizing.catalog.model import chosen_model
-from sizing.catalog.price import list_prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,7 @@ from sizing import catalog
 from sizing.cli.common import AsJson, Html, show, with_keys
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.network.bom import NetworkOrder, bill
-from sizing.network.bom_as_built import built_bill
+from sizing.network.bom import NetworkOrder, bill, built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.ecmp import Hashing, collisions
 from sizing.network.rail_only_study import study
@@ -27,10 +26,10 @@ from sizing.report.fabric import (
     built_table,
     collisions_table,
     left_out_table,
+    study_page,
     study_tables,
     topology_table,
 )
-from sizing.report.rail_only import study_page
 
 if TYPE_CHECKING:
     from rich.table import Table

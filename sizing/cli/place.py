@@ -29,7 +29,7 @@ from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-from sizing.planner.placement import request_of
+from sizing.planner.deployment import request_of
 from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
@@ -277,20 +277,18 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
         if not isinstance(found, RankPlan):
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
         return scheduler_manifests.rank_file(found)
-    groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
+    if isinstance(found, PoolPlan):
+        groups = found.groups
+    else:  # a data-parallel replica is one of ours
+        d = found.degrees
+        groups = tuple(
+            GpuGroup(role="train", replica=n // d.atoms, stage=n % d.atoms,
+                     gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
+            for n in range(d.atoms * d.dp)
+        )  # fmt: skip
     writers = {
         "ray": scheduler_manifests.ray,
         "kueue": scheduler_manifests.kueue,
         "volcano": scheduler_manifests.volcano,
     }
     return json.dumps(writers[form](nodes, groups), indent=2) + "\n"
-
-
-def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
-    """Return the tp groups of a job as groups, a data-parallel replica each."""
-    d = found.degrees
-    return tuple(
-        GpuGroup(role="train", replica=n // d.atoms, stage=n % d.atoms,
-             gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
-        for n in range(d.atoms * d.dp)
-    )  # fmt: skip

@@ -13,8 +13,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from sizing.catalog.folder import find_file
 from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
-from sizing.training.closed_forms import rule_of_thumb
-from sizing.training.estimate import estimate
+from sizing.training.estimate import estimate, rule_of_thumb
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 

@@ -19,7 +19,6 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.objective import cost
 from sizing.planner.slo import Check
 from sizing.planner.tandem import PoolStage, TandemLoad
 
@@ -33,6 +32,50 @@ if TYPE_CHECKING:
 
     Promises = Mapping[str, SloSpec]
     """Limits of each class of requests by its name; by an empty one where there are none."""
+    from minicluster.plan import Plan
+    from sizing.planner.layout import LayoutShape
+
+
+def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
+    """
+    Return the cost of one GPU in the objective's unit: 1, US dollars per hour, or watts.
+
+    Raises:
+        InputError: neither scenario nor catalog has the price or the power.
+    """
+    objective = inputs.scenario.search.objective
+    if objective == "gpus":
+        return 1.0
+    one = {gpu: 1}
+    value = inputs.price_usd_per_hour(one) if objective == "usd" else inputs.power_w(one)
+    if value is None:
+        wanted = "a price" if objective == "usd" else "a power"
+        key = (
+            f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}, or cost.prices = "catalog"'
+            if objective == "usd"
+            else "cluster.power_w_per_gpu"
+        )
+        raise InputError("search.objective", objective, f"{wanted} of every GPU ({gpu})", key)
+    return value
+
+
+def cost_of(inputs: Inputs, shape: LayoutShape) -> float:
+    """Return the cost of one replica."""
+    return shape.gpus * cost_of_gpu(inputs, shape.gpu)
+
+
+def cost_of_plan(plan: Plan) -> float:
+    """Return the cost of a plan, its spare replicas included."""
+    return sum(pool.gpus * cost_of_gpu(plan.inputs, pool.gpu) for pool in plan.pools)
+
+
+def cost(inputs: Inputs, chosen: Candidate) -> float:
+    """Return the cost of a configuration."""
+    return sum(
+        count * cost_of(inputs, chosen.layout.shapes[role])
+        for role, count in chosen.replicas.items()
+    )
+
 
 MAX_BATCH_SLOWDOWN = 1.5
 """Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import Candidate, fewest_by_utilisation, one_replica_each
-from sizing.planner.objective import cost
+from sizing.planner.candidates import Candidate, cost, fewest_by_utilisation, one_replica_each
 from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.simulated_check import (
     SEEDS,

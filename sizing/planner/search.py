@@ -10,20 +10,21 @@ from sizing.planner.candidates import (
     BoundedCandidate,
     Candidates,
     batch_limits,
+    cost,
+    cost_of,
     fewest_by_utilisation,
     list_candidates,
 )
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.error_model import step_errors
-from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
-from sizing.planner.objective import cost, cost_of
 from sizing.planner.pool_sizing import (
     QUICK_STEP,
     PoolSizing,
     Sizes,
     estimated_sizes,
+    gpus_by_confidence,
     size_mixed_pool,
     size_split_pools,
 )

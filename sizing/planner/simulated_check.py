@@ -13,10 +13,9 @@ from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import utilisations
+from sizing.planner.candidates import cost, utilisations
 from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors
-from sizing.planner.objective import cost
 from sizing.planner.result import PlanVerdict
 from sizing.planner.slo import Check
 from sizing.simulation.outcome import simulate

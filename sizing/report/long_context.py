@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from minicluster.plan import Inputs
-    from sizing.planner.studies.long_context import CostDifference, LongPrompt, Timed
-    from sizing.planner.studies.rule import ComputeRule
+    from sizing.planner.studies.long_context import ComputeRule, CostDifference, LongPrompt, Timed
 
 
 SPENT = {

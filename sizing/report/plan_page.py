@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.design_points import design_points
 from sizing.planner.studies.cost import YOURS
 from sizing.planner.studies.loss import as_confident
+from sizing.planner.studies.pareto import design_points
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
 from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.evidence.evidence import Claim, Coverage, Tried
-    from sizing.evidence.leave_out import HeldOutCoverage
+    from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage, Tried
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
 EXAMPLES = 5

@@ -8,7 +8,7 @@ import streamlit as st
 
 from minicluster.errors import InputError
 from sizing.ui import answer, form
-from sizing.ui.style import STYLE
+from sizing.ui.answer import STYLE
 
 # Of the session: cases that were asked for (`None`: not yet), errors by case and field, and the
 # tab in front. (No docstring: Streamlit would show it.)

@@ -12,10 +12,9 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
-from sizing.planner.candidates import with_search
+from sizing.planner.candidates import cost, cost_of, with_search
 from sizing.planner.error_model import step_errors
-from sizing.planner.gpus_by_confidence import sized_again
-from sizing.planner.objective import cost, cost_of
+from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
 from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links

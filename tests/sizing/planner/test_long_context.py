@@ -15,8 +15,7 @@ from sizing.latency.load import prefill_load
 from sizing.latency.pipeline import BUBBLE, chunked_prefill
 from sizing.latency.step import stage_s
 from sizing.planner.step_models import machine
-from sizing.planner.studies.long_context import LongPrompt, long_prompt
-from sizing.planner.studies.rule import find_rule
+from sizing.planner.studies.long_context import LongPrompt, find_rule, long_prompt
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 
