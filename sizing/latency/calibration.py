@@ -301,7 +301,6 @@ def _longer(
 
 
 def _column(rows: Sequence[Measurement], name: str, phase: str) -> NDArray[np.float64]:
-    """Return one column, or say that the grid is too small."""
     values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
     if len(np.unique(values)) < LEAST_ROWS:
         where = f"steps.csv: {phase} rows"

@@ -21,7 +21,6 @@ from sizing.latency.work import step_ops
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from minicluster.specs.efficiency import GpuEfficiency
     from minicluster.specs.slicing import Slicing
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
@@ -212,16 +211,12 @@ def _op_terms(machine: Machine, load: StepLoad, slicing: Slicing, *more: Op) -> 
     engine = machine.engine
     efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
     for op in (*more, *_ops(machine, load, slicing)):
-        yield _op_term(op, machine.gpu, efficiency)
-
-
-def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
-    time, work = op_time(op, gpu, efficiency), op.total
-    return Term(
-        op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
-        launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,
-        dtype=multiply_dtype(op.dtype, gpu) if "gemm" in op.kind else "bf16",
-    )  # fmt: skip
+        time, work = op_time(op, machine.gpu, efficiency), op.total
+        yield Term(
+            op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
+            launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,
+            dtype=multiply_dtype(op.dtype, machine.gpu) if "gemm" in op.kind else "bf16",
+        )  # fmt: skip
 
 
 def step_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np.float64]:

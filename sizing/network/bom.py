@@ -229,16 +229,6 @@ def bill(order: NetworkOrder) -> Bill:
     return replace(found, notes=tuple(_notes(order, found, whole)), alternatives=_small(order))
 
 
-def _trees(order: NetworkOrder) -> tuple[int, int]:
-    """Return how many trees there are, and the endpoints of one: several rails if they fit."""
-    if order.kind != "rail-only":
-        return 1, order.gpus
-    domains = order.gpus // order.hb_size
-    shared = min(order.hb_size, max(1, order.radix // domains))
-    # The last switch may hold fewer rails; links are counted for all of them in `_billed`.
-    return math.ceil(order.hb_size / shared), shared * domains
-
-
 def _rail_leaves(order: NetworkOrder) -> int | None:
     """Return the leaves where each has whole rails only, or a part of one; `None`: as they come."""
     if order.kind != "rail-optimised":
@@ -250,7 +240,12 @@ def _rail_leaves(order: NetworkOrder) -> int | None:
 
 
 def _billed(order: NetworkOrder) -> Bill:
-    trees, endpoints = _trees(order)
+    trees, endpoints = 1, order.gpus
+    if order.kind == "rail-only":  # several rails are one tree if they fit
+        domains = order.gpus // order.hb_size
+        shared = min(order.hb_size, max(1, order.radix // domains))
+        # The last switch may hold fewer rails; links are counted for all of them below.
+        trees, endpoints = math.ceil(order.hb_size / shared), shared * domains
     one = tree(endpoints, order.radix, leaves=_rail_leaves(order))
     spares = order.spares * trees
     *below, top = (trees * count for count in one)

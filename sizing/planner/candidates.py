@@ -25,15 +25,17 @@ from sizing.planner.tandem import PoolStage, TandemLoad
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from minicluster.plan import Inputs, StepModel
+    from minicluster.plan import Inputs, Plan, StepModel
     from minicluster.specs.slo import SloSpec
     from sizing.planner.error_model import StepErrors
+    from sizing.planner.layout import LayoutShape
     from sizing.planner.step_models import StepModels
 
     Promises = Mapping[str, SloSpec]
     """Limits of each class of requests by its name; by an empty one where there are none."""
-    from minicluster.plan import Plan
-    from sizing.planner.layout import LayoutShape
+
+PRICED = {"usd": "price", "watts": "power"}
+"""What an objective other than `gpus` needs of every GPU."""
 
 
 def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
@@ -49,14 +51,16 @@ def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
     one = {gpu: 1}
     value = inputs.price_usd_per_hour(one) if objective == "usd" else inputs.power_w(one)
     if value is None:
-        wanted = "a price" if objective == "usd" else "a power"
-        key = (
-            f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}, or cost.prices = "catalog"'
-            if objective == "usd"
-            else "cluster.power_w_per_gpu"
-        )
-        raise InputError("search.objective", objective, f"{wanted} of every GPU ({gpu})", key)
+        expected = f"a {PRICED[objective]} of every GPU ({gpu})"
+        raise InputError("search.objective", objective, expected, how_to_price(objective, gpu))
     return value
+
+
+def how_to_price(objective: str, gpu: str) -> str:
+    """Return the keys of a scenario that give what a GPU costs in an objective's unit."""
+    if objective == "watts":
+        return "cluster.power_w_per_gpu"
+    return f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}, or cost.prices = "catalog"'
 
 
 def cost_of(inputs: Inputs, shape: LayoutShape) -> float:

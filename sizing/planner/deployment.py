@@ -11,7 +11,7 @@ from minicluster.specs.slicing import Slicing
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
-from sizing.network.spares import replica_spares
+from sizing.network.spares import spares as fewest_spares
 from sizing.network.topology_units import unit_tree
 from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes, max_model_len
 from sizing.planner.tandem import PoolStage
@@ -34,15 +34,10 @@ def deployment(
     inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
 ) -> Deployment:
     """Return what *chosen* runs, with *spares* more replicas by role; none without them."""
-    return _deployment(
-        inputs,
-        pools(inputs, chosen, spares=spares),
-        max_model_len=max_model_len(inputs),
-        routing=Routing(
-            policy=chosen.tandem.routing,
-            local_threshold_tokens=chosen.tandem.local_threshold_tokens,
-        ),
-    )
+    threshold = chosen.tandem.local_threshold_tokens
+    routing = Routing(policy=chosen.tandem.routing, local_threshold_tokens=threshold)
+    found = pools(inputs, chosen, spares=spares)
+    return _deployment(inputs, found, max_model_len=max_model_len(inputs), routing=routing)
 
 
 def measurement_deployment(inputs: Inputs) -> Deployment:
@@ -161,7 +156,6 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
 
     Ignores:
         Requests that were on a failed replica, failures that take several replicas.
-
     """
     asked, shapes = inputs.scenario.search, chosen.layout.shapes
     target = asked.availability_fraction
@@ -176,10 +170,9 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
             "cluster.gpu_mtbf_s and cluster.repair_s, or a preset with [failures]",
         )
     return {
-        role: replica_spares(
+        role: fewest_spares(
             chosen.replicas[role],
-            shape.gpus,
-            gpu_mtbf_s=failures.gpu_mtbf_s,
+            mtbf_s=failures.gpu_mtbf_s / shape.gpus,  # of a replica (eq. U1)
             repair_s=failures.node_repair_s,
             availability=target ** (1 / len(shapes)),
         ).spares
@@ -223,7 +216,6 @@ def place(
 
     Raises:
         NegativeAnswer: the nodes that the cluster lists have no room.
-
     """
     placed: dict[str, tuple[Placement, ...]] = {}
     for kind in dict.fromkeys(kind for kind, _ in requests):

@@ -68,10 +68,14 @@ class PoolSizing:
     below: float
     max_gpus: int
 
+    def cost(self, sizes: Sizes) -> float:
+        """Return the cost of a configuration."""
+        return cost(self.inputs, self.candidate.sized(*sizes))
+
     def affordable(self, sizes: Sizes) -> bool:
         """Return whether a configuration is cheap enough to be simulated."""
-        chosen = self.candidate.sized(*sizes)
-        return cost(self.inputs, chosen) < self.below and chosen.gpus <= self.max_gpus
+        gpus = self.candidate.sized(*sizes).gpus
+        return self.cost(sizes) < self.below and gpus <= self.max_gpus
 
     def step(self, count: int) -> int:
         """Return the search step in replicas: 1, or a share of a large pool."""
@@ -138,9 +142,13 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     sizes = [max(pair) for pair in zip(guess, sizing.lowest, strict=True)]
     while True:
         chosen = sizing.candidate.sized(*sizes)
-        if not sizing.affordable(chosen.sizes):
-            found = _largest_affordable(sizing, chosen.sizes)
-            return None if found is None else (found, sizing.lowest)
+        if not sizing.affordable(chosen.sizes):  # one pool gets all the money that is left
+            for at in (0, 1):
+                most = _most(sizing, chosen.sizes, at)
+                found = _replaced(chosen.sizes, at, most)
+                if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
+                    return found, sizing.lowest
+            return None
         verdict = sizing.simulator.verdict(chosen)
         if verdict.holds:
             return chosen.sizes, (floor[0], floor[1])
@@ -165,16 +173,6 @@ def _most(sizing: PoolSizing, sizes: Sizes, at: int) -> int:
     return most
 
 
-def _largest_affordable(sizing: PoolSizing, sizes: Sizes) -> Sizes | None:
-    """Return sizes that give one pool all the money that is left, if they hold."""
-    for at in (0, 1):
-        most = _most(sizing, sizes, at)
-        found = _replaced(sizes, at, most)
-        if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
-            return found
-    return None
-
-
 def _replaced(sizes: Sizes, at: int, count: int) -> Sizes:
     return (count, sizes[1]) if at == 0 else (sizes[0], count)
 
@@ -187,17 +185,12 @@ def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
     for more, fewer in ((0, 1), (1, 0)):
         for extra in range(1, MAX_SWAPS + 1):
             found = _replaced(_replaced(best, fewer, best[fewer] - 1), more, best[more] + extra)
-            if found[fewer] < sizing.lowest[fewer] or not _cheaper(sizing, found, best):
+            if found[fewer] < sizing.lowest[fewer] or sizing.cost(found) >= sizing.cost(best):
                 break
             if sizing.holds(found):
                 best = found
                 break
     return best
-
-
-def _cheaper(sizing: PoolSizing, found: Sizes, best: Sizes) -> bool:
-    costs = [cost(sizing.inputs, sizing.candidate.sized(*sizes)) for sizes in (found, best)]
-    return costs[0] < costs[1]
 
 
 def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:

@@ -63,9 +63,12 @@ class StepModels:
         first, last = layout.prefill or layout.decode, layout.decode
         local = self._inputs.scenario.search.local_threshold_tokens
         longest = np.inf if layout.prefill is None else local or np.inf
+        prompts, answers = self._lengths()
+        context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
+        most = max(1, self.max_decode_batch(last, context=context, deviation=0.0))
         return StepModel(
             prefill=self._table(first, 1, self._mean_computed()),
-            decode=self._table(last, self._largest_batch(last), self._mean_computed(longest)),
+            decode=self._table(last, most, self._mean_computed(longest)),
             path=self._path(layout),
             interference=Interference(),
         )
@@ -102,12 +105,6 @@ class StepModels:
                 self._inputs, shape, context=context, deviation=deviation
             )
         return self._batches[key]
-
-    def _largest_batch(self, shape: LayoutShape) -> int:
-        """Return the sequences of mean context that engine and memory allow in one batch."""
-        prompts, answers = self._lengths()
-        context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-        return max(1, self.max_decode_batch(shape, context=context, deviation=0.0))
 
     def _table(self, shape: LayoutShape, max_sequences: int, prompt_tokens: float) -> StepTable:
         """Tabulate the steps of one batch of a replica; every batch of a pipeline is under way."""

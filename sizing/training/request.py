@@ -17,7 +17,6 @@ from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
     from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.gpu import GpuSpec
 
 PLAIN_RATIO = 4
 """Feed-forward over hidden size of a plain (GPT) feed-forward; gated ones take two thirds."""
@@ -104,7 +103,8 @@ class TrainingRequest(Spec):
         model = self._model()
         family = self.family or ("llama" if model.gated_mlp else "gpt")
         gpt = family == "gpt"
-        old = gpt and self._old()
+        # A GPU from before fp8 is older than flash attention.
+        old = gpt and "fp8" not in self.machine().gpu.peak_flops_per_s
         sliced = layout.tp > 1 and (not old or self.recompute == "selective")
         return TrainingJob(
             model=model,
@@ -145,8 +145,11 @@ class TrainingRequest(Spec):
             if gpu is not None and gpu.name != cluster.gpu:
                 raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
             gpu = catalog.find_gpu(cluster.gpu)
-        elif gpu is not None:
-            cluster = _plain_cluster(gpu)
+        elif gpu is not None:  # nodes as in its first preset without tiers, or in its first
+            presets = [each for each in catalog.clusters().values() if each.gpu == gpu.name]
+            choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
+            plain = [each for each in presets if not each.tiers] or presets
+            cluster = plain[0] if plain else catalog.find_cluster(choice, place="cluster")
         else:
             raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
         available = cluster.tiers[-1].gpus if cluster.tiers else gpus
@@ -173,10 +176,6 @@ class TrainingRequest(Spec):
         return Interruptions(
             gpu_mtbf_s=mtbf, checkpoint_s=self.checkpoint_s, restart_s=self.restart_s
         )
-
-    def _old(self) -> bool:
-        """Say whether the GPU is older than flash attention: from before fp8."""
-        return "fp8" not in self.machine().gpu.peak_flops_per_s
 
     def _model(self) -> ModelSpec:
         shape = {name: getattr(self, name) for name in SHAPE}
@@ -214,13 +213,3 @@ class TrainingRequest(Spec):
             tied_embeddings=gpt,
             weight_dtype=self.dtype,
         )
-
-
-def _plain_cluster(gpu: GpuSpec) -> ClusterSpec:
-    """Return nodes as in the GPU's first preset without tiers, or in its first with them."""
-    found = [cluster for cluster in catalog.clusters().values() if cluster.gpu == gpu.name]
-    plain = [cluster for cluster in found if not cluster.tiers] or found
-    if plain:
-        return plain[0]
-    choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
-    return catalog.find_cluster(choice, place="cluster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -176,7 +177,10 @@ def long_prompt(
         Request overhead and KV transfer: the prefill replica emits the first token.
     """
     _check(inputs, tokens, slicings)
-    flops = _flops(inputs, tokens)
+    counted: dict[str, float] = defaultdict(float)
+    for term in step_terms(machine(inputs), prefill_load(tokens), slicing=Slicing()):
+        counted[group_of(term)] += float(term.flops)
+    flops = {name: each for name, each in counted.items() if each}
     dtype = multiply_dtype(inputs.model.weight_dtype, inputs.gpu)
     peak = inputs.gpu.peak_flops_per_s[dtype]
     by_rule = gpus_by_compute(rule, sum(flops.values()), inputs.scenario.slo.ttft_s, peak)
@@ -286,27 +290,13 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
             raise InputError("--slicing", str(slicing), layers)
 
 
-def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for term in step_terms(machine(inputs), prefill_load(tokens), slicing=Slicing()):
-        group = group_of(term)
-        found[group] = found.get(group, 0.0) + float(term.flops)
-    return {name: each for name, each in found.items() if each}
-
-
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
     """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
-    engine = inputs.engine.on(inputs.gpu)
-    space = kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing)
-    block = engine.block_size
+    engine, drafts = inputs.engine.on(inputs.gpu), inputs.engine.speculative_tokens
     needed = kv_bytes_per_sequence(
-        inputs.model,
-        tokens,
-        slicing=slicing,
-        block_size=block,
-        drafts=inputs.engine.speculative_tokens,
+        inputs.model, tokens, slicing=slicing, block_size=engine.block_size, drafts=drafts
     )
-    return space >= needed
+    return kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing) >= needed
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:

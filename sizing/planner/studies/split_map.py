@@ -141,7 +141,7 @@ def split_map(
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))
     points = {(at_y, at_x): SplitPoint(x=at_x, y=at_y, reason=UNSIZED) for at_y, at_x in asked}
-    interrupted, pools = False, _Pools(_link_axis(x, y))
+    interrupted, pools = False, _Pools([y.key, x.key])
     try:
         for done, pair in enumerate(pools.order(asked), start=1):
             points[pair] = pools.compared(asked[pair], points[pair])
@@ -209,12 +209,6 @@ def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 
 
-def _link_axis(x: Swept, y: Swept) -> int | None:
-    """Return where in a pair of values (y, x) the link stands; `None`: it is no axis."""
-    keys = (y.key, x.key)
-    return keys.index(LINK) if LINK in keys else None
-
-
 class _Pools:
     """
     Sizes of both kinds, kept for the points where they are the same, or nearly so.
@@ -223,8 +217,9 @@ class _Pools:
     taken as they are where they still hold, and none are looked for where there were none.
     """
 
-    def __init__(self, link: int | None) -> None:
-        self.link = link
+    def __init__(self, keys: list[str]) -> None:
+        # Where in a pair of values (y, x) the link stands; `None`: it is no axis.
+        self.link = keys.index(LINK) if LINK in keys else None
         self.mixed: dict[object, tuple[Found | None, float]] = {}
         self.split: dict[str, Found | None] = {}
 
