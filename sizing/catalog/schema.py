@@ -106,7 +106,6 @@ def _default(spec: Field[Any]) -> object:
 
 
 def _type_name(hint: object) -> str:
-    """Name a type the way TOML's readers know it."""
     if get_origin(hint) in (types.UnionType, Union):
         return " or ".join(_type_name(part) for part in get_args(hint) if part is not type(None))
     if hint is Lengths:

@@ -98,7 +98,6 @@ def _named(path: Path | None, of: str) -> Path | None:
 
 
 def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> None:
-    """Write a plan, and its page."""
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:

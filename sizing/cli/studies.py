@@ -130,7 +130,6 @@ def _rows(
 
 
 def _price(text: str) -> tuple[str, float]:
-    """Read `h100-sxm=2.5`."""
     name, equals, value = text.partition("=")
     try:
         paid = float(value)

@@ -216,7 +216,6 @@ class Intervals:
 
 
 def _groups(quantity: str, path: Sequence[str]) -> list[str]:
-    """Name the groups of a path, from coarse to fine."""
     return ["/".join((quantity, *path[:depth])) for depth in DEPTHS]
 
 

@@ -261,7 +261,6 @@ def _check_precision(row: MeasuredRow, model: ModelSpec, gpu: GpuSpec) -> None:
 
 
 def _check_widths(row: MeasuredRow, model: ModelSpec, slicing: Slicing) -> None:
-    """Refuse widths that the model cannot be sliced to."""
     experts = model.moe.num_experts if model.moe else 1
     widths = {
         "tp": (slicing.tp, model.num_heads, "attention heads"),

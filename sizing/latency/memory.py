@@ -101,7 +101,6 @@ def _per_layer(count: int, layers: int) -> float:
 
 
 def _size(model: ModelSpec, dtype: str) -> float:
-    """Bytes of one weight of *dtype*, scales included."""
     return weight_value_bytes(dtype, model.weight_group)
 
 

@@ -21,6 +21,7 @@ from sizing.latency.work import step_ops
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
@@ -46,6 +47,13 @@ class Machine:
     gpu: GpuSpec
     cluster: ClusterSpec
     engine: EngineProfile
+
+    @classmethod
+    def of(cls, inputs: Inputs, gpu: str | None = None) -> Machine:
+        """Return what a scenario's replicas run on; without *gpu* on the cluster's own kind."""
+        kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
+        engine = inputs.engine.on(kind)
+        return cls(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
 
 
 @dataclass(frozen=True, slots=True)

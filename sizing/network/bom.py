@@ -82,13 +82,15 @@ class NetworkOrder(Options):
     The network to be built.
 
     Attributes:
-        gpus: N endpoints, one NIC each.
-        hb_size: K GPUs of an HB domain, one rail each.
-        radix: R ports of a switch.
-        kind: `clos`, `rail-optimised` or `rail-only`.
-        dac_tiers: number of lowest tiers whose links are copper.
-        spares: spare switches of each tree in its top tier; bought, not cabled.
-        price_ratio: a switch port's price over a transceiver's.
+        gpus: number of GPUs (endpoints).
+        hb_size: GPUs per HB domain, one rail each.
+        radix: ports per switch.
+        kind: network: clos, rail-optimised or rail-only.
+        dac_tiers: number of lowest tiers with copper cables.
+        spares: spare switches per tree; bought, not cabled.
+        price_ratio: price of a switch port over that of a transceiver.
+        switch_port_power_w: watts per switch port.
+        transceiver_power_w: watts per transceiver.
     """
 
     gpus: Count
@@ -208,8 +210,8 @@ def bill(order: NetworkOrder) -> Bill:
         transceivers 2 (links - copper links), cost r ports + transceivers
         (docs/model.md, eq. B3), power p_p ports + p_t transceivers
 
-    Rail-only has K trees of N/K endpoints; rails of one tier share a switch as long as its ports
-    last. Counts are those of all trees together.
+    Rail-only has K trees, one a rail, of the endpoints in N/K HB domains of K GPUs; rails of one
+    tier share a switch as long as its ports last. Counts are those of all trees together.
 
     Raises:
         InputError: no tree of three tiers holds the endpoints.
@@ -302,7 +304,6 @@ def _why_nothing(order: NetworkOrder, found: Bill, whole: Bill) -> str:
 
 
 def _small(order: NetworkOrder) -> tuple[Alternative, ...]:
-    """Return the ways to build a cluster that one switch could join."""
     if order.gpus > order.radix or order.gpus == order.hb_size:
         return ()
     gpus, rails = order.gpus, order.hb_size
@@ -412,7 +413,6 @@ def built_bill(
 
 
 def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
-    """Return the switches of a tier, or refuse one with too few ports."""
     place, used = f"fabric.switches.{at.tier}.model", at.down + at.up
     if at.model not in switches:
         raise InputError(place, at.model, "one of " + ", ".join(switches))
@@ -430,7 +430,6 @@ def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec
 def _tiers(
     cluster: ClusterSpec, built: tuple[SwitchTierSpec, ...], models: Sequence[SwitchSpec]
 ) -> tuple[list[int], list[BuiltTier]]:
-    """Return the links into each tier from below, and its switches."""
     sizes = {tier.name: tier.gpus for tier in cluster.tiers}
     total = cluster.tiers[-1].gpus
     arriving, links, details = total, [], []

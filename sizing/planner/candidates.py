@@ -404,7 +404,6 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
 
 @lru_cache(maxsize=1024)
 def _loads(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
-    """Return the replicas of prefill and of decode that the load keeps busy."""
     prefill_load = bounds.prefill_load(tandem) if split else 0.0
     return prefill_load, bounds.decode_load(tandem, split=split)
 

@@ -227,7 +227,6 @@ def place(
 
 
 def _placed(cluster: ClusterSpec, requests: Sequence[PoolRequest], first_node: int) -> PoolPlan:
-    """Place the pools of one kind of GPU."""
     tiers = cluster.tier_sizes
     if tiers[-1][1] is not None:  # the plan may take more nodes than the preset has room for
         tiers = (*tiers, (NETWORK, None))

@@ -186,7 +186,6 @@ def _stage(pool: Pool) -> PoolStage:
 
 
 def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
-    """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
     source = _source(plan)
     step = chosen.tandem.step_model.of(role)

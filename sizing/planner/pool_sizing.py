@@ -18,7 +18,7 @@ from sizing.planner.candidates import (
     unloaded_checks,
 )
 from sizing.planner.error_model import step_errors
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.simulated_check import MAX_REPLICAS, SloSimulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from sizing.planner.error_model import StepErrors
     from sizing.planner.result import Found
     from sizing.planner.simulated_check import Simulations
-
-MAX_REPLICAS = 1 << 14
-"""Replicas of a pool beyond which the search gives up: a bound on its work, not on its time."""
 
 BATCH_DEVIATIONS = 2.0
 """Standard deviations of a Poisson number by which an estimated decode batch is below its limit."""

@@ -16,7 +16,7 @@ from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
 from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import BOUNDS, beyond_hb_domain_s, step_terms
+from sizing.latency.step import BOUNDS, Machine, beyond_hb_domain_s, step_terms
 from sizing.planner import bounds
 from sizing.planner.candidates import largest_batch, one_replica_each, utilisations
 from sizing.planner.deployment import pools
@@ -31,7 +31,7 @@ from sizing.planner.layout import (
 )
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.slo import Check, missed_limits
-from sizing.planner.step_models import StepModels, machine
+from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,7 +149,6 @@ def predict(
 
 
 def _sizes(inputs: Inputs, texts: Mapping[str, str | None]) -> dict[str, PoolSize]:
-    """Read the pools that are named, by role: prefill and decode, or a mixed one."""
     sizes = {
         role: PoolSize.parse(text, f"--{role}") for role, text in texts.items() if text is not None
     }
@@ -233,7 +232,7 @@ def _beyond_hb_domain_s(inputs: Inputs, chosen: Candidate, batch: float) -> dict
     steps["mixed"] = steps["decode"]
     return {
         role: float(
-            beyond_hb_domain_s(machine(inputs, shape.gpu), steps[role], slicing=shape.slicing)
+            beyond_hb_domain_s(Machine.of(inputs, shape.gpu), steps[role], slicing=shape.slicing)
         )
         for role, shape in chosen.layout.shapes.items()
         if shape.slicing.tp * shape.slicing.dp > inputs.cluster.gpus_per_hb_domain
@@ -367,7 +366,7 @@ def representative_terms(
 ) -> tuple[Term, ...]:
     """Split a step of *role* at the load's mean lengths into the terms of eq. S5."""
     shape, load = representative_load(chosen, role, batch)
-    return step_terms(machine(inputs, shape.gpu), load, slicing=shape.slicing)
+    return step_terms(Machine.of(inputs, shape.gpu), load, slicing=shape.slicing)
 
 
 def representative_load(chosen: Candidate, role: str, batch: float) -> tuple[LayoutShape, StepLoad]:

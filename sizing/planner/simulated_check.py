@@ -69,7 +69,7 @@ queue lasts for thousands of requests: a run without a burst in it proves nothin
 """
 
 MAX_REPLICAS = 1 << 14
-"""Replicas of a pool beyond which no further one is tried."""
+"""Replicas of a pool beyond which a search gives up: a bound on its work, not on its time."""
 
 BUDGET_REQUESTS = 1_500_000
 """Simulated requests of one search, all runs together: most of a minute of work."""

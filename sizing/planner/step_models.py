@@ -80,7 +80,7 @@ class StepModels:
         first = layout.prefill or last
         paths = [
             path_coefficients(
-                machine(self._inputs, gpu),
+                Machine.of(self._inputs, gpu),
                 prefill_tp=first.slicing.tp,
                 decode_tp=last.slicing.tp,
                 tokens=float(prompts.mean()),
@@ -112,7 +112,7 @@ class StepModels:
         if key not in self._tables:
             prompts, answers = (float(each.mean()) for each in self._lengths())
             self._tables[key] = step_table(
-                machine(self._inputs, shape.gpu),
+                Machine.of(self._inputs, shape.gpu),
                 shape.slicing,
                 most=(self._inputs.engine_on(shape.gpu).max_num_batched_tokens, max_sequences),
                 contexts=(prompts, prompts + answers),
@@ -122,20 +122,11 @@ class StepModels:
         return self._tables[key]
 
     def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return equally likely tokens of prompts and of answers."""
         prompts, answers, _ = equally_likely(self._inputs.scenario.workload, QUANTILES)
         return prompts, answers
 
 
-def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
-    """Return the machine of the term-by-term model; without *gpu* with the cluster's own GPU."""
-    kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
-    engine = inputs.engine.on(kind)
-    return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
-
-
 def _check_drafts(inputs: Inputs) -> None:
-    """Refuse drafts on a machine whose steps were timed without."""
     drafts = inputs.engine.speculative_tokens
     if drafts:
         raise InputError(
@@ -147,7 +138,6 @@ def _check_drafts(inputs: Inputs) -> None:
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:
-    """Refuse a calibration of another model, engine or dtype."""
     expected = {
         "model_config_hash": inputs.model.config_hash,
         "engine": inputs.engine.name,

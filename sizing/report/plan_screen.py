@@ -13,13 +13,12 @@ from rich.text import Text
 from minicluster.plan import Plan, to_json
 from minicluster.units import seconds
 from sizing.network.network_cost import beyond_by_role
-from sizing.planner.studies.cost import running
+from sizing.planner.studies.cost import gpus_by_kind, running
 from sizing.planner.studies.result import layout_of
 from sizing.report.tables import (
     columns_table,
     free_gpus,
     interval,
-    kinds_of,
     latency_table,
     layout_table,
     parts_table,
@@ -167,7 +166,7 @@ def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
 
 def headline(plan: Plan) -> str:
     """Return model, load, GPUs and nodes of a plan."""
-    kinds = kinds_of(plan).items()
+    kinds = gpus_by_kind(plan).items()
     size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
     if _unit(plan.inputs) == "core":
         size = _count(plan.cost.gpus, "core")

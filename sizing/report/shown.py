@@ -109,7 +109,6 @@ def _pool_sections(found: PoolPrediction) -> list[Section]:
 
 
 def _pool_columns(found: Plan | PoolPrediction) -> dict[str, list[Any]]:
-    """Return a row per pool."""
     prediction = found.prediction
     return _columns(
         {
@@ -128,7 +127,6 @@ def _pool_columns(found: Plan | PoolPrediction) -> dict[str, list[Any]]:
 
 
 def _latency_columns(prediction: Prediction) -> dict[str, list[Any]]:
-    """Return a row per latency."""
     names = ("ttft", "tpot", "itl", "e2e")
     return _columns({"latency": name, **asdict(getattr(prediction, name))} for name in names)
 

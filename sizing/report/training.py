@@ -70,7 +70,6 @@ def training_table(found: TrainingEstimate) -> Table:
 
 
 def _shares(found: TrainingEstimate) -> str:
-    """Write the share of each part of a step, the largest first."""
     shown = {
         key.removesuffix("_s"): value / found.step_s
         for key, value in asdict(found.step).items()

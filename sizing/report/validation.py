@@ -83,7 +83,6 @@ def figures(summary: ErrorSummary | None) -> str:
 
 
 def _percent(share: float, *, sign: str = "") -> str:
-    """Write a share in percent, with one decimal below 100 %."""
     digits = 0 if abs(share) >= 1 else 1
     return f"{100 * share:{sign}.{digits}f}"
 

@@ -210,7 +210,6 @@ def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
 
 
 def _kserve(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
-    """Return a LLMInferenceService; its own pool decodes, or does both."""
     main = pools.get("mixed") or pools["decode"]
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{plan.model.source}", "name": plan.model.id},

@@ -281,7 +281,6 @@ def _slicing(arguments: dict[str, Any], place: str) -> Slicing:
 
 
 def _dtypes(arguments: dict[str, Any], place: str) -> dict[str, str]:
-    """Return the dtypes of weights and KV cache where they are not the model's own."""
     keys = {}
     quantised = arguments.pop("quantization", None)
     if quantised not in {None, "fp8"}:
@@ -310,7 +309,6 @@ def _drafts(arguments: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _table(arguments: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    """Return a flag's JSON object; empty where it is absent."""
     text = arguments.pop(name, None)
     if text is None:
         return {}

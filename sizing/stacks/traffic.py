@@ -225,7 +225,6 @@ def _answers(turns: list[dict[str, str]]) -> Iterator[tuple[int, int]]:
 
 
 def _metrics(text: str, place: str) -> Traffic:
-    """Read the lengths that vLLM's metrics have counted since it started."""
     found: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
     for line in text.splitlines():
         sample = SAMPLE.match(line)

@@ -29,19 +29,34 @@ class TrainingRequest(Spec):
     A training scenario; every key is also an option of `sizing train`.
 
     Attributes:
-        model: of the catalog; or the shape: layers, hidden, heads, kv_heads, head_dim, ffn, vocab.
-        cluster: a preset; left out: nodes of the GPU's first preset, no oversubscription.
-        gpus: left out: tp x pp x cp x dp.
-        dp: left out: what is left of the GPUs.
-        micro_batch, interleave: left out: chosen.
-        family: left out: gpt where ffn = 4 hidden (a plain feed-forward), else llama.
-        attention: left out: flash; materialised in gpt on GPUs older than it (without fp8).
-        sequence_parallel: left out: on with tp; in gpt on such a GPU with selective recompute only.
-        zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
-        overlap_experts: left out: no.
-        gpu_mtbf_s: left out: the cluster's.
-        checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
-        restart_s: from a failure until the job runs again.
+        model: model of the catalog; or give its shape.
+        head_dim: size of an attention head [default: hidden / heads].
+        ffn: width of the feed-forward layer.
+        seq: tokens per sequence.
+        batch: sequences per step, all replicas together.
+        gpu: GPU of the catalog.
+        cluster: cluster preset, with its topology [default: nodes of the GPU's first preset].
+        gpus: number of GPUs [default: tp x pp x cp x dp].
+        tp: tensor-parallel degree.
+        pp: pipeline stages.
+        cp: context-parallel degree.
+        dp: data-parallel replicas [default: what the GPUs leave].
+        ep: expert-parallel degree.
+        micro_batch: sequences per micro-batch [default: chosen].
+        interleave: chunks of layers per pipeline stage [default: chosen].
+        recompute: activation recomputation: none, selective or full.
+        dtype: number format: bf16, fp16 or fp8.
+        family: block type: gpt or llama [default: gpt where ffn = 4 hidden].
+        attention: attention: flash or materialised [default: flash; in gpt on GPUs older than it,
+            without fp8, materialised].
+        sequence_parallel: norms are sliced over tp, too [default: with tp; in gpt on such GPUs
+            with selective recompute only].
+        zero: ZeRO stage, 0 to 3 [default: 0 in gpt; in llama 3, or 2 with pipeline stages].
+        overlap_experts: expert exchange overlapped with another micro-batch.
+        tokens: tokens of the whole run.
+        gpu_mtbf_s: mean time between failures of one GPU in seconds [default: the cluster's].
+        checkpoint_s: seconds per checkpoint [default: no failures are estimated].
+        restart_s: seconds to restart after a failure.
     """
 
     model: str | None = None

@@ -149,7 +149,6 @@ def draw(case: form.Case) -> None:
 
 
 def _draw(answer: Answer) -> None:
-    """Draw one plan, below its headline."""
     found = answer.plan
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
     _tiles(answer)
@@ -179,7 +178,6 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
 
 
 def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
-    """Plan a case, or say why it has no plan."""
     so_far = st.empty()
 
     def told(found: Candidate) -> None:
@@ -267,7 +265,6 @@ def _explained(answer: Answer) -> list[Table | str]:
 
 
 def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what energy and price per token are divided from."""
     yield "GPUs", f"{found.cost.gpus}"
     if found.cost.gpu_power_w is not None:
         yield "Power of all", f"{found.cost.gpu_power_w:,.0f} W"
@@ -302,7 +299,6 @@ def _downloads(answer: Answer) -> None:
 
 
 def _report(found: Plan) -> bytes:
-    """Return the page of a plan with the script of its charts."""
     return _zipped({"plan.html": render(plan_page(found)), SCRIPT: plotly_script().read_text()})
 
 

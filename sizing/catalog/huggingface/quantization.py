@@ -167,7 +167,6 @@ def _layer(name: str) -> int:
 
 
 def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
-    """Return the names or patterns of modules that stay unquantised."""
     skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
     if not isinstance(skipped, list | None):
         raise InputError(f"{place}: modules left out", skipped, "a list of names")

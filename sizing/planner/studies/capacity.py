@@ -435,7 +435,6 @@ class _RateSearch:
         )
 
     def _reason(self, gpus: int) -> str:
-        """Say why so many GPUs hold the SLO at no rate."""
         unloaded = list(self.known.unloaded)
         if not unloaded:
             return fits_nowhere(self.inputs, list(self.known.unfit)).reason
@@ -464,7 +463,6 @@ def _limit(verdict: PlanVerdict, *, split: bool) -> str:
 
 
 def _above(best: _Held | None) -> float:
-    """Return the rate from which on something carries more than *best*."""
     return 0.0 if best is None else best.rate * (1 + RESOLUTION)
 
 

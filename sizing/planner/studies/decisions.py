@@ -180,7 +180,6 @@ def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
 
 
 def _drafts(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """Yield other numbers of accepted tokens, where the scenario speculates."""
     engine = inputs.engine
     if not engine.speculative_tokens:
         return

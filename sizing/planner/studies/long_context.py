@@ -20,14 +20,12 @@ from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import step_s, step_terms
-from sizing.planner.step_models import machine
+from sizing.latency.step import Machine, step_s, step_terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.plan import Inputs
-    from sizing.latency.step import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +176,7 @@ def long_prompt(
     """
     _check(inputs, tokens, slicings)
     counted: dict[str, float] = defaultdict(float)
-    for term in step_terms(machine(inputs), prefill_load(tokens), slicing=Slicing()):
+    for term in step_terms(Machine.of(inputs), prefill_load(tokens), slicing=Slicing()):
         counted[group_of(term)] += float(term.flops)
     flops = {name: each for name, each in counted.items() if each}
     dtype = multiply_dtype(inputs.model.weight_dtype, inputs.gpu)
@@ -203,7 +201,7 @@ def long_prompt(
 
 def timed(inputs: Inputs, tokens: int, slicing: Slicing) -> Timed:
     """Time one layout."""
-    on = machine(inputs)
+    on = Machine.of(inputs)
     prefill = chunked_prefill(on, tokens, slicing=slicing)
     token = token_parts_s(on, tokens, slicing=slicing)
     return Timed(
@@ -300,7 +298,6 @@ def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:
-    """Return whether a layout holds the sequence and the SLO's TPOT."""
     limit_s = inputs.scenario.slo.tpot_s
     return found.fits and (limit_s is None or found.tpot_s <= limit_s)
 

@@ -168,7 +168,6 @@ def _links(inputs: Inputs) -> Swept:
 
 
 def _changed(inputs: Inputs, x: Swept, y: Swept, pair: tuple[str, str]) -> Inputs | InputError:
-    """Return the inputs of one point, or what is wrong with it."""
     values = {"--x": (x.key, pair[1]), "--y": (y.key, pair[0])}
     keys = [f"{key}={value}" for key, value in values.values() if key not in {RATIO, LINK}]
     place = " ".join(f"{option} {key}={value}" for option, (key, value) in values.items())
