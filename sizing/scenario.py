@@ -131,7 +131,6 @@ def _line(key: str, value: object) -> str:
 
 
 def _toml(value: object) -> str:
-    """Write a value of a scenario as TOML has it."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }"
     return json.dumps(value)

@@ -16,16 +16,14 @@ from sizing.catalog.gpu import collectives as collectives
 from sizing.catalog.gpu import find_gpu as find_gpu
 from sizing.catalog.gpu import gpu_generation as gpu_generation
 from sizing.catalog.gpu import gpus as gpus
+from sizing.catalog.gpu import price_lists as price_lists
 from sizing.catalog.model import DEMO_MODEL as DEMO_MODEL
 from sizing.catalog.model import ModelEntry as ModelEntry
 from sizing.catalog.model import find_model as find_model
 from sizing.catalog.model import model_family as model_family
 from sizing.catalog.model import models as models
-from sizing.catalog.price import price_lists as price_lists
-from sizing.catalog.scenario import Resolved as Resolved
 from sizing.catalog.scenario import check_draft as check_draft
 from sizing.catalog.scenario import find_study as find_study
 from sizing.catalog.scenario import inputs_of as inputs_of
 from sizing.catalog.scenario import read_scenario as read_scenario
-from sizing.catalog.scenario import resolve as resolve
 from sizing.catalog.scenario import with_keys as with_keys

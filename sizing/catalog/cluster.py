@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.scenario import ClusterChoice
     from minicluster.specs.topology import Topology
 
@@ -105,9 +104,8 @@ def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> 
         return None
     if mtbf_s is None or repair_s is None:
         key = "gpu_mtbf_s" if mtbf_s is None else "repair_s"
-        raise InputError(
-            f"{place}.{key}", None, "a number: gpu_mtbf_s and repair_s are given together"
-        )
+        expected = "a number: gpu_mtbf_s and repair_s are given together"
+        raise InputError(f"{place}.{key}", None, expected)
     base = preset or FailureSpec(gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
     return replace(base, gpu_mtbf_s=mtbf_s, node_repair_s=repair_s)
 
@@ -116,9 +114,10 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
     gpu = find_gpu(choice.gpu or "", place=f"{place}.gpu")
     if choice.gpus_per_node is None or choice.max_gpus is None:
         key = "gpus_per_node" if choice.gpus_per_node is None else "max_gpus"
-        raise InputError(
-            f"{place}.{key}", None, "a number: there is no preset to take it from", _presets(gpu)
-        )
+        names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
+        way_out = f"presets of this GPU: {', '.join(names) or 'none'}"
+        expected = "a number: there is no preset to take it from"
+        raise InputError(f"{place}.{key}", None, expected, way_out)
     return ClusterSpec(
         name=f"{gpu.name}-{choice.gpus_per_node}",
         gpu=gpu.name,
@@ -126,8 +125,3 @@ def _own_cluster(choice: ClusterChoice, place: str) -> ClusterSpec:
         gpus_per_hb_domain=choice.gpus_per_node,
         max_gpus=choice.max_gpus,
     )
-
-
-def _presets(gpu: GpuSpec) -> str:
-    names = [name for name, cluster in clusters().items() if cluster.gpu == gpu.name]
-    return "presets of this GPU: " + (", ".join(names) or "none")

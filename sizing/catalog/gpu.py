@@ -1,17 +1,21 @@
-"""The catalog of GPUs, with what collective libraries take on them."""
+"""The catalogs of GPUs, with what collective libraries take on them, and of their list prices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
+from statistics import median
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
+from minicluster.errors import InputError
 from minicluster.specs.gpu import CollectiveEntry, Collectives, GpuSpec
-from sizing.catalog.folder import Catalog, unknown
+from minicluster.specs.price import ListPrice, PriceList
+from sizing.catalog.folder import Catalog, configs, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 
@@ -26,7 +30,7 @@ class GpuEntry:
 
     spec: GpuSpec
     generation: str = ""
-    aliases: tuple[str, ...] = field(default=())
+    aliases: tuple[str, ...] = ()
 
 
 @cache
@@ -39,8 +43,15 @@ def _read_gpu(path: Path) -> GpuEntry:
     raw = read_toml(path)
     aliases, generation = tuple(raw.pop("aliases", ())), str(raw.pop("generation", ""))
     spec = parse(GpuSpec, raw, place=path.name)
-    spec = replace(spec, collectives=_collectives_of(spec))
-    return GpuEntry(spec=spec, generation=generation, aliases=aliases)
+    measured = (entry.measured for entry in collectives().values() if entry.gpu == spec.name)
+    libraries = Collectives(
+        measured=tuple(chain.from_iterable(measured)),
+        # How NCCL crosses nodes, on NVIDIA's GPUs alone.
+        protocols=collectives()["nccl"].protocols if spec.vendor == "NVIDIA" else (),
+    )
+    return GpuEntry(
+        spec=replace(spec, collectives=libraries), generation=generation, aliases=aliases
+    )
 
 
 @cache
@@ -48,15 +59,6 @@ def collectives() -> Mapping[str, CollectiveEntry]:
     """Return what collective libraries were measured to take, by GPU, and their protocols."""
     return Catalog(
         "collectives", lambda path: parse(CollectiveEntry, read_toml(path), place=path.name)
-    )
-
-
-def _collectives_of(gpu: GpuSpec) -> Collectives:
-    """Return the libraries' tables on a GPU, and how NCCL crosses the nodes of NVIDIA's."""
-    measured = [entry.measured for entry in collectives().values() if entry.gpu == gpu.name]
-    return Collectives(
-        measured=tuple(table for tables in measured for table in tables),
-        protocols=collectives()["nccl"].protocols if gpu.vendor == "NVIDIA" else (),
     )
 
 
@@ -73,3 +75,57 @@ def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
         if name.lower() in {alias.lower() for alias in (key, *entry.aliases)}:
             return entry.spec
     raise unknown(place, name, "a GPU of the catalog", gpus())
+
+
+# --- list prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PriceCatalog:
+    lists: tuple[PriceList, ...]
+
+
+@cache
+def price_lists() -> tuple[PriceList, ...]:
+    """Return every list of `configs/prices.toml`."""
+    path = configs() / "prices.toml"
+    return parse(_PriceCatalog, read_toml(path), place=path.name).lists
+
+
+def list_price(gpu: str) -> ListPrice | None:
+    """Return the median of what the lists ask for a GPU; `None`: none of them has it."""
+    found = [each for each in price_lists() if gpu in each.usd_per_gpu_hour]
+    if not found:
+        return None
+    asked = [each.usd_per_gpu_hour[gpu] for each in found]
+    dates = [each.date for each in found]
+    return ListPrice(
+        gpu=gpu,
+        usd_per_gpu_hour=median(asked),
+        lowest_usd_per_gpu_hour=min(asked),
+        highest_usd_per_gpu_hour=max(asked),
+        lists=len(found),
+        oldest=min(dates),
+        newest=max(dates),
+    )
+
+
+def list_prices(gpus: Iterable[str], *, place: str) -> tuple[ListPrice, ...]:
+    """
+    Return the list price of each GPU.
+
+    Raises:
+        InputError: the first that is on no list, naming *place*.
+    """
+    found = []
+    for gpu in gpus:
+        price = list_price(gpu)
+        if price is None:
+            raise InputError(
+                place,
+                "catalog",
+                f"a GPU with a list price: configs/prices.toml has none of {gpu}",
+                f'your own price: [search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}',
+            )
+        found.append(price)
+    return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
@@ -13,9 +13,8 @@ from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
 from sizing.catalog.folder import find_file
-from sizing.catalog.gpu import find_gpu
+from sizing.catalog.gpu import find_gpu, list_prices
 from sizing.catalog.model import chosen_model
-from sizing.catalog.price import list_prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,20 +22,10 @@ if TYPE_CHECKING:
 
     from minicluster.config import Overrides
     from minicluster.specs.calibration import CalibrationSpec
-    from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.scenario import ScenarioSpec
-
-
-class Resolved(NamedTuple):
-    """The catalog entries that a scenario names, its overrides applied."""
-
-    model: ModelSpec
-    gpu: GpuSpec
-    cluster: ClusterSpec
-    engine: EngineProfile
 
 
 def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
@@ -69,64 +58,11 @@ def read_scenario(path: Path | str, overrides: Overrides = ()) -> ScenarioSpec:
     return parse_scenario(read_toml(file), overrides, place=str(path))
 
 
-def resolve(scenario: ScenarioSpec, place: str) -> Resolved:
-    """
-    Look up everything that a scenario names, and check that it fits together.
-
-    Args:
-        place: its file, named in errors.
-
-    Raises:
-        InputError: an unknown name, or values that contradict each other.
-    """
-    cluster = find_cluster(scenario.cluster, place=f"{place}: cluster")
-    gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
-    kinds = [find_gpu(name, place=f"{place}: search.gpus") for name in scenario.search.gpus]
-    engine = chosen_engine(scenario.engine, kinds or [gpu], place=f"{place}: engine")
-    drafts = engine.speculative_tokens
-    resolved = Resolved(
-        model=chosen_model(scenario.model, place, drafts=drafts > 0),
-        gpu=gpu,
-        cluster=cluster,
-        engine=engine,
-    )
-    copies = scenario.engine.redundant_experts
-    if copies is not None:
-        resolved = _balanced(resolved, copies, place=f"{place}: engine.redundant_experts")
-    if drafts:
-        check_draft(resolved.model, engine, place=f"{place}: engine.speculative_tokens")
-    for part in scenario.workload.parts:
-        if part.longest_tokens > resolved.model.max_context_tokens:
-            raise InputError(
-                f"{place}: {part.place}.input_tokens + output_tokens",
-                part.longest_tokens,
-                f"at most {resolved.model.max_context_tokens}, the context of {resolved.model.id}",
-                "shorten one of them, or take a model with a longer context",
-            )
-    return resolved
-
-
-def _balanced(resolved: Resolved, copies: int, *, place: str) -> Resolved:
-    """
-    Return the same with a load balancer of experts; refuse one that there cannot be.
-
-    Source:
-        vLLM 0.29.0 config/parallel.py: enable_eplb, on CUDA and ROCm.
-    """
-    model, without = resolved.model, "leave out redundant_experts"
-    if model.moe is None:
-        raise InputError(place, copies, f"no such key: {model.id} has no experts", without)
-    if resolved.gpu.kind == "cpu":
-        expected = f"no such key: {resolved.engine.name} balances no experts on a CPU"
-        raise InputError(place, copies, expected, without)
-    return resolved._replace(model=replace(model, moe=replace(model.moe, redundant_experts=copies)))
-
-
 def inputs_of(
     scenario: ScenarioSpec, place: str, *, calibration: CalibrationSpec | None = None
 ) -> Inputs:
     """
-    Return a scenario with the catalog entries that it names.
+    Look up everything that a scenario names, and check that it fits together.
 
     Args:
         place: its file, named in errors.
@@ -138,17 +74,52 @@ def inputs_of(
     named = [find_gpu(name, place=f"{place}: search.gpus") for name in scenario.search.gpus]
     kinds = {gpu.name: gpu for gpu in named}
     chosen = replace(scenario, search=replace(scenario.search, gpus=tuple(kinds)))
-    found = resolve(chosen, place)
+    cluster = find_cluster(chosen.cluster, place=f"{place}: cluster")
+    gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
+    engine = chosen_engine(chosen.engine, [*kinds.values()] or [gpu], place=f"{place}: engine")
     inputs = Inputs(
         scenario=chosen,
-        **found._asdict(),
+        model=_model(chosen, gpu, engine, place),
+        gpu=gpu,
+        cluster=cluster,
+        engine=engine,
         calibration=calibration,
-        other_gpus=tuple(gpu for name, gpu in kinds.items() if name != found.gpu.name),
+        other_gpus=tuple(each for name, each in kinds.items() if name != gpu.name),
     )
     if chosen.cost.prices != CATALOG:
         return inputs
     unpriced = [name for name in inputs.kinds if name not in inputs.own_prices]
     return replace(inputs, list_prices=list_prices(unpriced, place=f"{place}: cost.prices"))
+
+
+def _model(scenario: ScenarioSpec, gpu: GpuSpec, engine: EngineProfile, place: str) -> ModelSpec:
+    """
+    Return the model with its load balancer of experts and draft head; refuse what there cannot be.
+
+    Source:
+        vLLM 0.29.0 config/parallel.py: enable_eplb, on CUDA and ROCm.
+    """
+    drafts, copies = engine.speculative_tokens, scenario.engine.redundant_experts
+    model = chosen_model(scenario.model, place, drafts=drafts > 0)
+    if copies is not None:
+        where, without = f"{place}: engine.redundant_experts", "leave out redundant_experts"
+        if model.moe is None:
+            raise InputError(where, copies, f"no such key: {model.id} has no experts", without)
+        if gpu.kind == "cpu":
+            expected = f"no such key: {engine.name} balances no experts on a CPU"
+            raise InputError(where, copies, expected, without)
+        model = replace(model, moe=replace(model.moe, redundant_experts=copies))
+    if drafts:
+        check_draft(model, engine, place=f"{place}: engine.speculative_tokens")
+    for part in scenario.workload.parts:
+        if part.longest_tokens > model.max_context_tokens:
+            raise InputError(
+                f"{place}: {part.place}.input_tokens + output_tokens",
+                part.longest_tokens,
+                f"at most {model.max_context_tokens}, the context of {model.id}",
+                "shorten one of them, or take a model with a longer context",
+            )
+    return model
 
 
 def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:

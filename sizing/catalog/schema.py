@@ -72,19 +72,20 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
         if is_dataclass(hint) and isinstance(hint, type) and hint is not Lengths:
             found += _keys(hint, f"{key}.")
             continue
-        required = spec.default is MISSING and spec.default_factory is MISSING
         whole = key.replace("workload.classes.slo.", "slo.").replace(".classes.", ".")
         low, high = LIMITS.get(whole) or LIMITS.get(f"{whole}.max_tokens") or (None, None)
+        choices = spec.metadata.get("choices")
         found.append(
             ScenarioKey(
                 key=key,
                 type=_type_name(hint),
-                unit=unit(spec.name),
-                required=required,
+                unit=next((text for end, text in UNITS if spec.name.endswith(end)), ""),
+                required=spec.default is MISSING and spec.default_factory is MISSING,
                 default=_default(spec),
                 minimum=low,
                 maximum=high,
-                meaning=meanings.get(spec.name, "") + _choices(spec),
+                meaning=meanings.get(spec.name, "")
+                + (f" One of {', '.join(choices)}." if choices else ""),
             )
         )
         inner = Lengths if hint in {Lengths, Lengths | None} else _table_of_list(hint)
@@ -98,25 +99,13 @@ def _table_of_list(hint: object) -> type | None:
     return of if isinstance(of, type) and is_dataclass(of) else None
 
 
-def _choices(spec: Field[Any]) -> str:
-    """Write the values that a key may have, where the dataclass lists them."""
-    names = spec.metadata.get("choices")
-    return f" One of {', '.join(names)}." if names else ""
-
-
 def _default(spec: Field[Any]) -> object:
     if spec.default is not MISSING:
         return spec.default
     return None if spec.default_factory is MISSING else spec.default_factory()
 
 
-def unit(name: str) -> str:
-    """Return the unit that a name ends in; "" for none."""
-    return next((text for ending, text in UNITS if name.endswith(ending)), "")
-
-
 def _type_name(hint: object) -> str:
-    """Name a type the way TOML's readers know it."""
     if get_origin(hint) in (types.UnionType, Union):
         return " or ".join(_type_name(part) for part in get_args(hint) if part is not type(None))
     if hint is Lengths:

@@ -317,9 +317,12 @@ def _with_burst(
         return fitted
     schedule = folder.with_suffix(".schedule.jsonl")
     write_burst(schedule, load, rate)
+    status = _status()
+    if status is None:
+        raise TargetFailed("`serving status` finds no deployment of `serving up`")
     _command(
         *("loadtest", "run", "--trace", schedule, "--warmup", WARM_UP_S, "-o", folder),
-        *("--host", _endpoint(), "--model", deployment.model.id),
+        *("--host", status["base_url"], "--model", deployment.model.id),
         *("--vocab-size", inputs.model.vocab_size),
         *("--slo", f"ttft={slo.ttft_s},tpot={slo.per_token_s},percentile=p90"),
         endings=RUN_ENDINGS,
@@ -368,13 +371,6 @@ def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
         ),
         path,
     )
-
-
-def _endpoint() -> str:
-    status = _status()
-    if status is None:
-        raise TargetFailed("`serving status` finds no deployment of `serving up`")
-    return str(status["base_url"])
 
 
 def _status() -> dict[str, Any] | None:

@@ -20,9 +20,7 @@ from sizing.cli.common import AsJson, show
 from sizing.report.tables import columns_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from minicluster.specs.gpu import GpuSpec, NumberSource
+    from minicluster.specs.gpu import GpuSpec
 
 DEFAULT_SCENARIO = "llama-3.1-8b-h100"
 
@@ -101,9 +99,13 @@ def gpus(*, as_json: AsJson = False) -> None:
     """Print the GPU catalog."""
     entries = catalog.gpus().values()
     specs = [entry.spec for entry in entries]
+    peaks = (
+        (source.document for source in spec.sources if "peak_flops_per_s" in source.covers)
+        for spec in specs
+    )
     words = {
         "efficiency": [_efficiency(spec) for spec in specs],
-        "source of the peaks": [_document(spec.sources, "peak_flops_per_s") for spec in specs],
+        "source of the peaks": [next(documents, "") for documents in peaks],
     }
     columns = {
         "name": [spec.name for spec in specs],
@@ -125,10 +127,6 @@ def _efficiency(spec: GpuSpec) -> str:
     if spec.efficiency is None:
         return "calibration"
     return "fitted" if spec.efficiency.fitted else "default"
-
-
-def _document(sources: Iterable[NumberSource], covered: str) -> str:
-    return next((source.document for source in sources if covered in source.covers), "")
 
 
 def _scaled(value: float | None, unit: float) -> str:

@@ -19,9 +19,10 @@ from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.shell import say, talk
+from sizing.catalog.schema import attribute_docs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import RenderableType
 
@@ -69,18 +70,22 @@ WIDTH = 160
 Item = TypeVar("Item")
 
 
-def with_keys(
-    spec: type[Any], helps: Mapping[str, str]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def give_options(command: Callable[..., None], options: list[inspect.Parameter]) -> None:
+    """Tell Typer the options of a command, in place of the parameters that it has."""
+    signature = inspect.Signature(options)
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+
+
+def with_keys(spec: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give a command one option for every key of *spec*, in place of its last parameter, `**keys`.
 
     The value of an absent option is `None`, whatever the key's default: a file may set it. The
-    help says the default.
+    help says the default, and what the docstring of *spec* says of the key.
 
     Args:
         spec: a frozen dataclass; `a_key` becomes `--a-key`.
-        helps: help text by key.
     """
 
     def shown(key: Field[Any]) -> str | bool:
@@ -88,24 +93,23 @@ def with_keys(
         known = key.default is not MISSING and key.default is not None
         return known and not isinstance(key.default, bool) and str(key.default)
 
-    hints = get_type_hints(spec)
-    options = [
-        inspect.Parameter(
-            key.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                hints[key.name] | None, Option(help=helps.get(key.name), show_default=shown(key))
-            ],
+    hints, texts = get_type_hints(spec), attribute_docs(spec)
+    options = []
+    for key in fields(spec):
+        text = texts.get(key.name, "").removesuffix(".")
+        said = Option(help=text[:1].upper() + text[1:] or None, show_default=shown(key))
+        options.append(
+            inspect.Parameter(
+                key.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[hints[key.name] | None, said],
+            )
         )
-        for key in fields(spec)
-    ]
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
-        signature = inspect.Signature([*own, *options])
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+        give_options(command, [*own, *options])
         return command
 
     return decorated

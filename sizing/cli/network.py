@@ -15,8 +15,7 @@ from sizing import catalog
 from sizing.cli.common import AsJson, Html, show, with_keys
 from sizing.latency.collectives import CROSSES
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.network.bom import NetworkOrder, bill
-from sizing.network.bom_as_built import built_bill
+from sizing.network.bom import NetworkOrder, bill, built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.ecmp import Hashing, collisions
 from sizing.network.rail_only_study import study
@@ -27,10 +26,10 @@ from sizing.report.fabric import (
     built_table,
     collisions_table,
     left_out_table,
+    study_page,
     study_tables,
     topology_table,
 )
-from sizing.report.rail_only import study_page
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -115,22 +114,8 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     _show(asdict(result), answer_table(result), as_json=as_json)
 
 
-BOM_HELP = {
-    "gpus": "Number of GPUs (endpoints)",
-    "hb_size": "GPUs per HB domain, one rail each",
-    "radix": "Ports per switch",
-    "kind": "Network: clos, rail-optimised or rail-only",
-    "dac_tiers": "Number of lowest tiers with copper cables",
-    "spares": "Spare switches per tree",
-    "price_ratio": "Price of a switch port over that of a transceiver",
-    "switch_port_power_w": "Watts per switch port",
-    "transceiver_power_w": "Watts per transceiver",
-}
-"""Help text of each key of `NetworkOrder`."""
-
-
 @app.command()
-@with_keys(NetworkOrder, BOM_HELP)
+@with_keys(NetworkOrder)
 def bom(
     preset: Annotated[str | None, Option(help="Cluster preset as it was built")] = None,
     as_json: AsJson = False,
@@ -161,7 +146,9 @@ def rail_only(
             help="Key of the study to override, such as hb_sizes=[32,64]; repeatable",
         ),
     ] = None,
-    price_ratio: Annotated[float, Option(help=BOM_HELP["price_ratio"])] = 2.0,
+    price_ratio: Annotated[
+        float, Option(help="Price of a switch port over that of a transceiver")
+    ] = 2.0,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:

@@ -29,7 +29,7 @@ from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
 from sizing.network.topology_units import unit_tree
-from sizing.planner.placement import request_of
+from sizing.planner.deployment import request_of
 from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
@@ -45,7 +45,21 @@ FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceOptions:
-    """What is placed, and constraints by names of tiers; every key is an option."""
+    """
+    What is placed, and constraints by names of tiers; every key is an option.
+
+    Attributes:
+        tp: tensor-parallel degree of a training job.
+        cp: context-parallel degree of a training job.
+        pp: pipeline stages of a training job.
+        dp: data-parallel replicas of a training job.
+        allow_tp_straddle: TP groups of a training job that may leave the HB domain.
+        replica_within: widest tier of one replica.
+        pairs_within: widest tier between a prefill and a decode replica.
+        spread: smallest number of units of a tier for each role, as TIER:N.
+        spare_nodes: number of nodes to keep free.
+        spare_tier: tier of which each unit keeps that many nodes free.
+    """
 
     tp: int | None = None
     cp: int = 1
@@ -62,22 +76,7 @@ class PlaceOptions:
         not_negative(**{"--spare-nodes": self.spare_nodes})
 
 
-HELP = {
-    "tp": "Tensor-parallel degree of a training job",
-    "cp": "Context-parallel degree of a training job",
-    "pp": "Pipeline stages of a training job",
-    "dp": "Data-parallel replicas of a training job",
-    "allow_tp_straddle": "TP groups of a training job that may leave the HB domain",
-    "replica_within": "Widest tier of one replica",
-    "pairs_within": "Widest tier between a prefill and a decode replica",
-    "spread": "Smallest number of units of a tier for each role, as TIER:N",
-    "spare_nodes": "Number of nodes to keep free",
-    "spare_tier": "Tier of which each unit keeps that many nodes free",
-}
-"""Help text of each key of `PlaceOptions`."""
-
-
-@with_keys(PlaceOptions, HELP)
+@with_keys(PlaceOptions)
 def place(
     plan: Annotated[
         Path | None, Argument(help="Plan file; or describe a training job by --tp, --pp, --dp")
@@ -142,7 +141,6 @@ def place(
 def _placed(
     plan: Plan | None, root: TopologyUnit, topology: Topology, asked: PlaceOptions
 ) -> PoolPlan | RankPlan:
-    """Place the replicas of a plan, or without one the ranks of a training job."""
     names = tuple(tier.name for tier in topology.tiers)
     within = _tier(names, asked.replica_within, "--replica-within")
     if plan is None:
@@ -260,7 +258,6 @@ def _tier(names: tuple[str, ...], name: str | None, place: str) -> int | None:
 
 
 def _spread(names: tuple[str, ...], text: str | None) -> tuple[int | None, int]:
-    """Read TIER:N."""
     if text is None:
         return None, 1
     name, _, number = text.partition(":")
@@ -270,27 +267,24 @@ def _spread(names: tuple[str, ...], text: str | None) -> tuple[int | None, int]:
 
 
 def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
-    """Write the placement in one of `FORMATS`."""
     if form == "slurm":
         return scheduler_manifests.slurm(nodes)
     if form == "ranks":
         if not isinstance(found, RankPlan):
             raise InputError("--emit", form, "a training job: --tp, --pp, --dp")
         return scheduler_manifests.rank_file(found)
-    groups = found.groups if isinstance(found, PoolPlan) else _as_groups(found)
+    if isinstance(found, PoolPlan):
+        groups = found.groups
+    else:  # a data-parallel replica is one of ours
+        d = found.degrees
+        groups = tuple(
+            GpuGroup(role="train", replica=n // d.atoms, stage=n % d.atoms,
+                     gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
+            for n in range(d.atoms * d.dp)
+        )  # fmt: skip
     writers = {
         "ray": scheduler_manifests.ray,
         "kueue": scheduler_manifests.kueue,
         "volcano": scheduler_manifests.volcano,
     }
     return json.dumps(writers[form](nodes, groups), indent=2) + "\n"
-
-
-def _as_groups(found: RankPlan) -> tuple[GpuGroup, ...]:
-    """Return the tp groups of a job as groups, a data-parallel replica each."""
-    d = found.degrees
-    return tuple(
-        GpuGroup(role="train", replica=n // d.atoms, stage=n % d.atoms,
-             gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
-        for n in range(d.atoms * d.dp)
-    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -32,8 +32,10 @@ from sizing.planner.build_plan import NoPlan
 from sizing.planner.class_pools import plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import predict as predict_pools
-from sizing.report.class_plans import choice_line, class_plans_json, class_plans_table
 from sizing.report.plan_screen import (
+    choice_line,
+    class_plans_json,
+    class_plans_table,
     plan_details,
     plan_screen,
     prediction_details,
@@ -83,16 +85,11 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     else:
         _print_plans(found, out, verbose=verbose)
     if found.interrupted:
-        _leave_interrupted(found)
-
-
-def _leave_interrupted(found: ClassPlans) -> NoReturn:
-    """Say what the search found before it was stopped."""
-    sure = found.chosen[""].confidence
-    if sure is None or not sure.interrupted:
-        leave_interrupted("the plan of shared pools; own pools of the classes were not planned")
-    unverified = ", estimated, not simulated" if sure.unverified else ""
-    leave_interrupted(f"the best plan so far{unverified}")
+        sure = found.chosen[""].confidence
+        if sure is None or not sure.interrupted:
+            leave_interrupted("the plan of shared pools; own pools of the classes were not planned")
+        unverified = ", estimated, not simulated" if sure.unverified else ""
+        leave_interrupted(f"the best plan so far{unverified}")
 
 
 def _named(path: Path | None, of: str) -> Path | None:
@@ -101,7 +98,6 @@ def _named(path: Path | None, of: str) -> Path | None:
 
 
 def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> None:
-    """Write a plan, and its page."""
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:

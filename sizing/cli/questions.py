@@ -20,14 +20,18 @@ from sizing.planner.studies import decisions as changed_plans
 from sizing.planner.studies import split_map as maps
 from sizing.planner.studies.result import result_json
 from sizing.planner.studies.sweep import parse_key
-from sizing.report.day import day_headline, day_lines, day_page, hours_table, shares_table
 from sizing.report.questions import (
     capacity_lines,
     capacity_page,
     capacity_table,
+    day_headline,
+    day_lines,
+    day_page,
     decisions_lines,
     decisions_page,
     decisions_table,
+    hours_table,
+    shares_table,
     split_map_lines,
     split_map_page,
     split_map_table,

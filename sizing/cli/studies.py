@@ -25,10 +25,9 @@ from sizing.cli.common import (
     tracked,
 )
 from sizing.cli.study import Study, study
-from sizing.planner.design_points import iter_design_points, sort_design_points
 from sizing.planner.studies.cost import require_price
-from sizing.planner.studies.long_context import long_prompt
-from sizing.planner.studies.pareto import fronts
+from sizing.planner.studies.long_context import find_rule, long_prompt
+from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
 from sizing.planner.studies.result import (
     OBJECTIVES,
     StudyResult,
@@ -36,23 +35,22 @@ from sizing.planner.studies.result import (
     plan_scenario,
     result_json,
 )
-from sizing.planner.studies.rule import find_rule
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.long_context import long_context_parts
 from sizing.report.study import (
     comparison_lines,
     comparison_table,
     front_table,
+    pareto_page,
+    sweep_page,
     sweep_table,
 )
-from sizing.report.study_pages import pareto_page, sweep_page
 from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sizing.planner.design_points import DesignPoint
-    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.pareto import DesignPoint, Front
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"
@@ -132,7 +130,6 @@ def _rows(
 
 
 def _price(text: str) -> tuple[str, float]:
-    """Read `h100-sxm=2.5`."""
     name, equals, value = text.partition("=")
     try:
         paid = float(value)
@@ -279,7 +276,10 @@ def long_context(
     inputs = Scenario.load(scenario, overrides or [], None)
     rule = find_rule(preset)
     slicings = [parse_slicing(each) for each in slicing.split(",")]
-    lengths = [_length(each) for each in tokens.split(",")]
+    for each in tokens.split(","):
+        if not each.strip().isdecimal():
+            raise InputError("--tokens", each, "whole numbers, for example 32768,65536")
+    lengths = [int(each) for each in tokens.split(",")]
     with naming(scenario):
         found = [long_prompt(inputs, each, slicings, rule) for each in lengths]
     data = {
@@ -304,9 +304,3 @@ def parse_slicing(text: str) -> Slicing:
     if match is None:
         raise InputError("--slicing", text, "a layout, for example TP8 or TP8xPP2")
     return Slicing(tp=int(match[1]), pp=int(match[2] or 1))
-
-
-def _length(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise InputError("--tokens", text, "whole numbers, for example 32768,65536")
-    return int(text)

@@ -17,6 +17,7 @@ from sizing.cli.common import (
     Html,
     Overrides,
     ScenarioFile,
+    give_options,
     leave_interrupted,
     show,
 )
@@ -83,7 +84,5 @@ def study(command: Callable[..., None]) -> Callable[..., None]:
         command(asked, **given)
 
     first, *others = shared
-    signature = inspect.Signature([first, *own, *others])
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+    give_options(run, [first, *own, *others])
     return run

@@ -13,44 +13,15 @@ from minicluster.errors import InputError, NegativeAnswer
 from sizing.catalog.folder import find_file
 from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
-from sizing.training.closed_forms import rule_of_thumb
-from sizing.training.estimate import estimate
+from sizing.training.estimate import estimate, rule_of_thumb
 from sizing.training.request import TrainingRequest
 from sizing.training.search import search_layouts
 
 if TYPE_CHECKING:
     from sizing.training.search import Trial
 
-HELP = {
-    "model": "Model of the catalog; or give its shape",
-    "head_dim": "Size of an attention head [default: hidden / heads]",
-    "ffn": "Width of the feed-forward layer",
-    "seq": "Tokens per sequence",
-    "batch": "Sequences per step, all replicas together",
-    "gpu": "GPU of the catalog",
-    "cluster": "Cluster preset, with its topology",
-    "tp": "Tensor-parallel degree",
-    "pp": "Pipeline stages",
-    "cp": "Context-parallel degree",
-    "dp": "Data-parallel replicas [default: what the GPUs leave]",
-    "ep": "Expert-parallel degree",
-    "micro_batch": "Sequences per micro-batch [default: chosen]",
-    "interleave": "Chunks of layers per pipeline stage [default: chosen]",
-    "recompute": "Activation recomputation: none, selective or full",
-    "dtype": "Number format: bf16, fp16 or fp8",
-    "family": "Block type: gpt or llama [default: gpt where ffn = 4 hidden]",
-    "attention": "Attention: flash or materialised [default: by family and GPU]",
-    "zero": "ZeRO stage, 0 to 3",
-    "overlap_experts": "Expert exchange overlapped with another micro-batch",
-    "tokens": "Tokens of the whole run",
-    "gpu_mtbf_s": "Mean time between failures of one GPU in seconds [default: the cluster's]",
-    "checkpoint_s": "Seconds per checkpoint",
-    "restart_s": "Seconds to restart after a failure",
-}
-"""Help text of each key of a training scenario."""
 
-
-@with_keys(TrainingRequest, HELP)
+@with_keys(TrainingRequest)
 def train(
     scenario: Annotated[
         Path | None,

@@ -12,8 +12,7 @@ from typer import Argument, Option
 from minicluster.files import write_atomically
 from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
-from sizing.evidence.evidence import evidence_of, to_json
-from sizing.evidence.leave_out import SPLITS
+from sizing.evidence.evidence import SPLITS, evidence_of, to_json
 from sizing.evidence.validate import to_csv
 from sizing.evidence.validated import validate as validate_rows
 from sizing.report.validation import left_out_tables, validation_tables

@@ -25,12 +25,12 @@ from sizing.evidence.interval import (
     fit_intervals,
     folds,
 )
-from sizing.evidence.leave_out import HeldOutCoverage
 from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from sizing.evidence.interval import RowResidual
     from sizing.evidence.validate import RowVerdict
 
 FILE = "validation/evidence.json"
@@ -178,20 +178,20 @@ def _support(verdicts: Sequence[RowVerdict]) -> tuple[Support, ...]:
             gpu = find_gpu(row.gpu).name
             groups[len(row.groups) > 1, row.engine.lower(), gpu, row.weight_dtype].append(verdict)
     found = []
-    for key, members in sorted(groups.items(), key=itemgetter(0)):
-        split, engine, gpu, weight_dtype = key
+    for (split, engine, gpu, weight_dtype), members in sorted(groups.items(), key=itemgetter(0)):
         known = residuals(members)
         ttft, tpot = (summarise(r.log_ratio for r in known if r.quantity == q) for q in QUANTITIES)
-        support = Support(
-            split=split,
-            engine=engine,
-            gpu=gpu,
-            weight_dtype=weight_dtype,
-            rows=len(members),
-            ttft_median=None if ttft is None else ttft.median,
-            tpot_median=None if tpot is None else tpot.median,
+        found.append(
+            Support(
+                split=split,
+                engine=engine,
+                gpu=gpu,
+                weight_dtype=weight_dtype,
+                rows=len(members),
+                ttft_median=None if ttft is None else ttft.median,
+                tpot_median=None if tpot is None else tpot.median,
+            )
         )
-        found.append(support)
     return tuple(found)
 
 
@@ -217,39 +217,36 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
     for train, test in folds(residuals, FOLDS, key=lambda each: each.configuration):
         made = fit_intervals(train)
         for each in test:
-            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
-            if found is None:
+            one = _try(made, each)
+            if one is None:
                 continue
-            hit = found.low_s <= math.exp(each.log_ratio) <= found.high_s
             for source in ("all", each.source):
-                inside[source, each.quantity].append((hit, found.high_s - found.low_s))
+                inside[source, each.quantity].append(one)
                 for confidence, claim in _claims(made, each):
                     right[source, each.quantity, confidence].append(claim)
-    coverages, claims = [], []
-    for (source, quantity), hits in sorted(inside.items()):
-        covered, widths = zip(*hits, strict=True)
-        coverages.append(
+    return Tried(
+        coverages=tuple(
             Coverage(
                 source=source,
                 quantity=quantity,
                 rows=len(hits),
-                covered_fraction=float(np.mean(covered)),
-                median_width=float(np.median(widths)),
+                covered_fraction=float(np.mean([hit for hit, _ in hits])),
+                median_width=float(np.median([width for _, width in hits])),
             )
-        )
-    for (source, quantity, confidence), hits_at in sorted(right.items()):
-        right_fraction, bound_fraction = np.mean(hits_at, axis=0).tolist()
-        claims.append(
+            for (source, quantity), hits in sorted(inside.items())
+        ),
+        claims=tuple(
             Claim(
                 source=source,
                 quantity=quantity,
                 confidence=confidence,
-                rows=len(hits_at),
-                right_fraction=right_fraction,
-                bound_fraction=bound_fraction,
+                rows=len(claims),
+                right_fraction=float(np.mean([right_at for right_at, _ in claims])),
+                bound_fraction=float(np.mean([bounded for _, bounded in claims])),
             )
-        )
-    return Tried(coverages=tuple(coverages), claims=tuple(claims))
+            for (source, quantity, confidence), claims in sorted(right.items())
+        ),
+    )
 
 
 def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[bool, bool]]]:
@@ -261,3 +258,91 @@ def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[b
             limit_s = 10 ** (math.ceil(math.log10(bound_s) * LIMITS_A_DECADE) / LIMITS_A_DECADE)
             measured_s = each.predicted_s * math.exp(each.log_ratio)
             yield confidence, (measured_s <= limit_s, measured_s <= bound_s)
+
+
+SPLITS: dict[str, Callable[[RowResidual], str]] = {
+    "family": lambda each: each.family,
+    "engine": lambda each: each.engine,
+    "gpu": lambda each: each.generation,
+    "source": lambda each: each.source,
+}
+"""What a split leaves out at a time: everything that has one of these names."""
+ORDER = ("all", "group", "class")
+"""What figures are of, in the order of the tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutCoverage(Spec):
+    """
+    Intervals of one quantity around rows of groups that were left out of them.
+
+    Attributes:
+        split: of `SPLITS`.
+        of: `all` rows, the `group` that was left out, or a `class` of rows over all groups.
+        name: of the group or class.
+        quantity: `ttft` or `tpot`.
+        rows: latencies tried.
+        covered_fraction: of them inside their interval.
+        median_width: (high - low) / predicted.
+        median_error: median of |predicted / measured - 1|; no constant of an interval is in it.
+    """
+
+    split: str
+    of: str
+    name: str
+    quantity: str
+    rows: int
+    covered_fraction: float
+    median_width: float
+    median_error: float
+
+
+def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCoverage, ...]:
+    """
+    Leave out each group of a split in turn, fit the intervals to the rest, and try them on it.
+
+    Args:
+        residuals: of every row that is scored.
+        split: of `SPLITS`.
+
+    Returns:
+        Over all rows, then by group, then by class of rows. Groups that leave no row of a
+        quantity to learn from are not tried.
+
+    Ignores:
+        Constants of step models: they are the same in every split (docs/validation.md names those
+        that were chosen with rows in view).
+    """
+    group_of = SPLITS[split]
+    tries: dict[tuple[str, str, str], list[tuple[bool, float, float]]] = defaultdict(list)
+    for group in sorted({group_of(each) for each in residuals}):
+        made = fit_intervals(each for each in residuals if group_of(each) != group)
+        for each in residuals:
+            one = _try(made, each) if group_of(each) == group else None
+            if one is not None:
+                error = abs(math.exp(-each.log_ratio) - 1)
+                for of, name in (("all", "all"), ("group", group), ("class", each.row_class)):
+                    tries[of, name, each.quantity].append((*one, error))
+    return tuple(
+        HeldOutCoverage(
+            split=split,
+            of=of,
+            name=name,
+            quantity=quantity,
+            rows=len(rows),
+            covered_fraction=float(np.mean([inside for inside, _, _ in rows])),
+            median_width=float(np.median([width for _, width, _ in rows])),
+            median_error=float(np.median([error for *_, error in rows])),
+        )
+        for (of, name, quantity), rows in sorted(
+            tries.items(), key=lambda each: (ORDER.index(each[0][0]), *each[0][1:])
+        )
+    )
+
+
+def _try(made: Intervals, each: RowResidual) -> tuple[bool, float] | None:
+    """Return whether a row is inside its interval, and how wide that is; `None`: it has none."""
+    found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
+    if found is None:
+        return None
+    return found.low_s <= math.exp(each.log_ratio) <= found.high_s, found.high_s - found.low_s

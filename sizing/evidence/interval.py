@@ -216,7 +216,6 @@ class Intervals:
 
 
 def _groups(quantity: str, path: Sequence[str]) -> list[str]:
-    """Name the groups of a path, from coarse to fine."""
     return ["/".join((quantity, *path[:depth])) for depth in DEPTHS]
 
 
@@ -349,7 +348,11 @@ def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[in
 
 def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, str, int], Spread]:
     """Spreads of every kind of load at every distance, of its own rows and the others' scaled."""
-    scales = _scales(misses)
+    # The size of errors of each kind of load: the 80 % quantile of all distances.
+    scales = {
+        kind: max(float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1)), LEAST_LOG)
+        for kind in np.unique(misses.kinds).tolist()
+    }
     relative = misses.logs / np.array([scales[kind] for kind in misses.kinds.tolist()])
     found = {}
     for kind in ("", *scales):
@@ -380,22 +383,12 @@ def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, st
     return found
 
 
-def _scales(misses: _Misses) -> dict[str, float]:
-    """Return the size of errors of each kind of load: the 80 % quantile of all distances."""
-    return {
-        kind: max(float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1)), LEAST_LOG)
-        for kind in np.unique(misses.kinds).tolist()
-    }
-
-
 def _quantiles(
     values: NDArray[np.float64], weights: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Quantiles of weighted values."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) - weights[order] / 2
-    found: NDArray[np.float64] = np.interp(shares, reached / weights.sum(), values[order])
-    return found
+    return np.asarray(np.interp(shares, reached / weights.sum(), values[order]))
 
 
 def folds(

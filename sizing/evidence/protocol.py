@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
@@ -12,6 +14,8 @@ from minicluster.specs.gpu import NumberSource
 from sizing.catalog import configs, model_family, release
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sizing.evidence.row import MeasuredRow
 
 FILE = "validation/protocols.toml"
@@ -157,8 +161,6 @@ class Acceptance(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocols(Spec):
-    """The file."""
-
     workloads: tuple[MeasurementProtocol, ...]
     lengths: tuple[DrawnLengths, ...]
     replays: tuple[ReplayedPrompts, ...]
@@ -172,14 +174,9 @@ def _protocols() -> _Protocols:
     return parse(_Protocols, read_toml(configs() / FILE), place=FILE)
 
 
-def protocols() -> tuple[MeasurementProtocol, ...]:
-    """Return every workload that is known."""
-    return _protocols().workloads
-
-
 def protocol_of(row: MeasuredRow) -> MeasurementProtocol | None:
     """Return the workload that an open row is a stage of; `None`: its columns say everything."""
-    for each in protocols():
+    for each in _protocols().workloads:
         rates = {rate for run in each.stages_per_s for rate in run}
         if (row.source, row.isl, row.osl, row.load) == (
             each.source, each.input_tokens, each.output_tokens, "open",
@@ -223,3 +220,60 @@ def recipe_of(row: MeasuredRow) -> RecipeSettings:
         if getattr(each, name) is not None
     }
     return RecipeSettings(**found)
+
+
+SPLIT_FILE = "validation/split_recipes.csv"
+SOURCE = "inferencex"
+"""Whose rows were measured with the recipes of the file."""
+ROLES = ("prefill", "decode")
+LAYOUT = ("replicas", "gpus", "dp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """
+    Settings of one attention rank of a pool; `None`: the engine's default.
+
+    Attributes:
+        max_num_batched_tokens: tokens of a step.
+        max_num_seqs: sequences of a step.
+        kv_tokens: tokens that its KV cache is limited to.
+    """
+
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    kv_tokens: int | None = None
+
+
+Key = tuple[str | int, ...]
+"""Engine, GPU, family of the model, dtype of weights, lengths, users, layout of both pools."""
+POOL_SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "kv_tokens")
+
+
+def pool_settings(row: MeasuredRow) -> Mapping[str, PoolSettings]:
+    """Return the settings of both pools by role; empty: no recipe is known for such a row."""
+    if row.source != SOURCE or len(row.groups) == 1 or row.load != "closed":
+        return {}
+    load = (row.engine.lower(), row.gpu, model_family(row.model), row.weight_dtype)
+    layouts = ((each.replicas, each.slicing.gpus, each.slicing.dp) for each in row.groups)
+    layout = chain.from_iterable(layouts)
+    return _split_recipes().get((*load, row.isl, row.osl, int(row.amount), *layout), {})
+
+
+@cache
+def _split_recipes() -> dict[Key, dict[str, PoolSettings]]:
+    """Read the recipes, each once for every number of users that it was run with."""
+    found: dict[Key, dict[str, PoolSettings]] = {}
+    with (configs() / SPLIT_FILE).open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            load = (line["engine"], line["gpu"], model_family(line["model"]), line["weight_dtype"])
+            lengths = int(line["isl"]), int(line["osl"])
+            layout = [int(line[f"{role}_{name}"]) for role in ROLES for name in LAYOUT]
+            settings = {}
+            for role in ROLES:
+                cells = {name: line.get(f"{role}_{name}") for name in POOL_SETTINGS}
+                given = {name: int(cell) for name, cell in cells.items() if cell}
+                settings[role] = PoolSettings(**given)
+            for users in line["users"].split():
+                found[(*load, *lengths, int(users), *layout)] = settings
+    return found

@@ -184,7 +184,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
         max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
         measured=cells.get("measured", ""),
-        num_requests=_num_requests(line, amount) if load == "open" else None,
+        num_requests=line.requests(amount) if load == "open" else None,
         means_only=cells.get("lengths") == "distribution",
         speculative_tokens=drafts,
         accepted_tokens=accepted,
@@ -213,20 +213,14 @@ def _speculation(line: _Line) -> tuple[int, float | None]:
     return drafts, accepted
 
 
-def _num_requests(line: _Line, requests_per_s: float) -> int | None:
-    """Requests of an open loop: counted, or as many as its duration gave; `None`: unknown."""
-    counted = line.count("requests", default=0, least=0)
-    if counted:
-        return counted
-    duration_s = line.number("duration_s", default=0.0, least=0.0)
-    return min(MOST, math.ceil(duration_s * requests_per_s)) or None
-
-
 def _groups(line: _Line) -> tuple[Group, ...]:
     """Read the replicas; all their GPUs are those of the `gpus` column."""
     serving = line.choice("serving", SERVING)
     gpus = line.count("gpus")
-    _refuse_other_widths(line, serving)
+    pools = [f"{role}_{name}" for role in ("prefill", "decode") for name in WIDTHS]
+    for name in pools if serving == "aggregated" else WIDTHS:
+        if line.number(name, default=1.0, least=0.0) > 1:
+            raise line.error(name, f"no such width in a row that is {serving}")
     if serving == "aggregated":
         tp, pp = line.count("tp"), line.count("pp", default=1)
         if gpus % (tp * pp):
@@ -239,14 +233,6 @@ def _groups(line: _Line) -> tuple[Group, ...]:
     if counted != gpus:
         raise line.error("gpus", f"the {counted} that both pools have together")
     return groups
-
-
-def _refuse_other_widths(line: _Line, serving: str) -> None:
-    """Refuse widths of pools in an aggregated row, and of one replica in a disaggregated one."""
-    pools = [f"{role}_{name}" for role in ("prefill", "decode") for name in WIDTHS]
-    for name in pools if serving == "aggregated" else WIDTHS:
-        if line.number(name, default=1.0, least=0.0) > 1:
-            raise line.error(name, f"no such width in a row that is {serving}")
 
 
 def _copies(line: _Line, stages: int) -> tuple[int, int]:
@@ -325,6 +311,12 @@ class _Line:
         if value != int(value) or not least <= value <= most:
             raise self.error(column, f"a whole number from {least} to {most:,}")
         return int(value)
+
+    def requests(self, requests_per_s: float) -> int | None:
+        """Read the requests of an open loop: counted, or those of its duration; `None`: unknown."""
+        duration_s = self.number("duration_s", default=0.0, least=0.0)
+        timed = min(MOST, math.ceil(duration_s * requests_per_s))
+        return self.count("requests", default=0, least=0) or timed or None
 
     def measured(self, column: str) -> float | None:
         """Read a measured time; empty: not measured."""

@@ -13,8 +13,13 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
-from sizing.evidence.protocol import RecipeSettings, acceptance_of, recipe_of
-from sizing.evidence.split_recipe import PoolSettings, pool_settings
+from sizing.evidence.protocol import (
+    PoolSettings,
+    RecipeSettings,
+    acceptance_of,
+    pool_settings,
+    recipe_of,
+)
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
@@ -201,15 +206,15 @@ def nearest_engine(
     if not wanted:
         newest = max(own, key=lambda profile: release(profile.version))
         return newest, (f"engine version {version or 'unknown'}: constants of {newest.version}",)
-    nearest = min(own, key=lambda profile: _distances(wanted, release(profile.version)))
+
+    def distances(profile: EngineProfile) -> list[int]:  # the first number counts most
+        pairs = zip_longest(wanted, release(profile.version), fillvalue=0)
+        return [abs(a - b) for a, b in pairs]
+
+    nearest = min(own, key=distances)
     same = release(nearest.version)[: len(wanted)] == wanted
     note = f"no constants of {name} {version}: those of {nearest.version}"
     return nearest, () if same else (note,)
-
-
-def _distances(one: tuple[int, ...], other: tuple[int, ...]) -> list[int]:
-    """Return the distances of the numbers of two versions, the first of which counts most."""
-    return [abs(a - b) for a, b in zip_longest(one, other, fillvalue=0)]
 
 
 def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
@@ -256,7 +261,6 @@ def _check_precision(row: MeasuredRow, model: ModelSpec, gpu: GpuSpec) -> None:
 
 
 def _check_widths(row: MeasuredRow, model: ModelSpec, slicing: Slicing) -> None:
-    """Refuse widths that the model cannot be sliced to."""
     experts = model.moe.num_experts if model.moe else 1
     widths = {
         "tp": (slicing.tp, model.num_heads, "attention heads"),

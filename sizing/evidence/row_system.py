@@ -14,8 +14,7 @@ from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.evidence.protocol import protocol_of, sent_earlier
-from sizing.evidence.split_recipe import PoolSettings
+from sizing.evidence.protocol import PoolSettings, protocol_of, sent_earlier
 from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
@@ -55,7 +54,10 @@ def row_system(
     if row.load == "static":
         return System(decode=_static_pool(row, config), path=Path())
     if len(row.groups) == 1:
-        pool = _mixed_pool(row, config, spare, slowness)
+        [group], protocol = row.groups, protocol_of(row)
+        seqs = protocol.max_batch_size if protocol else config.max_num_seqs
+        blocks = _kv_blocks(row, config, group, spare)
+        pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
         return System(decode=pool, path=Path(request_s=REQUEST_S))
     prefill, decode = row.groups
     pull = path_coefficients(
@@ -97,16 +99,6 @@ def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
     config = replace(config, token_budget=max(config.token_budget, prompts, tokens))
     blocks = batch * _most_blocks(row, config)
     return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
-
-
-def _mixed_pool(
-    row: MeasuredRow, config: RowConfig, spare: float, slowness: float
-) -> SimulatedPool:
-    group = row.groups[0]
-    protocol = protocol_of(row)
-    seqs = protocol.max_batch_size if protocol else config.max_num_seqs
-    blocks = _kv_blocks(row, config, group, spare)
-    return _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
 
 
 def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:

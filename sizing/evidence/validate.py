@@ -24,7 +24,7 @@ from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction
 from sizing.evidence.row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sizing.evidence.interval import Intervals
     from sizing.evidence.row import RefusedRow
@@ -54,20 +54,16 @@ class RowVerdict:
         """True where the row counts as answered; `None` where nothing was measured."""
         if self.row is None or self.found.status == "unsupported":
             return False
-        if self.found.status == "infeasible":
-            return self._overloaded()
+        if self.found.status == "infeasible":  # it claims a TTFT above both limits
+            if self.row.ttft_s is None:
+                return None
+            unloaded_s = self.found.unloaded_s or math.inf
+            return self.row.ttft_s > min(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
         return all(
             getattr(self.found, name) is not None
             for name in ("ttft_s", "tpot_s")
             if getattr(self.row, name) is not None
         )
-
-    def _overloaded(self) -> bool | None:
-        """Say whether the measured TTFT is above either limit that `infeasible` claims both of."""
-        if self.row is None or self.row.ttft_s is None:
-            return None
-        unloaded_s = self.found.unloaded_s or math.inf
-        return self.row.ttft_s > min(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,16 +173,17 @@ def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
         for quantity in QUANTITIES:
             measured_s, predicted_s = (getattr(on, f"{quantity}_s", None) for on in (row, answer))
             if row is not None and answer.status == "predicted" and measured_s and predicted_s:
-                residual = RowResidual(
-                    quantity=quantity,
-                    predicted_s=predicted_s,
-                    log_ratio=math.log(measured_s / predicted_s),
-                    source=row.source,
-                    path=answer.path,
-                    stand_in=answer.stand_in,
-                    row_class=class_of(row),
+                found.append(
+                    RowResidual(
+                        quantity=quantity,
+                        predicted_s=predicted_s,
+                        log_ratio=math.log(measured_s / predicted_s),
+                        source=row.source,
+                        path=answer.path,
+                        stand_in=answer.stand_in,
+                        row_class=class_of(row),
+                    )
                 )
-                found.append(residual)
     return found
 
 
@@ -210,20 +207,24 @@ def slices(verdicts: Sequence[RowVerdict]) -> tuple[SliceErrors, ...]:
     for by, name_of in SLICES.items():
         groups: dict[str, list[RowVerdict]] = {}
         for verdict in verdicts:
-            name = verdict.source if by == "source" else ""
-            name = name_of(verdict.row) if verdict.row is not None else name or "unreadable"
+            unreadable = (by == "source" and verdict.source) or "unreadable"
+            name = unreadable if verdict.row is None else name_of(verdict.row)
             groups.setdefault(name, []).append(verdict)
         found += [_slice(by, name, groups[name]) for name in sorted(groups)]
     return tuple(found)
 
 
 def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
-    known = residuals(verdicts)
-    errors = {
-        quantity: summarise(each.log_ratio for each in known if each.quantity == quantity)
-        for quantity in QUANTITIES
-    }
-    tails = {f"{quantity}_p99": summarise(_tails(verdicts, quantity)) for quantity in QUANTITIES}
+    known, errors = residuals(verdicts), {}
+    for quantity in QUANTITIES:
+        errors[quantity] = summarise(each.log_ratio for each in known if each.quantity == quantity)
+        tail = f"{quantity}_p99"
+        times = (
+            (getattr(each.row, f"{tail}_s", None), getattr(each.found, f"{tail}_s"))
+            for each in verdicts
+        )
+        errors[tail] = summarise(math.log(measured / found) for measured, found in times
+                                 if measured and found)  # fmt: skip
     return SliceErrors(
         by=by,
         name=name,
@@ -231,18 +232,7 @@ def _slice(by: str, name: str, verdicts: Sequence[RowVerdict]) -> SliceErrors:
         answered=sum(verdict.answered is not False for verdict in verdicts),
         infeasible=sum(verdict.found.status == "infeasible" for verdict in verdicts),
         **errors,
-        **tails,
     )
-
-
-def _tails(verdicts: Iterable[RowVerdict], quantity: str) -> Iterator[float]:
-    """Yield ln(measured / predicted) of a latency's p99, where it is both."""
-    for verdict in verdicts:
-        measured_s, predicted_s = (
-            getattr(on, f"{quantity}_p99_s", None) for on in (verdict.row, verdict.found)
-        )
-        if measured_s and predicted_s:
-            yield math.log(measured_s / predicted_s)
 
 
 def without_errors(verdicts: Iterable[RowVerdict]) -> dict[tuple[str, str], list[str]]:

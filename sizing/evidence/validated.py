@@ -8,9 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minicluster.pages.shown import Shown
-from sizing.evidence.evidence import Tried, read_evidence, tried
+from sizing.evidence.evidence import HeldOutCoverage, Tried, leave_out, read_evidence, tried
 from sizing.evidence.labels import read_labels
-from sizing.evidence.leave_out import HeldOutCoverage, leave_out
 from sizing.evidence.row import read_rows
 from sizing.evidence.validate import (
     RowVerdict,
@@ -83,15 +82,11 @@ class Validated(Shown):
         }
 
 
-def _untracked(items: Iterable[Any], what: str) -> Iterable[Any]:  # noqa: ARG001  (no progress)
-    return items
-
-
 def validate(
     *rows: Path,
     labels: Path | None = None,
     left_out: Sequence[str] = (),
-    progress: Callable[[Iterable[Any], str], Iterable[Any]] = _untracked,
+    progress: Callable[[Iterable[Any], str], Iterable[Any]] = lambda items, _: items,
 ) -> Validated:
     """
     Predict every measured row, and compare.

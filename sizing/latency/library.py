@@ -48,18 +48,18 @@ def with_gpu_points(
     Raises:
         InputError: the GPU's file has no such table.
     """
-    return tuple(_with_gpu_points(table, gpu) for table in measured)
-
-
-def _with_gpu_points(table: MeasuredCollective, gpu: GpuSpec) -> MeasuredCollective:
-    if table.from_gpu is None:
-        return table
-    kind, _, group = table.from_gpu.partition(".")
-    found = getattr(efficiency_of(gpu), kind, {}).get(group)
-    if found is None:
-        where = f"configs/collectives: measured.{table.library}.from_gpu"
-        raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
-    return replace(table, from_gpu=None, size_bytes=found.size_bytes, seconds=found.seconds)
+    filled = [*measured]
+    for at, table in enumerate(measured):
+        if table.from_gpu is None:
+            continue
+        kind, _, group = table.from_gpu.partition(".")
+        found = getattr(efficiency_of(gpu), kind, {}).get(group)
+        if found is None:
+            where = f"configs/collectives: measured.{table.library}.from_gpu"
+            raise InputError(where, table.from_gpu, f"a table of configs/gpus/{gpu.name}.toml")
+        points = {"size_bytes": found.size_bytes, "seconds": found.seconds}
+        filled[at] = replace(table, from_gpu=None, **points)
+    return tuple(filled)
 
 
 def measured_s(size_bytes: ArrayLike, table: MeasuredCollective) -> NDArray[np.float64]:

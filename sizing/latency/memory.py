@@ -55,8 +55,12 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     dense = _per_layer(counts.dense_ffn, model.num_dense_layers) / slicing.tp
     moe_layers = model.num_layers - model.num_dense_layers
     copied = model.moe.num_copies / model.moe.num_experts if model.moe and slicing.ep > 1 else 1.0
+    expert_value = _size(model, model.weight_dtype)
+    if model.weight_dtype == "fp4":
+        padded = FP4_MULTIPLE * math.ceil(model.hidden_size / FP4_MULTIPLE)
+        expert_value *= padded / model.hidden_size
     experts = (
-        _per_layer(counts.experts, moe_layers) * _expert_value_bytes(model) * copied
+        _per_layer(counts.experts, moe_layers) * expert_value * copied
         / (slicing.tp * slicing.dp)
         + _per_layer(counts.shared_experts, moe_layers) * _size(model, model.shared_dtype)
         / slicing.tp
@@ -97,16 +101,7 @@ def _per_layer(count: int, layers: int) -> float:
 
 
 def _size(model: ModelSpec, dtype: str) -> float:
-    """Bytes of one weight of *dtype*, scales included."""
     return weight_value_bytes(dtype, model.weight_group)
-
-
-def _expert_value_bytes(model: ModelSpec) -> float:
-    """Bytes of one weight of an expert, scales and padding included."""
-    size = _size(model, model.weight_dtype)
-    if model.weight_dtype == "fp4":
-        size *= FP4_MULTIPLE * math.ceil(model.hidden_size / FP4_MULTIPLE) / model.hidden_size
-    return size
 
 
 def _attention_bytes(model: ModelSpec, tp: int) -> float:

@@ -21,7 +21,7 @@ from sizing.latency.work import step_ops
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from minicluster.specs.efficiency import GpuEfficiency
+    from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
@@ -47,6 +47,13 @@ class Machine:
     gpu: GpuSpec
     cluster: ClusterSpec
     engine: EngineProfile
+
+    @classmethod
+    def of(cls, inputs: Inputs, gpu: str | None = None) -> Machine:
+        """Return what a scenario's replicas run on; without *gpu* on the cluster's own kind."""
+        kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
+        engine = inputs.engine.on(kind)
+        return cls(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +219,12 @@ def _op_terms(machine: Machine, load: StepLoad, slicing: Slicing, *more: Op) -> 
     engine = machine.engine
     efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
     for op in (*more, *_ops(machine, load, slicing)):
-        yield _op_term(op, machine.gpu, efficiency)
-
-
-def _op_term(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency) -> Term:
-    time, work = op_time(op, gpu, efficiency), op.total
-    return Term(
-        op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
-        launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,
-        dtype=multiply_dtype(op.dtype, gpu) if "gemm" in op.kind else "bf16",
-    )  # fmt: skip
+        time, work = op_time(op, machine.gpu, efficiency), op.total
+        yield Term(
+            op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
+            launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,
+            dtype=multiply_dtype(op.dtype, machine.gpu) if "gemm" in op.kind else "bf16",
+        )  # fmt: skip
 
 
 def step_s(machine: Machine, load: StepLoad, *, slicing: Slicing) -> NDArray[np.float64]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
 from minicluster.specs.fabric import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.fabric import SwitchSpec, SwitchTierSpec
 
 MAX_TIERS = 3
 """Trees in use have three tiers at most: a fourth adds a hop and a third of the switches."""
@@ -76,13 +82,15 @@ class NetworkOrder(Options):
     The network to be built.
 
     Attributes:
-        gpus: N endpoints, one NIC each.
-        hb_size: K GPUs of an HB domain, one rail each.
-        radix: R ports of a switch.
-        kind: `clos`, `rail-optimised` or `rail-only`.
-        dac_tiers: number of lowest tiers whose links are copper.
-        spares: spare switches of each tree in its top tier; bought, not cabled.
-        price_ratio: a switch port's price over a transceiver's.
+        gpus: number of GPUs (endpoints).
+        hb_size: GPUs per HB domain, one rail each.
+        radix: ports per switch.
+        kind: network: clos, rail-optimised or rail-only.
+        dac_tiers: number of lowest tiers with copper cables.
+        spares: spare switches per tree; bought, not cabled.
+        price_ratio: price of a switch port over that of a transceiver.
+        switch_port_power_w: watts per switch port.
+        transceiver_power_w: watts per transceiver.
     """
 
     gpus: Count
@@ -202,8 +210,8 @@ def bill(order: NetworkOrder) -> Bill:
         transceivers 2 (links - copper links), cost r ports + transceivers
         (docs/model.md, eq. B3), power p_p ports + p_t transceivers
 
-    Rail-only has K trees of N/K endpoints; rails of one tier share a switch as long as its ports
-    last. Counts are those of all trees together.
+    Rail-only has K trees, one a rail, of the endpoints in N/K HB domains of K GPUs; rails of one
+    tier share a switch as long as its ports last. Counts are those of all trees together.
 
     Raises:
         InputError: no tree of three tiers holds the endpoints.
@@ -223,16 +231,6 @@ def bill(order: NetworkOrder) -> Bill:
     return replace(found, notes=tuple(_notes(order, found, whole)), alternatives=_small(order))
 
 
-def _trees(order: NetworkOrder) -> tuple[int, int]:
-    """Return how many trees there are, and the endpoints of one: several rails if they fit."""
-    if order.kind != "rail-only":
-        return 1, order.gpus
-    domains = order.gpus // order.hb_size
-    shared = min(order.hb_size, max(1, order.radix // domains))
-    # The last switch may hold fewer rails; links are counted for all of them in `_billed`.
-    return math.ceil(order.hb_size / shared), shared * domains
-
-
 def _rail_leaves(order: NetworkOrder) -> int | None:
     """Return the leaves where each has whole rails only, or a part of one; `None`: as they come."""
     if order.kind != "rail-optimised":
@@ -244,7 +242,12 @@ def _rail_leaves(order: NetworkOrder) -> int | None:
 
 
 def _billed(order: NetworkOrder) -> Bill:
-    trees, endpoints = _trees(order)
+    trees, endpoints = 1, order.gpus
+    if order.kind == "rail-only":  # several rails are one tree if they fit
+        domains = order.gpus // order.hb_size
+        shared = min(order.hb_size, max(1, order.radix // domains))
+        # The last switch may hold fewer rails; links are counted for all of them below.
+        trees, endpoints = math.ceil(order.hb_size / shared), shared * domains
     one = tree(endpoints, order.radix, leaves=_rail_leaves(order))
     spares = order.spares * trees
     *below, top = (trees * count for count in one)
@@ -301,7 +304,6 @@ def _why_nothing(order: NetworkOrder, found: Bill, whole: Bill) -> str:
 
 
 def _small(order: NetworkOrder) -> tuple[Alternative, ...]:
-    """Return the ways to build a cluster that one switch could join."""
     if order.gpus > order.radix or order.gpus == order.hb_size:
         return ()
     gpus, rails = order.gpus, order.hb_size
@@ -322,3 +324,135 @@ def _small(order: NetworkOrder) -> tuple[Alternative, ...]:
         )
         for name, n, m, note in found
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltTier:
+    """
+    Switches of one tier.
+
+    Attributes:
+        tier: name of the tier whose units the switches make.
+        units: number of those units.
+        switches_per_unit: switches that the traffic needs; `spares_per_unit` come on top.
+        ports_used: ports of one switch in use.
+        ports_with_spares: the same when the spares of the tier above are cabled too.
+        oversubscription: downlinks over uplinks that are in use; `None` at the top.
+    """
+
+    tier: str
+    model: str
+    units: int
+    switches_per_unit: int
+    spares_per_unit: int
+    ports_used: int
+    ports_with_spares: int
+    oversubscription: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltBill(Parts):
+    """
+    Parts of a network as built, the spares not among its switches.
+
+    Attributes:
+        switches_with_spares: of all tiers.
+    """
+
+    name: str
+    switches_with_spares: int
+    spares_per_tier: tuple[int, ...]
+    details: tuple[BuiltTier, ...]
+
+
+def built_bill(
+    cluster: ClusterSpec, switches: Mapping[str, SwitchSpec], *, price_ratio: float = 2.0
+) -> BuiltBill:
+    """
+    Count what the switches of `[[fabric.switches]]` come to.
+
+        per unit ⌈links from below / down⌉ switches, each with `up` links      (docs/model.md,
+        eq. B4)
+
+    Raises:
+        InputError: the cluster says no switches, or a switch has fewer ports than are cabled.
+
+    Ignores:
+        Links to spares: they carry traffic only when another switch is down.
+    """
+    fabric = cluster.fabric
+    if fabric is None or not fabric.switches:
+        raise InputError(
+            f"cluster {cluster.name}: fabric.switches",
+            None,
+            "its switches tier by tier",
+            "--gpus, --hb-size, --radix and --kind count the smallest tree",
+        )
+    models = [_model(at, switches) for at in fabric.switches]
+    links, details = _tiers(cluster, fabric.switches, models)
+    per_tier = tuple(tier.units * tier.switches_per_unit for tier in details)
+    spares = tuple(tier.units * tier.spares_per_unit for tier in details)
+    bought = zip(per_tier, spares, models, strict=True)
+    parts = counted(
+        fabric.kind,
+        switches=per_tier,
+        links=tuple(links),
+        copper_links=sum(
+            count for count, at in zip(links, fabric.switches, strict=True) if at.copper_down
+        ),
+        ports=sum((count + spare) * model.ports for count, spare, model in bought),
+        price_ratio=price_ratio,
+    )
+    return BuiltBill(
+        **parts,
+        name=cluster.name,
+        switches_with_spares=sum(per_tier) + sum(spares),
+        spares_per_tier=spares,
+        details=tuple(details),
+    )
+
+
+def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
+    place, used = f"fabric.switches.{at.tier}.model", at.down + at.up
+    if at.model not in switches:
+        raise InputError(place, at.model, "one of " + ", ".join(switches))
+    model = switches[at.model]
+    if used > model.ports:
+        raise InputError(
+            place,
+            model.name,
+            f"a switch of {used} ports or more: {at.down} down and {at.up} up",
+            f"{model.name} has {model.ports}",
+        )
+    return model
+
+
+def _tiers(
+    cluster: ClusterSpec, built: tuple[SwitchTierSpec, ...], models: Sequence[SwitchSpec]
+) -> tuple[list[int], list[BuiltTier]]:
+    sizes = {tier.name: tier.gpus for tier in cluster.tiers}
+    total = cluster.tiers[-1].gpus
+    arriving, links, details = total, [], []
+    for at, above, model in zip(built, (*built[1:], None), models, strict=True):
+        units = total // sizes[at.tier]
+        per_unit = math.ceil(arriving / units / at.down)
+        links.append(arriving)
+        arriving = units * per_unit * at.up
+        more = 0
+        if above is not None:
+            # A spare above wants as many links from here as any other switch there has.
+            switches_above = math.ceil(arriving * sizes[above.tier] / total / above.down)
+            more = math.ceil(at.up * above.spares / switches_above)
+        details.append(
+            BuiltTier(
+                tier=at.tier,
+                model=model.name,
+                units=units,
+                switches_per_unit=per_unit,
+                spares_per_unit=at.spares,
+                ports_used=at.down + at.up,
+                ports_with_spares=at.down + at.up + more,
+                oversubscription=at.down / at.up if at.up else None,
+            )
+        )
+    return links, details

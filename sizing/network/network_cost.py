@@ -14,7 +14,7 @@ from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Inputs, Plan, Pool
+    from minicluster.plan import Plan, Pool
     from minicluster.specs.workload import WorkloadSpec
     from sizing.latency.load import StepLoad
 
@@ -81,7 +81,7 @@ def crossing(plan: Plan) -> Crossing:
     domain = inputs.cluster.gpus_per_hb_domain
     if inputs.gpu.kind == "cpu" or inputs.cluster.max_gpus <= domain:
         return Crossing(transfers=(), wide=())
-    machine = _machine(inputs)
+    machine = Machine.of(inputs)
     tokens = mean_prompt_tokens(plan.workload)
     roles = {pool.role: pool for pool in plan.pools}
     split = {"prefill", "decode"} <= set(roles)
@@ -102,13 +102,8 @@ def beyond_by_role(plan: Plan) -> dict[str, float]:
     spanning = [pool for pool in plan.pools if pool.tp * pool.dp > domain]
     if inputs.gpu.kind == "cpu" or not spanning:
         return {}
-    machine, tokens = _machine(inputs), mean_prompt_tokens(plan.workload)
+    machine, tokens = Machine.of(inputs), mean_prompt_tokens(plan.workload)
     return {pool.role: _wide(machine, pool, tokens).beyond_s for pool in spanning}
-
-
-def _machine(inputs: Inputs) -> Machine:
-    engine = inputs.engine.on(inputs.gpu)
-    return Machine(model=inputs.model, gpu=inputs.gpu, cluster=inputs.cluster, engine=engine)
 
 
 def mean_prompt_tokens(load: WorkloadSpec) -> float:

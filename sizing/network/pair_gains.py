@@ -89,7 +89,6 @@ class GainTables:
         return (unit.tier, inside)
 
     def _leaf(self, unit: TopologyUnit) -> Table:
-        """List what fits."""
         first, second = self.objective.total
         value = np.full((first + 1, second + 1), -np.inf)
         for p in range(first + 1):
@@ -101,7 +100,6 @@ class GainTables:
         return self._worth(value, range(unit.tier + 1))
 
     def _joined(self, unit: TopologyUnit) -> Table:
-        """Join the units inside, one after the other."""
         first, second = self.objective.total
         acc = np.full((first + 1, second + 1), -np.inf)
         acc[0, 0] = 0.0

@@ -194,7 +194,6 @@ def _leaf_tier(task: _PoolTask) -> int:
 
 
 def _best(task: _PoolTask, leaf: int) -> _Taken | None:
-    """Find the counts of least cost; `None` if there is no room."""
     total, gain, rules, root = task.total, task.gain, task.rules, task.root
     ends = [root]
     if rules.pairs_within is not None:
@@ -273,7 +272,6 @@ def _filled(task: _PoolTask, end: TopologyUnit) -> list[tuple[TopologyUnit, Coun
 
 
 def _no_room(task: _PoolTask) -> NegativeAnswer:
-    """Say by how many GPUs the pools do not fit, and which constraint keeps them out."""
     needed = sum(request.gpus for request in task.requests)
     where, within = task.root.free, task.rules.pairs_within
     rule = f"TP inside one {task.tiers[0]}"

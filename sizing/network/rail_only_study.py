@@ -213,11 +213,7 @@ def iteration(model: StudyModel, conventions: Conventions, *, gpus: int, hb_size
         Pipelines, latencies, overlap, memory: as the paper's first version does.
     """
     work = conventions.flops_per_parameter_and_token * model.parameters * model.tokens_per_batch
-    unit, up, out = (
-        conventions.bytes_per_number,
-        conventions.scale_up_bytes_per_s,
-        conventions.scale_out_bytes_per_s,
-    )
+    unit, up = conventions.bytes_per_number, conventions.scale_up_bytes_per_s
     steps = []
     for mp in (2**i for i in range(hb_size.bit_length()) if hb_size % 2**i == 0):
         hidden = unit * model.tokens_per_batch * model.hidden * mp / gpus
@@ -236,7 +232,7 @@ def iteration(model: StudyModel, conventions: Conventions, *, gpus: int, hb_size
                 compute_s=work / (gpus * conventions.flops_per_s),
                 model_parallel_s=activations / up,
                 hb_s=inside / up,
-                rail_s=on_rail / out,
+                rail_s=on_rail / conventions.scale_out_bytes_per_s,
             )
         )
     return min(steps, key=lambda step: step.total_s)
@@ -251,11 +247,9 @@ def _hb_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
 
 
 def _batch_sweep(model: StudyModel, conventions: Conventions, gpus: int) -> Sweep:
-    tokens = [factor * model.tokens_per_batch for factor in BATCHES]
-    points = tuple(
-        _point(replace(model, tokens_per_batch=each), conventions, gpus, conventions.bill_hb_size)
-        for each in tokens
-    )
+    batches = (replace(model, tokens_per_batch=each * model.tokens_per_batch) for each in BATCHES)
+    size = conventions.bill_hb_size
+    points = tuple(_point(batch, conventions, gpus, size) for batch in batches)
     return Sweep(model=model.name, gpus=gpus, points=points)
 
 
@@ -294,13 +288,8 @@ def _shares(model: StudyModel, conventions: Conventions, gpus: int) -> Shares:
 
 
 def _saving(conventions: Conventions, gpus: int, radix: int, price_ratio: float) -> Saving:
-    order = NetworkOrder(
-        gpus=gpus,
-        hb_size=conventions.bill_hb_size,
-        radix=radix,
-        kind="clos",
-        price_ratio=price_ratio,
-    )
+    size = conventions.bill_hb_size
+    order = NetworkOrder(gpus=gpus, hb_size=size, radix=radix, price_ratio=price_ratio)
     clos, rails = bill(order), bill(replace(order, kind="rail-only"))
     return Saving(
         gpus=gpus,

@@ -156,17 +156,3 @@ def distribution(parts: int, *, ratio: float, crews: int | None = None) -> np.nd
     log = np.concatenate(([0.0], np.cumsum(np.log((parts - k) * ratio / repairing))))
     weights = np.exp(log - log.max())
     return np.asarray(weights / weights.sum())
-
-
-def replica_spares(
-    replicas: int, gpus_per_replica: int, *, gpu_mtbf_s: float, repair_s: float, availability: float
-) -> Spares:
-    """
-    Return the k of N + k replicas of a plan's pool (eq. U4 with the MTBF of eq. U1).
-
-    Any of its GPUs takes a replica down; *repair_s* is short where a spare GPU takes over.
-    """
-    positive(gpus_per_replica=gpus_per_replica, gpu_mtbf_s=gpu_mtbf_s)
-    return spares(
-        replicas, mtbf_s=gpu_mtbf_s / gpus_per_replica, repair_s=repair_s, availability=availability
-    )

@@ -154,7 +154,6 @@ def unit_tree(
 
 
 def _cut_domains(unit: TopologyUnit, size: int) -> TopologyUnit:
-    """Cut nodes, an HB domain each so far, into domains of *size*."""
     if unit.tier > 1:
         return replace(unit, inner=tuple(_cut_domains(each, size) for each in unit.inner))
     parts = (

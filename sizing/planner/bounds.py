@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from minicluster.plan import step_time
 from minicluster.specs.step import StepTable
+from sizing.latency.load import pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,7 @@ def prefill_load(tandem: TandemLoad) -> float:
     computed, cached = tandem.computed_tokens, tandem.cached_tokens
     least = _Corners.of(tandem.step_model.prefill, tandem.prefill.max_batched_tokens, 0)
     least = replace(least, sequences=np.ones_like(least.tokens))  # the step itself is shared
-    attended = float(_pairs(computed, cached).mean())
+    attended = float(pairs(computed, cached).mean())
     return rate * least.seconds(float(computed.mean()), 1 / most, pairs=attended)
 
 
@@ -113,7 +114,7 @@ def decode_load(tandem: TandemLoad, *, split: bool) -> float:
     return tandem.workload.requests_per_s * least.seconds(
         float(computed.mean()),
         float(steps.mean()),
-        pairs=float(_pairs(computed, cached).mean()),
+        pairs=float(pairs(computed, cached).mean()),
         context=float(np.mean(steps * (prompts - pulled) + grown)),
     )
 
@@ -193,11 +194,6 @@ def _up_to(
     end = values[:, at] + share * (values[:, at + 1] - values[:, at])
     kept = points < limit
     return np.append(points[kept], limit), np.column_stack([values[:, kept], end])
-
-
-def _pairs(tokens: NDArray[np.float64], cached: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Tokens that those of a prompt attend to, all together, after *cached* ones."""
-    return np.asarray(tokens * (cached + (tokens + 1) / 2))
 
 
 def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:

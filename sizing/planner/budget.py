@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from sizing.planner.candidates import with_search
+from sizing.planner.candidates import PRICED, how_to_price, with_search
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
@@ -39,13 +40,11 @@ class Budget:
     written: Callable[[float], str]
 
 
-def usd(amount: float) -> str:
-    """Write dollars per hour."""
+def _usd(amount: float) -> str:
     return f"${amount:,.2f}/h"
 
 
-def kilowatts(amount: float) -> str:
-    """Write watts as kW."""
+def _kilowatts(amount: float) -> str:
     return f"{amount / 1e3:,.1f} kW"
 
 
@@ -60,24 +59,17 @@ def budgets(inputs: Inputs) -> list[Budget]:
     found = [
         Budget(key=key, most=most, objective=objective, taken=taken, written=written)
         for key, most, objective, taken, written in (
-            ("max_usd_per_hour", asked.max_usd_per_hour, "usd", inputs.usd_per_hour, usd),
-            ("max_power_w", asked.max_power_w, "watts", inputs.power_w, kilowatts),
+            ("max_usd_per_hour", asked.max_usd_per_hour, "usd", inputs.usd_per_hour, _usd),
+            ("max_power_w", asked.max_power_w, "watts", inputs.power_w, _kilowatts),
         )
         if most is not None
     ]
     for each in found:
         for kind in inputs.kinds:
             if each.taken({kind: 1}) is None:
-                dollars = each.objective == "usd"
-                raise InputError(
-                    f"cost.{each.key}",
-                    each.most,
-                    f"beside it a {'price' if dollars else 'power'} of every GPU ({kind})",
-                    f'[search] prices_usd_per_gpu_hour = {{ "{kind}" = 2.0 }}, or cost.prices ='
-                    ' "catalog"'
-                    if dollars
-                    else "cluster.power_w_per_gpu",
-                )
+                expected = f"beside it a {PRICED[each.objective]} of every GPU ({kind})"
+                way_out = how_to_price(each.objective, kind)
+                raise InputError(f"cost.{each.key}", each.most, expected, way_out)
     return found
 
 
@@ -119,22 +111,15 @@ def _exceeded(inputs: Inputs, known: list[Budget], found: Found | Infeasible) ->
 
 
 def _over_budget(inputs: Inputs, budget: Budget, best: Candidate) -> Infeasible:
-    """Return that the SLO can be held, but for more than the budget."""
     gpus = gpus_with_spares(inputs, best)
     needed, taken = sum(gpus.values()), budget.taken(gpus) or 0.0
-    written = budget.written(taken)
+    enough = ceil(round(taken * 100, 6)) / 100  # with at most two decimals
     return Infeasible(
-        reason=f"the SLO holds with {needed} {' and '.join(gpus)} at {written}; cost.{budget.key}"
-        f" is {budget.written(budget.most)}",
+        reason=f"the SLO holds with {needed} {' and '.join(gpus)} at {budget.written(taken)};"
+        f" cost.{budget.key} is {budget.written(budget.most)}",
         binds=budget.key,
         nearest=str(best),
         nearest_gpus=needed,
         missed_by=budget.written(taken - budget.most),
-        way_out=f"cost.{budget.key} = {_rounded_up(taken):g}, a looser SLO, a lower rate, or"
-        " another GPU",
+        way_out=f"cost.{budget.key} = {enough:g}, a looser SLO, a lower rate, or another GPU",
     )
-
-
-def _rounded_up(amount: float) -> float:
-    """Return a number of at most two decimals that is enough."""
-    return -(-round(amount * 100, 6) // 1) / 100

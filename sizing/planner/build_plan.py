@@ -75,7 +75,8 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     prediction = prediction_of(inputs, chosen, outcome)
     room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
-    rule = profile_rule(inputs, chosen.layout)
+    text = json.dumps(asdict(inputs), sort_keys=True, allow_nan=False)
+    inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Plan(
         engine=runs.engine,
         step_model=chosen.tandem.step_model,
@@ -87,9 +88,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
             profile=f"{engine.name}-{engine.version}-{engine.connector}",
-            rule_broken=rule,
+            rule_broken=profile_rule(inputs, chosen.layout),
         ),
-        provenance=Provenance(version=version("minicluster"), inputs_hash=_hash(inputs)),
+        provenance=Provenance(version=version("minicluster"), inputs_hash=inputs_hash),
         confidence=_confidence(inputs, found),
     )
 
@@ -98,6 +99,10 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
     """Return the factors it was simulated under; `None` for a calibration, which has no rows."""
     if inputs.calibration is not None and not found.interrupted:
         return None
+    tightest: dict[str, float] = {}
+    for check in (each.check for each in found.verdicts):
+        if check is not None:
+            tightest[check.name] = max(check.seconds, tightest.get(check.name, 0.0))
     return Confidence(
         fraction=inputs.scenario.search.confidence_fraction if found.verdicts else 0.0,
         prefill_factor=found.errors.prefill,
@@ -107,21 +112,8 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
         requests=sum(each.requests for each in found.verdicts),
         # The run that the prediction is read from has a seed of its own.
         seeds=len(found.verdicts) + 1 if found.verdicts else 0,
-        tightest={
-            each.check.name: max(
-                one.check.seconds
-                for one in found.verdicts
-                if one.check is not None and one.check.name == each.check.name
-            )
-            for each in found.verdicts
-            if each.check is not None
-        },
+        tightest=tightest,
         gpus_at={f"{share:g}": gpus for share, gpus in found.gpus_by_confidence.items()},
         other_pools=found.other,
         interrupted=found.interrupted,
     )
-
-
-def _hash(inputs: Inputs) -> str:
-    text = json.dumps(asdict(inputs), sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

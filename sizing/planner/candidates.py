@@ -19,20 +19,67 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.objective import cost
 from sizing.planner.slo import Check
 from sizing.planner.tandem import PoolStage, TandemLoad
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from minicluster.plan import Inputs, StepModel
+    from minicluster.plan import Inputs, Plan, StepModel
     from minicluster.specs.slo import SloSpec
     from sizing.planner.error_model import StepErrors
+    from sizing.planner.layout import LayoutShape
     from sizing.planner.step_models import StepModels
 
     Promises = Mapping[str, SloSpec]
     """Limits of each class of requests by its name; by an empty one where there are none."""
+
+PRICED = {"usd": "price", "watts": "power"}
+"""What an objective other than `gpus` needs of every GPU."""
+
+
+def cost_of_gpu(inputs: Inputs, gpu: str) -> float:
+    """
+    Return the cost of one GPU in the objective's unit: 1, US dollars per hour, or watts.
+
+    Raises:
+        InputError: neither scenario nor catalog has the price or the power.
+    """
+    objective = inputs.scenario.search.objective
+    if objective == "gpus":
+        return 1.0
+    one = {gpu: 1}
+    value = inputs.price_usd_per_hour(one) if objective == "usd" else inputs.power_w(one)
+    if value is None:
+        expected = f"a {PRICED[objective]} of every GPU ({gpu})"
+        raise InputError("search.objective", objective, expected, how_to_price(objective, gpu))
+    return value
+
+
+def how_to_price(objective: str, gpu: str) -> str:
+    """Return the keys of a scenario that give what a GPU costs in an objective's unit."""
+    if objective == "watts":
+        return "cluster.power_w_per_gpu"
+    return f'[search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}, or cost.prices = "catalog"'
+
+
+def cost_of(inputs: Inputs, shape: LayoutShape) -> float:
+    """Return the cost of one replica."""
+    return shape.gpus * cost_of_gpu(inputs, shape.gpu)
+
+
+def cost_of_plan(plan: Plan) -> float:
+    """Return the cost of a plan, its spare replicas included."""
+    return sum(pool.gpus * cost_of_gpu(plan.inputs, pool.gpu) for pool in plan.pools)
+
+
+def cost(inputs: Inputs, chosen: Candidate) -> float:
+    """Return the cost of a configuration."""
+    return sum(
+        count * cost_of(inputs, chosen.layout.shapes[role])
+        for role, count in chosen.replicas.items()
+    )
+
 
 MAX_BATCH_SLOWDOWN = 1.5
 """Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""
@@ -357,7 +404,6 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
 
 @lru_cache(maxsize=1024)
 def _loads(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
-    """Return the replicas of prefill and of decode that the load keeps busy."""
     prefill_load = bounds.prefill_load(tandem) if split else 0.0
     return prefill_load, bounds.decode_load(tandem, split=split)
 

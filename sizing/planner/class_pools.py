@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.pages.shown import Shown
 from minicluster.plan import Plan
 from sizing.planner.build_plan import NoPlan, plan
-from sizing.planner.objective import cost_of_plan
+from sizing.planner.candidates import cost_of_plan
 from sizing.planner.result import Infeasible
 
 if TYPE_CHECKING:

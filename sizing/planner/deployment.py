@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
 from minicluster.specs.slicing import Slicing
-from sizing.network.spares import replica_spares
+from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.network.gpu_groups import PoolRequest
+from sizing.network.pools import PoolPlan, PoolRules, place_pools
+from sizing.network.spares import spares as fewest_spares
+from sizing.network.topology_units import unit_tree
 from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes, max_model_len
-from sizing.planner.placement import place, request_of
 from sizing.planner.tandem import PoolStage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, Placement
+    from minicluster.specs.cluster import ClusterSpec
     from sizing.planner.candidates import Candidate
 
 MEASURED_CONTEXT_TOKENS = 1024
@@ -30,15 +34,10 @@ def deployment(
     inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
 ) -> Deployment:
     """Return what *chosen* runs, with *spares* more replicas by role; none without them."""
-    return _deployment(
-        inputs,
-        pools(inputs, chosen, spares=spares),
-        max_model_len=max_model_len(inputs),
-        routing=Routing(
-            policy=chosen.tandem.routing,
-            local_threshold_tokens=chosen.tandem.local_threshold_tokens,
-        ),
-    )
+    threshold = chosen.tandem.local_threshold_tokens
+    routing = Routing(policy=chosen.tandem.routing, local_threshold_tokens=threshold)
+    found = pools(inputs, chosen, spares=spares)
+    return _deployment(inputs, found, max_model_len=max_model_len(inputs), routing=routing)
 
 
 def measurement_deployment(inputs: Inputs) -> Deployment:
@@ -157,7 +156,6 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
 
     Ignores:
         Requests that were on a failed replica, failures that take several replicas.
-
     """
     asked, shapes = inputs.scenario.search, chosen.layout.shapes
     target = asked.availability_fraction
@@ -172,10 +170,9 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
             "cluster.gpu_mtbf_s and cluster.repair_s, or a preset with [failures]",
         )
     return {
-        role: replica_spares(
+        role: fewest_spares(
             chosen.replicas[role],
-            shape.gpus,
-            gpu_mtbf_s=failures.gpu_mtbf_s,
+            mtbf_s=failures.gpu_mtbf_s / shape.gpus,  # of a replica (eq. U1)
             repair_s=failures.node_repair_s,
             availability=target ** (1 / len(shapes)),
         ).spares
@@ -190,3 +187,62 @@ def gpus_with_spares(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
         shape = chosen.layout.shapes[role]
         found[shape.gpu] += count * shape.gpus
     return found
+
+
+STEP = 10.0
+"""Price of a byte across a tier, times that of the tier inside it: what is near is nearer first."""
+
+
+def request_of(role: str, replicas: int, slicing: Slicing) -> PoolRequest:
+    """Return the groups of TP that *replicas* need: one a stage and copy of attention."""
+    return PoolRequest(role=role, replicas=replicas, tp=slicing.tp, pp=slicing.pp * slicing.dp)
+
+
+def place(
+    cluster: ClusterSpec, requests: Sequence[tuple[str, PoolRequest]]
+) -> dict[str, tuple[Placement, ...]]:
+    """
+    Place the replicas of a plan on the cluster's nodes (docs/model.md, eq. D2).
+
+    Where the cluster lists its nodes, these are taken; else as few as hold the replicas, numbered
+    from 0. Nodes hold one kind of GPU.
+
+    Args:
+        cluster: nodes, HB domains and tiers.
+        requests: of each pool, prefill before decode, its kind of GPU and its replicas.
+
+    Returns:
+        Per role, one placement a node of each replica, replica after replica.
+
+    Raises:
+        NegativeAnswer: the nodes that the cluster lists have no room.
+    """
+    placed: dict[str, tuple[Placement, ...]] = {}
+    for kind in dict.fromkeys(kind for kind, _ in requests):
+        own = [request for each, request in requests if each == kind]
+        taken = len({place.node for each in placed.values() for place in each})
+        found = _placed(cluster, own, taken)
+        placed |= {request.role: found.placement(request.role) for request in own}
+    return placed
+
+
+def _placed(cluster: ClusterSpec, requests: Sequence[PoolRequest], first_node: int) -> PoolPlan:
+    tiers = cluster.tier_sizes
+    if tiers[-1][1] is not None:  # the plan may take more nodes than the preset has room for
+        tiers = (*tiers, (NETWORK, None))
+    rules = PoolRules(
+        seconds_per_byte=tuple(STEP**index for index in range(len(tiers))),
+        pair_bytes_per_s=1.0,
+    )
+    if cluster.nodes:
+        listed = Inventory(nodes=cluster.nodes, tiers=tuple(name for name, _ in tiers))
+        return place_pools(requests, unit_tree(listed), listed.tiers, rules)
+    gpus = sum(request.gpus for request in requests)
+    for count in range(-(-gpus // cluster.gpus_per_node), gpus + 1):
+        nodes = numbered_nodes(count, cluster.gpus_per_node, tiers, first=first_node)
+        root = unit_tree(nodes, gpus_per_hb_domain=cluster.gpus_per_hb_domain)
+        try:
+            return place_pools(requests, root, nodes.tiers, rules)
+        except NegativeAnswer:
+            continue  # widths that leave gaps take more nodes
+    raise AssertionError("a node for each GPU has room for every group")

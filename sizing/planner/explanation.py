@@ -14,9 +14,9 @@ from minicluster.workload.sources import RequestSource, drawn
 from sizing.latency.feedforward import busiest_share
 from sizing.latency.step import verified
 from sizing.planner import bounds
-from sizing.planner.bottleneck import mean_batch, representative_load, representative_terms
 from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
+from sizing.planner.predict import mean_batch, representative_load, representative_terms
 from sizing.planner.simulated_check import PREDICTION_SEED
 from sizing.planner.tandem import PoolStage, TandemLoad
 from sizing.simulation.outcome import simulate
@@ -186,7 +186,6 @@ def _stage(pool: Pool) -> PoolStage:
 
 
 def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
-    """Return the terms of one step at mean lengths: the calibration's, or the ops."""
     inputs = plan.inputs
     source = _source(plan)
     step = chosen.tandem.step_model.of(role)

@@ -15,8 +15,6 @@ from minicluster.specs.slicing import Slicing
 from sizing.latency.memory import kv_space_bytes, weight_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from minicluster.plan import Inputs
     from minicluster.specs.model import ModelSpec
 
@@ -25,6 +23,9 @@ MARGIN = 3.0
 
 MOST_DOMAINS = 4
 """HB domains that one replica may span, where no engine profile limits it."""
+
+PIPELINES = (2, 4, 8)
+"""Stages of the pipelines that are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,33 +112,17 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     degrees = tuple(sorted(set(asked))) or tuple(
         tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None
     )
+    cluster, layers = inputs.cluster, inputs.model.num_layers
+    most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
     cuts = [Slicing(tp=tp) for tp in degrees]
-    cuts += [cut for tp in degrees for cut in _groups(inputs, tp)]
+    for tp in degrees:  # data-parallel ranks that divide whole experts among their GPUs
+        copies = (1 << doublings for doublings in range((most // tp).bit_length()))
+        groups = [Slicing(tp=tp, dp=dp, ep=tp * dp) for dp in copies]
+        cuts += [each for each in groups if each.ep > 1 and expert_rule(inputs.model, each) is None]
     if inputs.scenario.search.layouts == "any":
-        cuts += [cut for tp in degrees for cut in _pipelines(inputs, tp)]
+        stages = [pp for pp in PIPELINES if pp <= layers]
+        cuts += [Slicing(tp=tp, pp=pp) for tp in degrees for pp in stages if tp * pp <= most]
     return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
-
-
-def _groups(inputs: Inputs, tp: int) -> Iterator[Slicing]:
-    """Yield the groups of data-parallel ranks that divide whole experts among their GPUs."""
-    dp = 1
-    while tp * dp <= _widest(inputs):
-        cut = Slicing(tp=tp, dp=dp, ep=tp * dp)
-        if cut.ep > 1 and expert_rule(inputs.model, cut) is None:
-            yield cut
-        dp *= 2
-
-
-def _pipelines(inputs: Inputs, tp: int) -> Iterator[Slicing]:
-    for pp in (2, 4, 8):
-        if tp * pp <= _widest(inputs) and pp <= inputs.model.num_layers:
-            yield Slicing(tp=tp, pp=pp)
-
-
-def _widest(inputs: Inputs) -> int:
-    """Return the most GPUs of one replica."""
-    cluster = inputs.cluster
-    return min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
 
 
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:

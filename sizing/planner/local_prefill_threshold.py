@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import Candidate, fewest_by_utilisation, one_replica_each
-from sizing.planner.objective import cost
+from sizing.planner.candidates import (
+    Candidate,
+    cost,
+    fewest_by_utilisation,
+    one_replica_each,
+    with_search,
+)
 from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.simulated_check import (
     SEEDS,
@@ -40,20 +45,13 @@ def choose_local_threshold(simulations: Simulations, plain: Found) -> Found:
     the scenario sets one, or on a calibrated machine: no prompt was timed in a decode replica.
     """
     inputs = simulations.inputs
-    search = inputs.scenario.search
-    if inputs.calibration is not None:
-        return plain
-    if search.local_threshold_tokens is not None or plain.candidate.layout.prefill is None:
+    given = inputs.scenario.search.local_threshold_tokens is not None
+    if given or inputs.calibration is not None or plain.candidate.layout.prefill is None:
         return plain
     prompts = plain.candidate.tandem.all_tokens
     thresholds = [int(np.quantile(prompts, share, method="lower")) for share in PROMPT_SHARES]
     variants = [
-        replace(
-            inputs,
-            scenario=replace(
-                inputs.scenario, search=replace(search, local_threshold_tokens=tokens)
-            ),
-        )
+        with_search(inputs, local_threshold_tokens=tokens)
         for tokens in dict.fromkeys(thresholds)
         if tokens < prompts.max()
     ]

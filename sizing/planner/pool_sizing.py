@@ -9,17 +9,23 @@ import numpy as np
 
 from minicluster.plan import Inputs
 from sizing.planner import bounds
-from sizing.planner.candidates import Candidate, step_limit_s, unloaded_checks
-from sizing.planner.objective import cost, cost_of
-from sizing.planner.simulated_check import SloSimulator
+from sizing.planner.candidates import (
+    Candidate,
+    cost,
+    cost_of,
+    fewest_by_utilisation,
+    step_limit_s,
+    unloaded_checks,
+)
+from sizing.planner.error_model import step_errors
+from sizing.planner.simulated_check import MAX_REPLICAS, SloSimulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sizing.planner.error_model import StepErrors
-
-MAX_REPLICAS = 1 << 14
-"""Replicas of a pool beyond which the search gives up: a bound on its work, not on its time."""
+    from sizing.planner.result import Found
+    from sizing.planner.simulated_check import Simulations
 
 BATCH_DEVIATIONS = 2.0
 """Standard deviations of a Poisson number by which an estimated decode batch is below its limit."""
@@ -59,10 +65,14 @@ class PoolSizing:
     below: float
     max_gpus: int
 
+    def cost(self, sizes: Sizes) -> float:
+        """Return the cost of a configuration."""
+        return cost(self.inputs, self.candidate.sized(*sizes))
+
     def affordable(self, sizes: Sizes) -> bool:
         """Return whether a configuration is cheap enough to be simulated."""
-        chosen = self.candidate.sized(*sizes)
-        return cost(self.inputs, chosen) < self.below and chosen.gpus <= self.max_gpus
+        gpus = self.candidate.sized(*sizes).gpus
+        return self.cost(sizes) < self.below and gpus <= self.max_gpus
 
     def step(self, count: int) -> int:
         """Return the search step in replicas: 1, or a share of a large pool."""
@@ -129,9 +139,13 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     sizes = [max(pair) for pair in zip(guess, sizing.lowest, strict=True)]
     while True:
         chosen = sizing.candidate.sized(*sizes)
-        if not sizing.affordable(chosen.sizes):
-            found = _largest_affordable(sizing, chosen.sizes)
-            return None if found is None else (found, sizing.lowest)
+        if not sizing.affordable(chosen.sizes):  # one pool gets all the money that is left
+            for at in (0, 1):
+                most = _most(sizing, chosen.sizes, at)
+                found = _replaced(chosen.sizes, at, most)
+                if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
+                    return found, sizing.lowest
+            return None
         verdict = sizing.simulator.verdict(chosen)
         if verdict.holds:
             return chosen.sizes, (floor[0], floor[1])
@@ -156,16 +170,6 @@ def _most(sizing: PoolSizing, sizes: Sizes, at: int) -> int:
     return most
 
 
-def _largest_affordable(sizing: PoolSizing, sizes: Sizes) -> Sizes | None:
-    """Return sizes that give one pool all the money that is left, if they hold."""
-    for at in (0, 1):
-        most = _most(sizing, sizes, at)
-        found = _replaced(sizes, at, most)
-        if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
-            return found
-    return None
-
-
 def _replaced(sizes: Sizes, at: int, count: int) -> Sizes:
     return (count, sizes[1]) if at == 0 else (sizes[0], count)
 
@@ -178,17 +182,12 @@ def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
     for more, fewer in ((0, 1), (1, 0)):
         for extra in range(1, MAX_SWAPS + 1):
             found = _replaced(_replaced(best, fewer, best[fewer] - 1), more, best[more] + extra)
-            if found[fewer] < sizing.lowest[fewer] or not _cheaper(sizing, found, best):
+            if found[fewer] < sizing.lowest[fewer] or sizing.cost(found) >= sizing.cost(best):
                 break
             if sizing.holds(found):
                 best = found
                 break
     return best
-
-
-def _cheaper(sizing: PoolSizing, found: Sizes, best: Sizes) -> bool:
-    costs = [cost(sizing.inputs, sizing.candidate.sized(*sizes)) for sizes in (found, best)]
-    return costs[0] < costs[1]
 
 
 def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:
@@ -331,3 +330,79 @@ def least_near(
             stride *= 2
             low, high = high, min(high + stride, ceiling)
     return between(holds, low, high, step=step)
+
+
+CONFIDENCES = (0.5, 0.8, 0.95)
+"""Confidences whose GPUs are printed beside the plan's."""
+
+MAX_PLANS = 2
+"""Multiple of the plan's GPUs up to which other sizes are searched."""
+
+
+def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int]:
+    """
+    Return the GPUs that the plan's layout needs by confidence, with one quick run per size.
+
+    Empty on a calibrated machine, of whose errors nothing is known; without the confidences that
+    take more than `MAX_PLANS` times the plan's GPUs, or more simulation than the search has left.
+    """
+    inputs = simulations.inputs
+    if inputs.calibration is not None:
+        return {}
+    planned, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
+    found = {planned: gpus}
+    before: Candidate | None = None
+    for confidence in CONFIDENCES:
+        if confidence not in found:
+            if confidence > planned and max(found) == planned:
+                before = best.candidate
+            errors = step_errors(inputs, confidence)
+            simulator = SloSimulator(simulations, errors, precise=False)
+            before = sized_again(inputs, best, simulator, before)
+            if before is None or simulator.exhausted:
+                break
+            # Chance in a quick run must not make a lower confidence need more GPUs.
+            found[confidence] = (min if confidence < planned else max)(before.gpus, gpus)
+    return dict(sorted(found.items()))
+
+
+def sized_again(
+    inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None = None
+) -> Candidate | None:
+    """Size a plan's layout with the simulator's step times, from the sizes of *floor* on."""
+    chosen = best.candidate
+    split, errors = chosen.layout.prefill is not None, simulator.errors
+    smallest = chosen.sized(1 if split else 0, 1)
+    if any(each.ratio > 1 for each in unloaded_checks(smallest, inputs.scenario.promises, errors)):
+        return None  # no number of replicas makes a single request quicker
+    slow = smallest.with_errors(errors)
+    lowest = fewest_by_utilisation(slow, inputs)
+    if floor is not None:
+        lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
+    sizing = PoolSizing(
+        inputs=inputs,
+        simulator=simulator,
+        candidate=smallest,
+        lowest=lowest,
+        below=2 * MAX_PLANS * cost(inputs, chosen),
+        max_gpus=MAX_PLANS * chosen.gpus,
+    )
+    if split:
+        return size_split_pools(sizing, _guess(inputs, best, errors, lowest))
+    return size_mixed_pool(sizing)
+
+
+def _guess(
+    inputs: Inputs, best: Found, errors: StepErrors, lowest: tuple[int, int]
+) -> tuple[int, int]:
+    """Guess sizes with other step times: the plan's, as much larger as their estimate is."""
+    one = best.candidate.sized(1, 1)
+    before, after = (
+        estimated_sizes(one, inputs, each, fewest_by_utilisation(one.with_errors(each), inputs))
+        for each in (best.errors, errors)
+    )
+    guess = [
+        max(floor, round(size * new / old))
+        for size, new, old, floor in zip(best.candidate.sizes, after, before, lowest, strict=True)
+    ]
+    return guess[0], guess[1]

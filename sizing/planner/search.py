@@ -10,20 +10,21 @@ from sizing.planner.candidates import (
     BoundedCandidate,
     Candidates,
     batch_limits,
+    cost,
+    cost_of,
     fewest_by_utilisation,
     list_candidates,
 )
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.error_model import step_errors
-from sizing.planner.gpus_by_confidence import gpus_by_confidence
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
-from sizing.planner.objective import cost, cost_of
 from sizing.planner.pool_sizing import (
     QUICK_STEP,
     PoolSizing,
     Sizes,
     estimated_sizes,
+    gpus_by_confidence,
     size_mixed_pool,
     size_split_pools,
 )
@@ -63,9 +64,6 @@ MAX_BUDGETS = 16
 
 SLACK_CEILING = 1.05
 """Layouts are sized in the order of cost bound / (1.05 - unloaded latency / SLO limit)."""
-
-TIE_FACTOR = 1 - 1e-6
-"""Factor on the best cost that a later layout must beat: of equal ones the first is kept."""
 
 ESTIMATE_TOLERANCE = 0.9
 """Factor on an estimated cost by which simulation may turn out cheaper."""
@@ -140,7 +138,9 @@ class LayoutSearch:
         wanted = self.inputs.scenario.search.pools
         split = self.best = None if wanted == "mixed" else self._split()
         mixed = None if wanted == "split" else self._mixed(split)
-        best = self._better(split, mixed)
+        found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
+        # Of equal ones split pools, with steadier TPOT.
+        best = min(found, key=lambda each: cost(self.inputs, each.candidate), default=None)
         if best is None:
             return self._infeasible()
         self.best = replace(best, other=self._comparison(best, split, mixed))
@@ -167,14 +167,14 @@ class LayoutSearch:
             held = self.quick.verdict(known).holds
             known, below = (known, cost(self.inputs, known)) if held else (None, below)
             if known is not None and below <= least:
-                return self._found(known, ())
+                return self._found(known)
         else:
             known = None
         looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
         best = min(looks, key=lambda each: each.cost, default=None)
         if best is not None and best.cost < below:
             known = self._as_predicted(best.bounded.slow).sized(*best.sizes)
-        return None if known is None else self._found(known, ())
+        return None if known is None else self._found(known)
 
     def _like(self, near: Candidate) -> Candidate | None:
         """Return pools as those of another search; `None` where this one has no such layout."""
@@ -196,7 +196,7 @@ class LayoutSearch:
         if near.gpus > budget:
             nothing = f"nothing within {budget} GPUs so far, nearest: {near}"
             raise KeyboardInterrupt(f"{nothing} ({near.gpus} GPUs)")
-        return replace(self._predicted(self._found(near, ())), interrupted=True)
+        return replace(self._predicted(self._found(near)), interrupted=True)
 
     def _predicted(self, found: Found) -> Found:
         return replace(found, predicted=self.simulations.predicted(found.candidate))
@@ -207,22 +207,14 @@ class LayoutSearch:
             return below_floor(unloaded, self.inputs)
         if self.far_over_budget is not None:
             return far_over_budget(self.far_over_budget, self.inputs)
-        lowest = self._lowest()
+        # The fewest GPUs that could carry the load if there were no queues.
+        known = (*self.candidates.split, *self.candidates.mixed)
+        slow = [each.with_errors(self.errors) for each in known]
+        sized = [each.sized(*fewest_by_utilisation(each, self.inputs)) for each in slow]
+        lowest = min(sized, key=lambda each: (each.gpus, each.layout.order))
         if lowest.gpus > self.inputs.cluster.max_gpus:
             return beyond_capacity(lowest, self.inputs)
         return too_many(unloaded, self.inputs, max_gpus=self._max_gpus)
-
-    def _lowest(self) -> Candidate:
-        """Return the fewest GPUs that could carry the load if there were no queues."""
-        split = [each.with_errors(self.errors) for each in self.candidates.split]
-        mixed = [each.with_errors(self.errors) for each in self.candidates.mixed]
-        sized = [each.sized(*fewest_by_utilisation(each, self.inputs)) for each in (*split, *mixed)]
-        return min(sized, key=lambda each: (each.gpus, each.layout.order))
-
-    def _better(self, split: Found | None, mixed: Found | None) -> Found | None:
-        """Return the cheaper verified result; of equal ones split pools, with steadier TPOT."""
-        found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
-        return min(found, key=lambda each: cost(self.inputs, each.candidate), default=None)
 
     # --- split pools
 
@@ -367,7 +359,7 @@ class LayoutSearch:
             self.told_cost = taken
             self.told(found.candidate)
 
-    def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...]) -> Found:
+    def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...] = ()) -> Found:
         return Found(candidate=chosen, errors=self.errors, verdicts=verdicts)
 
     # --- aggregated pools
@@ -422,9 +414,11 @@ class LayoutSearch:
                 max_gpus=self._max_gpus,
             )
             candidate = size_mixed_pool(sizing)
-            found = None if candidate is None else self._found(candidate, ())
-            if found is not None and simulator.precise:
-                found = self._verified(found.candidate, below)
+            if candidate is None:
+                continue
+            found = (
+                self._verified(candidate, below) if simulator.precise else self._found(candidate)
+            )
             if found is not None:
                 if simulator.precise:
                     self._tell(found)

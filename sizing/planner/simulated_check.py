@@ -13,10 +13,9 @@ from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import utilisations
+from sizing.planner.candidates import cost, utilisations
 from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors
-from sizing.planner.objective import cost
 from sizing.planner.result import PlanVerdict
 from sizing.planner.slo import Check
 from sizing.simulation.outcome import simulate
@@ -70,7 +69,7 @@ queue lasts for thousands of requests: a run without a burst in it proves nothin
 """
 
 MAX_REPLICAS = 1 << 14
-"""Replicas of a pool beyond which no further one is tried."""
+"""Replicas of a pool beyond which a search gives up: a bound on its work, not on its time."""
 
 BUDGET_REQUESTS = 1_500_000
 """Simulated requests of one search, all runs together: most of a minute of work."""
@@ -136,7 +135,13 @@ class Simulations:
             if share > self._left:
                 return None
             self._left -= share
-            self._runs[key] = self._run(slow, self.outcome(slow, requests=requests, seed=seed))
+            outcome = self.outcome(slow, requests=requests, seed=seed)
+            slos = self.inputs.scenario.promises
+            limits = tuple(limits_of(outcome, slos))
+            tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
+            own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
+            role = _bottleneck_role(slow, outcome, tightest, own)
+            self._runs[key] = SloRun(limits=limits, role=role)
         return self._runs[key]
 
     def predicted(self, candidate: Candidate) -> Outcome:
@@ -176,13 +181,6 @@ class Simulations:
         prefill = found.prefill and replace(found.prefill, replicas=tandem.prefill.replicas)
         decode = replace(found.decode, replicas=tandem.decode.replicas)
         return replace(found, prefill=prefill, decode=decode)
-
-    def _run(self, slow: Candidate, outcome: Outcome) -> SloRun:
-        slos = self.inputs.scenario.promises
-        limits = tuple(limits_of(outcome, slos))
-        tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
-        own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
-        return SloRun(limits=limits, role=_bottleneck_role(slow, outcome, tightest, own))
 
 
 class SloSimulator:
@@ -227,7 +225,9 @@ class SloSimulator:
                     return denied
             run = self._simulations.run(slow, requests=count, seed=seed)
             short = self.precise and count < VERIFY_REQUESTS
-            if run is not None and short and self._is_open(run, seed):
+            # A longer run has to decide; the search's own seed has to hold by itself.
+            unsure = run is not None and run.surely_holds is None
+            if run and short and unsure and (seed or run.tightest.ratio <= 1):
                 verdict, seed = replace(verdict, requests=VERIFY_REQUESTS), VERIFY_SEED
                 run = self._simulations.run(slow, requests=VERIFY_REQUESTS, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
@@ -253,10 +253,6 @@ class SloSimulator:
             longer = predicted_requests(candidate, self._slos)
             return replace(verdict, requests=verdict.requests + longer)
         return denied or verdict
-
-    def _is_open(self, run: SloRun, seed: int) -> bool:
-        """Say whether a longer run has to decide; the search's own seed has to hold by itself."""
-        return run.surely_holds is None and (bool(seed) or run.tightest.ratio <= 1)
 
     def _denied_by_latency(
         self, verdict: PlanVerdict, candidate: Candidate, seed: int
@@ -320,40 +316,24 @@ def limits_of(outcome: Outcome, slos: Promises) -> list[tuple[Check, bool | None
     for at, (of, slo) in enumerate(slos.items()):
         for name, limit_s in slo.limits_s.items():
             values, weights = outcome.series(name, at)
-            if len(values):
-                check = Check(
-                    metric=name,
-                    percentile=slo.percentile,
-                    of=of,
-                    seconds=_percentile(values, weights, slo.level),
-                    limit_s=limit_s,
-                )
-                sure = _sure(values, weights, limit_s, slo.level, claims=len(slos))
-                found.append((check, sure))
+            if not len(values):
+                continue
+            order, share, claims = np.argsort(values, kind="stable"), slo.level, len(slos)
+            mass = np.ones(len(values)) if weights is None else weights
+            check = Check(
+                metric=name,
+                percentile=slo.percentile,
+                of=of,
+                seconds=weighted_quantile(values[order], share, mass[order]),
+                limit_s=limit_s,
+            )
+            sure: bool | None = None
+            if surely_below(values, limit_s, share, weights, claims=claims):
+                sure = True
+            elif surely_below(-values, -limit_s, 1 - share, weights, claims=claims):
+                sure = False
+            found.append((check, sure))
     return found
-
-
-def _sure(
-    values: NDArray[np.float64],
-    weights: NDArray[np.float64] | None,
-    limit_s: float,
-    share: float,
-    *,
-    claims: int,
-) -> bool | None:
-    """Return whether a limit holds at a percentile; `None` if chance may decide."""
-    if surely_below(values, limit_s, share, weights, claims=claims):
-        return True
-    missed = surely_below(-values, -limit_s, 1 - share, weights, claims=claims)
-    return False if missed else None
-
-
-def _percentile(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | None, share: float
-) -> float:
-    order = np.argsort(values, kind="stable")
-    mass = np.ones(len(values)) if weights is None else weights
-    return weighted_quantile(values[order], share, mass[order])
 
 
 def _bottleneck_role(

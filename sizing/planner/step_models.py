@@ -63,9 +63,12 @@ class StepModels:
         first, last = layout.prefill or layout.decode, layout.decode
         local = self._inputs.scenario.search.local_threshold_tokens
         longest = np.inf if layout.prefill is None else local or np.inf
+        prompts, answers = self._lengths()
+        context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
+        most = max(1, self.max_decode_batch(last, context=context, deviation=0.0))
         return StepModel(
             prefill=self._table(first, 1, self._mean_computed()),
-            decode=self._table(last, self._largest_batch(last), self._mean_computed(longest)),
+            decode=self._table(last, most, self._mean_computed(longest)),
             path=self._path(layout),
             interference=Interference(),
         )
@@ -77,7 +80,7 @@ class StepModels:
         first = layout.prefill or last
         paths = [
             path_coefficients(
-                machine(self._inputs, gpu),
+                Machine.of(self._inputs, gpu),
                 prefill_tp=first.slicing.tp,
                 decode_tp=last.slicing.tp,
                 tokens=float(prompts.mean()),
@@ -103,19 +106,13 @@ class StepModels:
             )
         return self._batches[key]
 
-    def _largest_batch(self, shape: LayoutShape) -> int:
-        """Return the sequences of mean context that engine and memory allow in one batch."""
-        prompts, answers = self._lengths()
-        context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-        return max(1, self.max_decode_batch(shape, context=context, deviation=0.0))
-
     def _table(self, shape: LayoutShape, max_sequences: int, prompt_tokens: float) -> StepTable:
         """Tabulate the steps of one batch of a replica; every batch of a pipeline is under way."""
         key = shape, max_sequences, prompt_tokens
         if key not in self._tables:
             prompts, answers = (float(each.mean()) for each in self._lengths())
             self._tables[key] = step_table(
-                machine(self._inputs, shape.gpu),
+                Machine.of(self._inputs, shape.gpu),
                 shape.slicing,
                 most=(self._inputs.engine_on(shape.gpu).max_num_batched_tokens, max_sequences),
                 contexts=(prompts, prompts + answers),
@@ -125,20 +122,11 @@ class StepModels:
         return self._tables[key]
 
     def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return equally likely tokens of prompts and of answers."""
         prompts, answers, _ = equally_likely(self._inputs.scenario.workload, QUANTILES)
         return prompts, answers
 
 
-def machine(inputs: Inputs, gpu: str | None = None) -> Machine:
-    """Return the machine of the term-by-term model; without *gpu* with the cluster's own GPU."""
-    kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
-    engine = inputs.engine.on(kind)
-    return Machine(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
-
-
 def _check_drafts(inputs: Inputs) -> None:
-    """Refuse drafts on a machine whose steps were timed without."""
     drafts = inputs.engine.speculative_tokens
     if drafts:
         raise InputError(
@@ -150,7 +138,6 @@ def _check_drafts(inputs: Inputs) -> None:
 
 
 def _check(key: CalibrationKey, inputs: Inputs) -> None:
-    """Refuse a calibration of another model, engine or dtype."""
     expected = {
         "model_config_hash": inputs.model.config_hash,
         "engine": inputs.engine.name,

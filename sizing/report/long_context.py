@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from minicluster.plan import Inputs
-    from sizing.planner.studies.long_context import CostDifference, LongPrompt, Timed
-    from sizing.planner.studies.rule import ComputeRule
+    from sizing.planner.studies.long_context import ComputeRule, CostDifference, LongPrompt, Timed
 
 
 SPENT = {
@@ -151,7 +150,6 @@ def _decides(slower: Timed, faster: Timed) -> str:
 
 
 def _why(difference: CostDifference, rule: ComputeRule) -> str:
-    """Return the term that makes the difference."""
     if difference.term == SIZES:
         return f"the model needs fewer GPUs because {rule.name} counts in powers of two"
     excess_s = difference.excess_s[difference.term]

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Plan
-    from sizing.planner.design_points import DesignPoint
-    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.simulation.outcome import Outcome
 
 CROWD = 3.0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.design_points import design_points
-from sizing.planner.studies.cost import YOURS
+from sizing.planner.studies.cost import YOURS, gpus_by_kind
 from sizing.planner.studies.loss import as_confident
+from sizing.planner.studies.pareto import design_points
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
 from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
 from sizing.report.simulation import simulated_table, simulation_summary
-from sizing.report.tables import data_table, kinds_of, latency_table, layout_table, titled_section
+from sizing.report.tables import data_table, latency_table, layout_table, titled_section
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
@@ -121,12 +121,11 @@ def plan_tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the sources of the numbers of GPUs, cluster and engine."""
     inputs = plan.inputs
     engine = f"engine {inputs.engine.name} {inputs.engine.version}"
     kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.other_gpus)}
     for name, sources in (
-        *((f"GPU {name}", kinds[name].sources) for name in kinds_of(plan)),
+        *((f"GPU {name}", kinds[name].sources) for name in gpus_by_kind(plan)),
         (f"cluster {inputs.cluster.name}", inputs.cluster.sources),
         (engine, inputs.engine.sources),
     ):

@@ -1,26 +1,29 @@
-"""Tables and pages of `sizing capacity`, `split-map` and `decisions`."""
+"""Tables and pages of `sizing capacity`, `split-map`, `decisions` and `day`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.text import Text
 
 from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
-from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
 from sizing.planner.studies.decisions import needed
 from sizing.planner.studies.result import figures
 from sizing.planner.studies.split_map import UNSIZED
-from sizing.report.series_chart import series_figure
-from sizing.report.tables import interval, table, titled_section
+from sizing.report.study import FROM_ZERO, charts_page, number, series_figure
+from sizing.report.tables import columns_table, interval, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from numpy.typing import ArrayLike, NDArray
     from rich.table import Table
 
+    from minicluster.pages.page import Page
     from sizing.planner.studies.capacity import Capacity, CapacityPoint
+    from sizing.planner.studies.day import Day
     from sizing.planner.studies.decisions import Decisions
     from sizing.planner.studies.result import StudyResult
     from sizing.planner.studies.split_map import SplitMap, SplitPoint
@@ -62,9 +65,9 @@ def _capacity_cells(point: CapacityPoint, at: str, *, priced: bool) -> Iterable[
         return
     yield from (str(point.gpus), str(point.used_gpus), f"{point.requests_per_s:,.4g}")
     yield from (f"{point.users:,.0f}", f"{predicted.output_tokens_per_s:,.0f}")
-    yield _number(cost.joules_per_output_token)
+    yield number(cost.joules_per_output_token)
     if priced:
-        yield _number(cost.usd_per_million_output_tokens)
+        yield number(cost.usd_per_million_output_tokens)
     yield from (seconds(predicted.ttft.at(at)), interval(predicted.ttft, at))
     yield from (seconds(predicted.tpot.at(at)), point.layout, point.binds)
 
@@ -94,27 +97,17 @@ def capacity_page(scenario: str, found: Capacity) -> Page:
     headline = f"No number of GPUs asked for holds the SLO of {scenario}"
     if best is not None:
         headline = f"{best.gpus} GPUs carry {best.requests_per_s:,.4g} requests/s of {scenario}"
-    drawn: tuple[tuple[str, str, Callable[[CapacityPoint], float]], ...] = (
-        ("Highest rate", "requests/s", lambda each: each.requests_per_s),
-        ("Users", "users", lambda each: each.users),
-    )
-    charts = [
-        series_figure(
-            title,
-            {title: ([float(each.gpus) for each in known], [value(each) for each in known])},
-            axis("GPUs") | {"rangemode": "tozero"},
-            axis(unit) | {"rangemode": "tozero"},
-            unit=unit,
+    gpus, x_axis = [float(each.gpus) for each in known], axis("GPUs") | FROM_ZERO
+    charts = (
+        series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
+        for title, unit, values in (
+            ("Highest rate", "requests/s", [each.requests_per_s for each in known]),
+            ("Users", "users", [each.users for each in known]),
         )
-        for title, unit, value in (drawn if known else ())
-    ]
-    return Page(
-        title=f"{scenario}: capacity",
-        headline=headline,
-        lines=tuple(capacity_lines(found)),
-        parts=(ChartRow(tuple(charts)), titled_section(capacity_table(found))),
-        footer="minicluster, sizing capacity",
+        if known
     )
+    title, table = f"{scenario}: capacity", capacity_table(found)
+    return charts_page(title, headline, capacity_lines(found), *charts, table, command="capacity")
 
 
 # --- split map
@@ -167,12 +160,13 @@ def split_map_lines(found: SplitMap) -> Iterable[str]:
 def split_map_page(scenario: str, found: SplitMap) -> Page:
     """Return the page of a map, with the line where both cost the same."""
     pays = sum((each.saved_fraction or 0) > 0 for each in found.points)
-    return Page(
-        title=f"{scenario}: where splitting pays",
-        headline=f"Splitting pays at {pays} of {len(found.points)} points of {scenario}",
-        lines=tuple(split_map_lines(found)),
-        parts=(ChartRow((_map_figure(found),)), titled_section(split_map_table(found))),
-        footer="minicluster, sizing split-map",
+    return charts_page(
+        f"{scenario}: where splitting pays",
+        f"Splitting pays at {pays} of {len(found.points)} points of {scenario}",
+        split_map_lines(found),
+        _map_figure(found),
+        split_map_table(found),
+        command="split-map",
     )
 
 
@@ -196,11 +190,11 @@ def _map_figure(found: SplitMap) -> Figure:
 
 def _drawn_percent(point: SplitPoint) -> float:
     """Return what splitting saves; where one kind is missing, the most that a map shows."""
-    saved = point.saved_fraction
-    if saved is None:
-        saved = -0.5 if point.mixed_gpus is not None else 0.5
-        return 100 * saved if point.mixed_gpus or point.split_gpus else float("nan")
-    return 100 * saved
+    if point.saved_fraction is not None:
+        return 100 * point.saved_fraction
+    if not (point.mixed_gpus or point.split_gpus):
+        return float("nan")
+    return 50.0 if point.mixed_gpus is None else -50.0
 
 
 def _gpus(point: SplitPoint) -> str:
@@ -255,18 +249,124 @@ def decisions_page(scenario: str, found: Decisions) -> Page:
     known = [each for each in found.rows if each.against_gpus]
     names = [f"{each.name}: {each.value.rpartition('=')[2]}" for each in known]
     bars = {"GPUs more": (names, [float(each.against_gpus or 0) for each in known])}
-    base = needed(found.base)
-    chart = series_figure(
-        "GPUs more than as given", bars, axis("") | {"tickangle": -30}, axis("GPUs"), unit="GPUs"
-    )
-    return Page(
-        title=f"{scenario}: decisions",
-        headline=f"{scenario} as given: {'no plan' if base is None else f'{base} GPUs'}",
-        lines=tuple(decisions_lines(found)),
-        parts=(ChartRow((chart,) if known else ()), titled_section(decisions_table(found))),
-        footer="minicluster, sizing decisions",
+    base, x_axis = needed(found.base), axis("") | {"tickangle": -30}
+    chart = series_figure("GPUs more than as given", bars, x_axis, axis("GPUs"), unit="GPUs")
+    return charts_page(
+        f"{scenario}: decisions",
+        f"{scenario} as given: {'no plan' if base is None else f'{base} GPUs'}",
+        decisions_lines(found),
+        *([chart] if known else []),
+        decisions_table(found),
+        command="decisions",
     )
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+# --- day
+
+
+HOURS = 24
+
+
+def day_headline(found: Day) -> str:
+    """Return the answer in one sentence."""
+    best, whole = found.best, found.static_gpu_hours
+    if best is found.runs[-1]:
+        return (
+            f"The static pool, {found.static_gpus} GPUs and {whole:,.0f} GPU-hours a day: no"
+            " smaller static share keeps the attainment"
+        )
+    return (
+        f"{best.gpu_hours:,.0f} GPU-hours a day with autoscaling, {whole:,.0f} with"
+        f" {found.static_gpus} static GPUs: {1 - best.gpu_hours / whole:.0%} fewer;"
+        f" {best.attained_fraction:.2%} of requests find the SLO held"
+    )
+
+
+def day_lines(found: Day) -> Iterable[str]:
+    """Yield why the best static share is the best, and what the figures rest on."""
+    best, asked = found.best, found.options
+    reason = f"best static share: {best.static_fraction:.0%}, {best.static_gpus} GPUs"
+    less = found.runs[: found.runs.index(best)]
+    missing = [each for each in less if each.attained_fraction < asked.attainment]
+    if missing:
+        yield (
+            f"{reason}; with {missing[-1].static_gpus} only"
+            f" {missing[-1].attained_fraction:.2%} of requests find the SLO held,"
+            f" {asked.attainment:.2%} are asked for"
+        )
+    else:
+        yield f"{reason}: one replica of each pool is enough, more take more GPU-hours"
+    yield f"plan for the peak: {found.layout}"
+    yield (
+        f"cold start {asked.cold_start_s:g} s, forecast error up to"
+        f" {asked.forecast_error_fraction:.0%}; the policy decides every {asked.interval_s:g} s,"
+        f" with a margin of {asked.margin:.0%}, and holds replicas for {asked.hold_s:g} s"
+    )
+
+
+def shares_table(found: Day) -> Table:
+    """Return one row for each static share."""
+    best, runs = found.best, found.runs
+    columns = {
+        "static share": [f"{each.static_fraction:.0%}" for each in runs],
+        "static GPUs": [str(each.static_gpus) for each in runs],
+        "GPU-hours": [f"{each.gpu_hours:,.1f}" for each in runs],
+        "fewer": [f"{1 - each.gpu_hours / found.static_gpu_hours:.0%}" for each in runs],
+        "SLO held": [f"{each.attained_fraction:.2%}" for each in runs],
+        "": ["best" if each is best else "" for each in runs],
+    }
+    return columns_table("Static share, autoscaled above it; SLO held: of requests", columns)
+
+
+def hours_table(found: Day) -> Table:
+    """Return one row an hour of the best share's day."""
+    best = found.best
+    columns = {
+        "hour": [str(hour) for hour in range(HOURS)],
+        "requests/s": [f"{each:,.4g}" for each in _hourly(found.requests_per_s)],
+        "static GPUs": [str(found.static_gpus)] * HOURS,
+        "GPUs": [f"{each:,.1f}" for each in _hourly(best.gpus)],
+        **{
+            f"{role} answer": [f"{each:,.1f}" for each in _hourly(counts)]
+            for role, counts in best.replicas.items()
+        },
+        "SLO held": [f"{each:.1%}" for each in _attained(found)],
+    }
+    return columns_table(f"The day at a static share of {best.static_fraction:.0%}", columns)
+
+
+def day_page(scenario: str, found: Day) -> Page:
+    """Return the page of a day: rates, GPUs and attainment by the hour."""
+    hours = [float(hour) for hour in range(HOURS)]
+    static = [float(found.static_gpus)] * HOURS
+    gpus = {
+        "static": (hours, static),
+        "autoscaled": (hours, _hourly(found.best.gpus).tolist()),
+    }
+    charts = (
+        series_figure(title, series, axis("hour"), axis(unit) | FROM_ZERO, unit=unit)
+        for title, unit, series in (
+            ("Rate", "requests/s", {"rate": (hours, _hourly(found.requests_per_s).tolist())}),
+            ("GPUs", "GPUs", gpus),
+            ("SLO held", "% of requests", {"held": (hours, (100 * _attained(found)).tolist())}),
+        )
+    )
+    tables = shares_table(found), hours_table(found)
+    title, headline = f"{scenario}: a day", day_headline(found)
+    return charts_page(title, headline, day_lines(found), *charts, *tables, command="day")
+
+
+def _hourly(values: ArrayLike) -> NDArray[np.float64]:
+    """Return the mean of each hour; intervals longer than one stand for all their hours."""
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < HOURS:
+        return np.asarray(array[np.arange(HOURS) * len(array) // HOURS])
+    hours = np.arange(len(array)) * HOURS // len(array)
+    return np.asarray(np.bincount(hours, array, HOURS) / np.bincount(hours, minlength=HOURS))
+
+
+def _attained(found: Day) -> NDArray[np.float64]:
+    """Return the share of each hour's requests that find the SLO held, on the best share's day."""
+    rates = np.asarray(found.requests_per_s)
+    asked = np.maximum(_hourly(rates), 1e-12)
+    return np.asarray(_hourly(rates * np.asarray(found.best.holds)) / asked)

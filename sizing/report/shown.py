@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from minicluster.pages.page import FactTable, Section
 from minicluster.pages.page import Text as Paragraph
@@ -20,13 +21,23 @@ from sizing.planner.studies.day import Day
 from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import SplitMap
-from sizing.report.class_plans import choice_line, class_plans_columns, class_plans_table
-from sizing.report.day import day_headline, day_lines, hours_table, shares_table
-from sizing.report.plan_screen import answer_facts, evidence_facts, headline, measured
+from sizing.report.plan_screen import (
+    answer_facts,
+    choice_line,
+    class_plans_columns,
+    class_plans_table,
+    evidence_facts,
+    headline,
+    measured,
+)
 from sizing.report.questions import (
     capacity_lines,
     capacity_table,
+    day_headline,
+    day_lines,
     decisions_table,
+    hours_table,
+    shares_table,
     split_map_lines,
     split_map_table,
 )
@@ -48,43 +59,57 @@ from sizing.scenario import Scenario
 from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from minicluster.plan import Pool
     from sizing.planner.studies.capacity import CapacityPoint
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
+    Sections = Callable[[Any], list[Section]]
+    Columns = Callable[[Any], Mapping[str, Any]]
 
 
-@sections_of.register(Plan)
-def _plan_sections(plan: Plan) -> list[Section]:
-    facts = (("Layout", layout_of(plan)), *answer_facts(plan), *evidence_facts(plan))
+def _sections(*parts: Table | Iterable[str]) -> list[Section]:
+    """Return tables below their titles, and lines that belong together without one."""
     return [
-        Section(headline(plan), (FactTable(facts),)),
-        titled_section(layout_table(plan.pools, plan.prediction)),
-        titled_section(latency_table(plan.prediction, plan.promises)),
+        titled_section(part)
+        if isinstance(part, Table)
+        else Section("", tuple(Paragraph(line) for line in part))
+        for part in parts
     ]
 
 
-@sections_of.register(ClassPlans)
+def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows with the same keys as columns."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    return columns
+
+
+def _plan_sections(plan: Plan) -> list[Section]:
+    facts = (("Layout", layout_of(plan)), *answer_facts(plan), *evidence_facts(plan))
+    tables = (
+        layout_table(plan.pools, plan.prediction),
+        latency_table(plan.prediction, plan.promises),
+    )
+    return [Section(headline(plan), (FactTable(facts),)), *_sections(*tables)]
+
+
 def _classes_sections(found: ClassPlans) -> list[Section]:
-    shown = titled_section(class_plans_table(found))
-    plans = (_plan_sections(each) for each in found.chosen.values())
-    return [shown, Section("", (Paragraph(choice_line(found)),)), *chain.from_iterable(plans)]
+    plans = (section for plan in found.chosen.values() for section in _plan_sections(plan))
+    return [*_sections(class_plans_table(found), [choice_line(found)]), *plans]
 
 
-@columns_of.register(ClassPlans)
-def _classes_columns(found: ClassPlans) -> dict[str, list[Any]]:
-    return class_plans_columns(found)
+def _pool_sections(found: PoolPrediction) -> list[Section]:
+    said = "; ".join(found.misses)
+    facts = (("Measured", measured(found.validated_on)),)
+    title = f"SLO missed: {said}" if said else "SLO met"
+    pools = data_table(layout_table(found.pools, found.prediction))
+    return [Section(title, (pools, FactTable(facts)))]
 
 
-@columns_of.register(Plan)
-def _plan_columns(plan: Plan) -> dict[str, list[Any]]:
-    return _pool_columns(plan.pools, plan.prediction)
-
-
-def _pool_columns(pools: Iterable[Pool], prediction: Prediction) -> dict[str, list[Any]]:
-    """Return a row per pool."""
+def _pool_columns(found: Plan | PoolPrediction) -> dict[str, list[Any]]:
+    prediction = found.prediction
     return _columns(
         {
             "role": pool.role,
@@ -97,76 +122,20 @@ def _pool_columns(pools: Iterable[Pool], prediction: Prediction) -> dict[str, li
             "utilisation_fraction": prediction.utilisation_fraction[pool.role],
             "bottleneck": prediction.bottleneck[pool.role],
         }
-        for pool in pools
+        for pool in found.pools
     )
 
 
-@columns_of.register(Prediction)
-def _prediction_columns(prediction: Prediction) -> dict[str, list[Any]]:
-    """Return a row per latency."""
-    return _columns({"latency": name, **asdict(getattr(prediction, name))} for name in LATENCIES)
+def _latency_columns(prediction: Prediction) -> dict[str, list[Any]]:
+    names = ("ttft", "tpot", "itl", "e2e")
+    return _columns({"latency": name, **asdict(getattr(prediction, name))} for name in names)
 
 
-@sections_of.register(PoolPrediction)
-def _pools_sections(found: PoolPrediction) -> list[Section]:
-    said = "; ".join(found.misses)
-    facts = (("Measured", measured(found.validated_on)),)
-    title = f"SLO missed: {said}" if said else "SLO met"
-    pools = data_table(layout_table(found.pools, found.prediction))
-    return [Section(title, (pools, FactTable(facts)))]
-
-
-@columns_of.register(PoolPrediction)
-def _pools_columns(found: PoolPrediction) -> dict[str, list[Any]]:
-    return _pool_columns(found.pools, found.prediction)
-
-
-@sections_of.register(Explanation)
-def _terms_sections(found: Explanation) -> list[Section]:
-    return [
-        Section("", (Paragraph(each),)) if isinstance(each, str) else titled_section(each)
-        for each in explanation_tables(found)
-    ]
-
-
-@columns_of.register(Explanation)
-def _terms_columns(found: Explanation) -> dict[str, list[Any]]:
-    return _columns(asdict(term) for term in found.terms)
-
-
-@sections_of.register(Outcome)
 def _run_sections(outcome: Outcome) -> list[Section]:
     latencies = data_table(simulated_table(outcome, None))
     said = Paragraph(simulation_summary(outcome).plain)
-    return [
-        Section("Simulated latency, with 90 % intervals", (latencies, said)),
-        titled_section(pools_table(outcome)),
-    ]
-
-
-@columns_of.register(Outcome)
-def _run_columns(outcome: Outcome) -> Mapping[str, Any]:
-    return request_columns(outcome)
-
-
-@sections_of.register(Validated)
-def _validated_sections(found: Validated) -> list[Section]:
-    return [titled_section(each) for each in validation_tables(found.verdicts, found.tried)]
-
-
-@columns_of.register(Validated)
-def _validated_columns(found: Validated) -> dict[str, list[Any]]:
-    return _columns(record(each) for each in found.verdicts)
-
-
-@sections_of.register(Capacity)
-def _capacity_sections(found: Capacity) -> list[Section]:
-    return [titled_section(capacity_table(found)), _lines(capacity_lines(found))]
-
-
-@columns_of.register(Capacity)
-def _capacity_columns(found: Capacity) -> dict[str, list[Any]]:
-    return _columns(_capacity_row(point, found.percentile) for point in found.points)
+    title = "Simulated latency, with 90 % intervals"
+    return [Section(title, (latencies, said)), *_sections(pools_table(outcome))]
 
 
 def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
@@ -182,13 +151,6 @@ def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
     }
 
 
-@sections_of.register(Day)
-def _day_sections(found: Day) -> list[Section]:
-    said = _lines((day_headline(found), *day_lines(found)))
-    return [said, titled_section(shares_table(found)), titled_section(hours_table(found))]
-
-
-@columns_of.register(Day)
 def _day_columns(found: Day) -> dict[str, list[Any]]:
     best = found.best
     return {
@@ -199,51 +161,65 @@ def _day_columns(found: Day) -> dict[str, list[Any]]:
     }
 
 
-@sections_of.register(SplitMap)
-def _map_sections(found: SplitMap) -> list[Section]:
-    return [titled_section(split_map_table(found)), _lines(split_map_lines(found))]
-
-
-@columns_of.register(SplitMap)
-def _map_columns(found: SplitMap) -> dict[str, list[Any]]:
-    return _columns(
-        {**asdict(point), "saved_fraction": point.saved_fraction} for point in found.points
-    )
-
-
-@sections_of.register(Decisions)
-def _decisions_sections(found: Decisions) -> list[Section]:
-    return [titled_section(decisions_table(found))]
-
-
-@columns_of.register(Decisions)
-def _decisions_columns(found: Decisions) -> dict[str, list[Any]]:
-    return _columns(
-        {name: getattr(row, name) for name in ("name", "value", "gpus", "against_gpus")}
-        for row in found.rows
-    )
-
-
-def _lines(texts: Iterable[str]) -> Section:
-    return Section("", tuple(Paragraph(text) for text in texts))
-
-
-@sections_of.register(Scenario)
 def _scenario_sections(asked: Scenario) -> list[Section]:
-    rows = tuple(_scenario_columns(asked).items())
-    return [Section("Scenario", (FactTable(tuple((key, f"{v[0]}") for key, v in rows)),))]
+    rows = tuple((key, f"{value}") for key, value in asked.set_keys().items())
+    return [Section("Scenario", (FactTable(rows),))]
 
 
-@columns_of.register(Scenario)
-def _scenario_columns(asked: Scenario) -> dict[str, list[Any]]:
-    """Return the keys that are not at their defaults, as one row."""
-    return {key: [value] for key, value in asked.set_keys().items()}
+SHOWN: tuple[tuple[type, Sections | None, Columns], ...] = (
+    (Plan, _plan_sections, _pool_columns),
+    (ClassPlans, _classes_sections, class_plans_columns),
+    (PoolPrediction, _pool_sections, _pool_columns),
+    (Prediction, None, _latency_columns),
+    (
+        Explanation,
+        lambda found: _sections(
+            *([each] if isinstance(each, str) else each for each in explanation_tables(found))
+        ),
+        lambda found: _columns(map(asdict, found.terms)),
+    ),
+    (Outcome, _run_sections, request_columns),
+    (
+        Validated,
+        lambda found: _sections(*validation_tables(found.verdicts, found.tried)),
+        lambda found: _columns(map(record, found.verdicts)),
+    ),
+    (
+        Capacity,
+        lambda found: _sections(capacity_table(found), capacity_lines(found)),
+        lambda found: _columns(_capacity_row(each, found.percentile) for each in found.points),
+    ),
+    (
+        Day,
+        lambda found: _sections(
+            [day_headline(found), *day_lines(found)], shares_table(found), hours_table(found)
+        ),
+        _day_columns,
+    ),
+    (
+        SplitMap,
+        lambda found: _sections(split_map_table(found), split_map_lines(found)),
+        lambda found: _columns(
+            {**asdict(each), "saved_fraction": each.saved_fraction} for each in found.points
+        ),
+    ),
+    (
+        Decisions,
+        lambda found: _sections(decisions_table(found)),
+        lambda found: _columns(
+            {name: getattr(row, name) for name in ("name", "value", "gpus", "against_gpus")}
+            for row in found.rows
+        ),
+    ),
+    (
+        Scenario,
+        _scenario_sections,
+        lambda asked: {key: [value] for key, value in asked.set_keys().items()},
+    ),
+)
+"""Of each type of result its sections in a notebook, and its columns."""
 
-
-def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows with the same keys as columns."""
-    columns: dict[str, list[Any]] = {}
-    for row in rows:
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
-    return columns
+for kind, sections, columns in SHOWN:
+    if sections is not None:
+        sections_of.register(kind, sections)
+    columns_of.register(kind, columns)

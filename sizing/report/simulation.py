@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from minicluster.units import seconds
-from sizing.report.tables import SHOWN, columns_table, judged_at, table, verdict
+from sizing.report.tables import SHOWN, judged_at, table, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,31 +103,27 @@ def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Tab
     if outcome.class_of.any():  # else a trace, or requests of one class
         groups += [(of, at, slo) for at, (of, slo) in enumerate((slos or {}).items())]
     heads = ("", *SHOWN) if slos is None else ("", *SHOWN, f"SLO{judged_at(slos)}")
-    columns: dict[str, list[Any]] = {head: [] for head in heads}
+    rows: list[list[str | Text]] = []
     for of, at, slo in groups:
         latencies = outcome.latencies(at)
         gaps = at is None or (slo is not None and slo.itl_s is not None)  # those of all classes
         for name in (each for each in NAMES if each in latencies and (gaps or each != "itl")):
-            row = [f"{of} {NAMES[name]}".strip()]
-            row += [_with_interval(latencies[name][each]) for each in SHOWN]
-            for column, cell in zip(columns.values(), row, strict=False):
-                column.append(cell)
+            values = (_with_interval(latencies[name][each]) for each in SHOWN)
+            rows.append([f"{of} {NAMES[name]}".strip(), *values])
             if slos is not None:
-                said = Text() if slo is None else _verdict(outcome, name, slo, at)
-                columns[heads[-1]].append(said)
-    return columns_table("Simulated latency, with 90 % intervals", columns)
+                rows[-1].append(Text() if slo is None else _verdict(outcome, name, slo, at))
+    return table("Simulated latency, with 90 % intervals", heads, rows)
 
 
 def pools_table(outcome: Outcome) -> Table:
     """Return one row per pool: busy time, queue, batch and KV cache."""
     seen, rows = outcome.occupancy, []
     for role, capacity in outcome.kv_capacity_blocks.items():
-        waiting, running = seen.waiting[role], seen.running[role]
+        cells = [role, f"{outcome.busy_fraction[role]:.0%}"]
+        for counts in (seen.waiting[role], seen.running[role]):
+            cells += [f"{counts.mean():.1f}", f"{counts.max():.0f}"]
         used = seen.kv_blocks[role] / capacity
-        queue, batch = (f"{waiting.mean():.1f}", f"{waiting.max():.0f}"), f"{running.mean():.1f}"
-        cache = (f"{used.mean():.0%}", f"{used.max():.0%}")
-        busy = f"{outcome.busy_fraction[role]:.0%}"
-        rows.append((role, busy, *queue, batch, f"{running.max():.0f}", *cache))
+        rows.append([*cells, f"{used.mean():.0%}", f"{used.max():.0%}"])
     heads = ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most")
     return table("Pools over time", heads, rows)
 

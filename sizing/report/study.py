@@ -1,24 +1,26 @@
-"""Comparisons, sweeps, losses and Pareto fronts as tables."""
+"""Comparisons, sweeps, losses and Pareto fronts as tables; pages of studies and their charts."""
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
 from rich.text import Text
 
+from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
+from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
 from sizing.planner.studies.result import figures
-from sizing.report.tables import columns_table, table, verdict
+from sizing.report.plan_charts import front_figure
+from sizing.report.tables import columns_table, table, titled_section, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.table import Table
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Confidence
-    from sizing.planner.design_points import DesignPoint
     from sizing.planner.studies.loss import Loss
-    from sizing.planner.studies.pareto import Front
+    from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sweep import Swept
 
@@ -40,11 +42,10 @@ def comparison_table(answers: Sequence[StudyResult], statistic: str) -> Table:
             continue
         found = figures(answer.plan)
         cost = found.running
-        costs = [_number(cost.power_w, ",.0f"), _number(cost.joules_per_output_token, ".2f")]
+        costs = [number(cost.power_w, ",.0f"), number(cost.joules_per_output_token, ".2f")]
         if priced:
-            costs.append(_number(cost.usd_per_hour, ",.2f"))
-            costs.append(_number(cost.usd_per_million_output_tokens, ",.2f"))
-        confidence = _number(found.confidence_fraction, ".0%")
+            costs += [number(cost.usd_per_hour), number(cost.usd_per_million_output_tokens)]
+        confidence = number(found.confidence_fraction, ".0%")
         made.add_row(answer.label, *_size(found), *costs, *_limits(found), confidence)
     return made
 
@@ -54,8 +55,13 @@ def _size(found: Figures) -> tuple[str, str, str]:
 
 
 def _limits(found: Figures) -> tuple[str, str, str, str]:
-    latencies = seconds(found.ttft_s), seconds(found.tpot_s)
-    return *latencies, f"{found.headroom_factor:.2f}", found.binds
+    headroom = f"{found.headroom_factor:.2f}"
+    return seconds(found.ttft_s), seconds(found.tpot_s), headroom, found.binds
+
+
+def number(value: float | None, form: str = ",.2f") -> str:
+    """Write a number; a hyphen where it is unknown."""
+    return "-" if value is None else format(value, form)
 
 
 def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
@@ -134,6 +140,123 @@ def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
     )
 
 
-def _number(value: float | None, form: str) -> str:
-    """Write a number; a hyphen where it is unknown."""
-    return "-" if value is None else format(value, form)
+MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
+    ("GPUs", "GPUs", lambda found: found.gpus),
+    ("TTFT at the SLO's percentile", "ms", lambda found: 1e3 * found.ttft_s),
+    ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
+    ("Headroom", "times the load", lambda found: found.headroom_factor),
+)
+"""Title, unit and value of each chart of a sweep."""
+
+FROM_ZERO = {"rangemode": "tozero"}
+"""Of an axis that begins at 0."""
+
+
+def charts_page(
+    title: str, headline: str, lines: Iterable[str], *parts: Figure | Table, command: str
+) -> Page:
+    """Return the page of a study: its answer, what that rests on, its charts, its tables."""
+    figures = tuple(part for part in parts if isinstance(part, Figure))
+    tables = (titled_section(part) for part in parts if isinstance(part, Table))
+    return Page(
+        title=title,
+        headline=headline,
+        lines=tuple(lines),
+        parts=(ChartRow(figures), *tables),
+        footer=f"minicluster, sizing {command}",
+    )
+
+
+def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Front]) -> Page:
+    """Return the page of the configurations that no other beats."""
+    kept = sum(any(front.kept[at] for front in found) for at in range(len(points)))
+    return charts_page(
+        f"{scenario}: configurations",
+        f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
+        ["Short simulations; `sizing plan` verifies the one that it takes with long ones."],
+        *(front_figure(front, points) for front in found),
+        *(front_table(front, points) for front in found),
+        command="pareto",
+    )
+
+
+def sweep_page(
+    scenario: str,
+    keys: Sequence[Swept],
+    combinations: Sequence[tuple[str, ...]],
+    answers: Sequence[StudyResult],
+) -> Page:
+    """Return the page of a scenario planned for many values of its keys."""
+    planned = sum(answer.plan is not None for answer in answers)
+    swept = " and ".join(key.key for key in keys)
+    return charts_page(
+        f"{scenario}: {swept}",
+        f"{planned} of {len(answers)} points of {scenario} have a plan",
+        [f"Planned anew for every value of {swept}."],
+        *_sweep_figures(keys, combinations, answers),
+        sweep_table(keys, combinations, answers),
+        command="sweep",
+    )
+
+
+def _sweep_figures(
+    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
+) -> Iterator[Figure]:
+    """Draw each measure over the first key, a line for each combination of the others."""
+    series: dict[str, list[tuple[str, Figures]]] = {}
+    for (first, *others), answer in zip(combinations, answers, strict=True):
+        if answer.plan is not None:
+            point = (first.partition("=")[2], figures(answer.plan))
+            series.setdefault(" ".join(others) or "the plan", []).append(point)
+    numeric = all(_is_number(value) for value in keys[0].values)
+    x_axis = axis(keys[0].key) | ({} if numeric else {"type": "category"})
+    for title, unit, value_of in MEASURES if series else ():
+        drawn = {
+            name: (
+                [float(value) if numeric else value for value, _ in points],
+                [value_of(found) for _, found in points],
+            )
+            for name, points in series.items()
+        }
+        yield series_figure(title, drawn, x_axis, axis(unit) | FROM_ZERO, unit=unit)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def series_figure(
+    title: str,
+    series: Mapping[str, tuple[Sequence[float | str], Sequence[float]]],
+    x_axis: dict[str, Any],
+    y_axis: dict[str, Any],
+    *,
+    unit: str,
+) -> Figure:
+    """
+    Draw series over a shared axis: a line through marks over numbers, bars over names.
+
+    Args:
+        series: by name, the places on the axis and the values there.
+        unit: of the values.
+    """
+    traces, said = [], []
+    for (name, (xs, ys)), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
+        hover = f"%{{y:,.4g}} {unit} at %{{x}}"
+        labels = [x for x in xs if isinstance(x, str)]
+        traces.append(
+            bars(name, labels, ys, colour=colour, hover=hover)
+            if labels
+            else marks(name, xs, ys, colour=colour, hover=hover, lines=True)
+        )
+        drawn = ", ".join(
+            f"{y:,.4g} at {x if isinstance(x, str) else format(x, ',g')}"
+            for x, y in zip(xs, ys, strict=True)
+        )
+        said.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
+    caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(said)}"
+    return Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x_axis, y_axis))

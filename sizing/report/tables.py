@@ -124,14 +124,6 @@ def sliced(pool: Pool) -> str:
     return str(pool.slicing).removeprefix("TP").replace("x", " ")
 
 
-def kinds_of(plan: Plan) -> dict[str, int]:
-    """Count the plan's GPUs by kind."""
-    kinds: dict[str, int] = {}
-    for pool in plan.pools:
-        kinds[pool.gpu] = kinds.get(pool.gpu, 0) + pool.gpus
-    return kinds
-
-
 def free_gpus(plan: Plan) -> str:
     """Return how many GPUs of its nodes the plan leaves free; empty if none."""
     unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"

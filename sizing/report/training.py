@@ -39,6 +39,9 @@ def layouts_table(ranked: list[Trial]) -> Table:
 
 def training_table(found: TrainingEstimate) -> Table:
     """Return all figures of one layout."""
+    parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found.memory).items())
+    fits = "fits" if found.fits else "does not fit"
+    memory = f"{size(found.memory_bytes)} a GPU, {fits} {size(found.hbm_bytes)}: {parts}"
     achieved = (
         f"{found.flops_per_gpu_per_s / 1e12:.0f} TFLOP/s a GPU,"
         f" HFU {found.hfu_fraction:.1%}, MFU {found.mfu_fraction:.1%}"
@@ -50,7 +53,7 @@ def training_table(found: TrainingEstimate) -> Table:
         ("of it", _shares(found)),
         ("achieved", achieved),
         ("scale factor", f"{found.scale_factor:.3f} of linear, against one replica"),
-        ("memory", _memory(found)),
+        ("memory", memory),
     ]
     if found.days is not None and found.gpu_hours is not None and found.energy_j is not None:
         run = (
@@ -70,7 +73,6 @@ def training_table(found: TrainingEstimate) -> Table:
 
 
 def _shares(found: TrainingEstimate) -> str:
-    """Write the share of each part of a step, the largest first."""
     shown = {
         key.removesuffix("_s"): value / found.step_s
         for key, value in asdict(found.step).items()
@@ -78,9 +80,3 @@ def _shares(found: TrainingEstimate) -> str:
     }
     ordered = sorted(shown.items(), key=lambda each: -each[1])
     return ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in ordered if share)
-
-
-def _memory(found: TrainingEstimate) -> str:
-    parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found.memory).items())
-    verdict = "fits" if found.fits else "does not fit"
-    return f"{size(found.memory_bytes)} a GPU, {verdict} {size(found.hbm_bytes)}: {parts}"

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.evidence.evidence import Claim, Coverage, Tried
-    from sizing.evidence.leave_out import HeldOutCoverage
+    from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage, Tried
     from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
 EXAMPLES = 5
@@ -84,7 +83,6 @@ def figures(summary: ErrorSummary | None) -> str:
 
 
 def _percent(share: float, *, sign: str = "") -> str:
-    """Write a share in percent, with one decimal below 100 %."""
     digits = 0 if abs(share) >= 1 else 1
     return f"{100 * share:{sign}.{digits}f}"
 

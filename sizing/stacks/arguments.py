@@ -145,8 +145,15 @@ def sglang(engines: Engines) -> list[list[str]]:
     copies = redundant_experts(plan.deployment, pool)
     if copies is not None:
         arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
-    if engine.speculative_tokens and plan.model.draft is not None:
-        arguments |= _sglang_drafts(plan)
+    drafts, draft = engine.speculative_tokens, plan.model.draft
+    if drafts and draft is not None:  # one chain; its `EAGLE` is also the models' own MTP
+        arguments |= {
+            "speculative_algorithm": "EAGLE3" if draft.method == "eagle3" else "EAGLE",
+            "speculative_num_steps": drafts,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": drafts + 1,
+            **({"speculative_draft_model_path": draft.source} if draft.source else {}),
+        }
     if pool.role != "mixed":
         arguments |= {"disaggregation_mode": pool.role, "disaggregation_transfer_backend": "nixl"}
     common = flags(arguments)
@@ -157,19 +164,6 @@ def sglang(engines: Engines) -> list[list[str]]:
         [*common, *flags({"nnodes": engines.nodes, "node_rank": node, "dist_init_addr": at})]
         for node in range(engines.nodes)
     ]
-
-
-def _sglang_drafts(plan: Plan) -> dict[str, Any]:
-    """Return SGLang's settings of one chain of drafts; its `EAGLE` is also the models' own MTP."""
-    drafts, draft = plan.engine.speculative_tokens, plan.model.draft
-    found: dict[str, Any] = {
-        "speculative_algorithm": "EAGLE3" if draft and draft.method == "eagle3" else "EAGLE",
-        "speculative_num_steps": drafts,
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": drafts + 1,
-    }
-    own = draft.source if draft else ""
-    return found | ({"speculative_draft_model_path": own} if own else {})
 
 
 def trtllm(engines: Engines) -> dict[str, Any]:

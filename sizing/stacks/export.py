@@ -11,6 +11,7 @@ from minicluster.errors import InputError
 from minicluster.plan.vllm_args import KV_ROLES, vllm_arguments
 from sizing.latency.memory import stage_weight_bytes
 from sizing.stacks.arguments import (
+    FLAGS_PER_LINE,
     HEAD,
     KV_TRANSFER,
     Engines,
@@ -73,7 +74,6 @@ def _head(plan: Plan, pools: Mapping[str, Engines], checked: str) -> str:
 
 
 def _vllm(_plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
-    """Return a script of `vllm serve`, a line for each node of a replica."""
     parts = [_commands(each, [["vllm", "serve", *line] for line in vllm(each)], pools)
              for each in pools.values()]  # fmt: skip
     note = (
@@ -84,7 +84,6 @@ def _vllm(_plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
 
 
 def _sglang(_plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
-    """Return a script of SGLang's servers, and of its router for split pools."""
     start = ["python3", "-m", "sglang.launch_server"]
     parts = [_commands(each, [[*start, *line] for line in sglang(each)], pools)
              for each in pools.values()]  # fmt: skip
@@ -111,7 +110,6 @@ def _commands(engines: Engines, lines: list[list[str]], pools: Mapping[str, Engi
 
 
 def _trtllm(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
-    """Return TensorRT-LLM's settings of each pool, its commands, and the router's settings."""
     files = {f"{role}.yaml": _yaml(trtllm(each)) for role, each in pools.items()}
     parts = []
     for role, each in pools.items():
@@ -130,7 +128,6 @@ def _trtllm(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
 
 
 def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
-    """Return a DynamoGraphDeployment of vLLM workers."""
     services: dict[str, Any] = {
         "Frontend": {
             "componentType": "frontend",
@@ -167,14 +164,16 @@ def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
 
 
 def _llm_d(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
-    """Return values of the Helm chart llm-d-modelservice."""
-    weights = sum(stage_weight_bytes(plan.model, next(iter(pools.values())).pool.slicing))
+    # Room for a checkpoint: weights of all GPUs of a replica, and a tenth more.
+    slicing = plan.pools[0].slicing
+    per_stage_gpu = sum(stage_weight_bytes(plan.model, slicing))
+    gib = int(1.1 * per_stage_gpu * (slicing.gpus / slicing.pp) / 2**30) + 1
     values: dict[str, Any] = {
         "multinode": any(each.nodes > 1 for each in pools.values()),
         "modelArtifacts": {
             "name": plan.model.id,
             "uri": f"hf://{plan.model.source}",
-            "size": f"{_disk_gib(plan, weights)}Gi",
+            "size": f"{gib}Gi",
         },
         "routing": {"servicePort": PORTS["vllm"]},
     }
@@ -186,13 +185,7 @@ def _llm_d(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
 
 
 def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
-    pool = engines.pool
-    sliced = {"tensor_parallel_size", "data_parallel_size"}  # the chart's own words say these
-    arguments = vllm_arguments(plan.deployment, pool)
-    own = {name: value for name, value in arguments.items() if name not in sliced}
-    if pool.role != "mixed":
-        own["kv_transfer_config"] = KV_TRANSFER
-    gpus = {"nvidia.com/gpu": str(engines.gpus_per_node)}
+    pool, sliced = engines.pool, {"tensor_parallel_size", "data_parallel_size"}
     return {
         "create": True,
         "replicas": pool.replicas,
@@ -207,9 +200,9 @@ def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
                 "name": "vllm",
                 "image": image,
                 "modelCommand": "vllmServe",
-                "args": flags(own),
-                "env": _nixl_environment() if pool.role != "mixed" else [],
-                "resources": {"limits": gpus, "requests": dict(gpus)},
+                "args": _flags_without(plan, engines, sliced),
+                "env": _nixl_environment(engines),
+                "resources": _resources(engines),
                 "mountModelVolume": True,
             }
         ],
@@ -217,7 +210,6 @@ def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
 
 
 def _kserve(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
-    """Return a LLMInferenceService; its own pool decodes, or does both."""
     main = pools.get("mixed") or pools["decode"]
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{plan.model.source}", "name": plan.model.id},
@@ -238,19 +230,12 @@ def _kserve(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
 def _kserve_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
     pool = engines.pool
     said = {"tensor_parallel_size", "data_parallel_size", "enable_expert_parallel"}
-    arguments = vllm_arguments(plan.deployment, pool)
-    own = {name: value for name, value in arguments.items() if name not in said}
-    if pool.role != "mixed":
-        own["kv_transfer_config"] = KV_TRANSFER
-    gpus = {"nvidia.com/gpu": str(engines.gpus_per_node)}
+    arguments = shell(_flags_without(plan, engines, said)).replace(FLAGS_PER_LINE, " ")
     container = {
         "name": "main",
         **({"image": image} if image else {}),
-        "env": [
-            {"name": "VLLM_ADDITIONAL_ARGS", "value": shell(flags(own)).replace(" \\\n  ", " ")},
-            *(_nixl_environment() if pool.role != "mixed" else []),
-        ],
-        "resources": {"limits": gpus, "requests": dict(gpus)},
+        "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": arguments}, *_nixl_environment(engines)],
+        "resources": _resources(engines),
     }
     parallelism: dict[str, Any] = {"tensor": pool.tp}
     if pool.dp > 1:
@@ -262,10 +247,22 @@ def _kserve_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
     return {"replicas": pool.replicas, "parallelism": parallelism, "template": template, **workers}
 
 
-def _nixl_environment() -> list[dict[str, Any]]:
-    """Return the address at which a pod offers its KV cache."""
+def _flags_without(plan: Plan, engines: Engines, said: set[str]) -> list[str]:
+    """Return vLLM's flags without those that a stack's own words say; KV caches go both ways."""
+    arguments = vllm_arguments(plan.deployment, engines.pool)
+    own = {name: value for name, value in arguments.items() if name not in said}
+    return flags(own if engines.pool.role == "mixed" else own | {"kv_transfer_config": KV_TRANSFER})
+
+
+def _nixl_environment(engines: Engines) -> list[dict[str, Any]]:
+    """Return the address at which a pod offers its KV cache; nothing where pools are mixed."""
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    return [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address}]
+    known = {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address}
+    return [] if engines.pool.role == "mixed" else [known]
+
+
+def _resources(engines: Engines) -> dict[str, dict[str, str]]:
+    return {kind: {"nvidia.com/gpu": str(engines.gpus_per_node)} for kind in ("limits", "requests")}
 
 
 def _ray(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
@@ -305,12 +302,6 @@ def _yaml(document: Mapping[str, Any]) -> str:
 def _dns_name(model_id: str) -> str:
     """Return a model's name as Kubernetes takes names."""
     return re.sub(r"[^a-z0-9-]+", "-", model_id.lower()).strip("-")[:50]
-
-
-def _disk_gib(plan: Plan, stage_bytes: float) -> int:
-    """Return room for a checkpoint in GiB: weights of all GPUs of a replica, and a tenth more."""
-    gpus = plan.pools[0].slicing.gpus / plan.pools[0].pp
-    return int(1.1 * stage_bytes * gpus / 2**30) + 1
 
 
 CHECKED = "Checked in a test with the argument parser of vLLM 0.29.0."

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -85,7 +85,7 @@ class ReadDeployment:
 
     scenario: Scenario
     pools: dict[str, str]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def read_deployment_file(
@@ -151,11 +151,8 @@ def _record(text: str) -> dict[str, Any] | None:
 
 
 def _engines(text: str, place: str) -> list[ReadEngine]:
-    """Return the engines of a DynamoGraphDeployment or of a script."""
-    if re.search(r"^kind:\s*DynamoGraphDeployment\s*$", text, re.MULTILINE):
-        found = _dynamo(text, place)
-    else:
-        found = _script(text, place)
+    dynamo = re.search(r"^kind:\s*DynamoGraphDeployment\s*$", text, re.MULTILINE)
+    found = _dynamo(text, place) if dynamo else _script(text, place)
     if not found:
         expected = (
             "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
@@ -187,7 +184,6 @@ def _script(text: str, place: str) -> list[ReadEngine]:
 
 
 def _dynamo(text: str, place: str) -> list[ReadEngine]:
-    """Read the workers of a DynamoGraphDeployment."""
     try:
         services = yaml.safe_load(text)["spec"]["services"]
         workers = {
@@ -285,7 +281,6 @@ def _slicing(arguments: dict[str, Any], place: str) -> Slicing:
 
 
 def _dtypes(arguments: dict[str, Any], place: str) -> dict[str, str]:
-    """Return the dtypes of weights and KV cache where they are not the model's own."""
     keys = {}
     quantised = arguments.pop("quantization", None)
     if quantised not in {None, "fp8"}:
@@ -314,7 +309,6 @@ def _drafts(arguments: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _table(arguments: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    """Return a flag's JSON object; empty where it is absent."""
     text = arguments.pop(name, None)
     if text is None:
         return {}
@@ -408,7 +402,6 @@ def _inferencex(
 
 
 def _inferencex_pools(record: Mapping[str, Any], place: str) -> tuple[dict[str, str], int]:
-    """Return the pools of a record, and their GPUs together."""
     split = str(record.get("disagg", "false")).lower() == "true"
     pools, gpus = {}, 0
     for role in ("prefill", "decode") if split else ("mixed",):

@@ -152,21 +152,17 @@ def of_arrivals(read: Trace) -> Traffic:
     own = gaps[~is_hole]
     span_s = float(own.sum())
     holes = zip(due[:-1][is_hole].tolist(), gaps[is_hole].tolist(), strict=True)
+    # Requests of each window that begins with an arrival.
+    window_s = min(WINDOW_S, span_s)
+    starting = np.searchsorted(due, due + window_s, side="left") - np.arange(count)
     return replace(
         known,
         span_s=span_s,
         mean_per_s=len(own) / span_s,
-        busiest_per_s=_busiest_per_s(due, span_s),
+        busiest_per_s=float(starting.max()) / window_s,
         gap_cv=float(own.std() / own.mean()),
         holes=tuple(holes),
     )
-
-
-def _busiest_per_s(due: NDArray[np.float64], span_s: float) -> float:
-    """Return the highest rate of a window that begins with an arrival."""
-    window_s = min(WINDOW_S, span_s)
-    ends = np.searchsorted(due, due + window_s, side="left")
-    return float((ends - np.arange(len(due))).max()) / window_s
 
 
 def _summary(tokens: NDArray[np.int64]) -> LengthSummary:
@@ -229,7 +225,6 @@ def _answers(turns: list[dict[str, str]]) -> Iterator[tuple[int, int]]:
 
 
 def _metrics(text: str, place: str) -> Traffic:
-    """Read the lengths that vLLM's metrics have counted since it started."""
     found: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
     for line in text.splitlines():
         sample = SAMPLE.match(line)

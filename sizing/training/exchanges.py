@@ -33,10 +33,15 @@ class Exchanges:
 
 def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
     """List what one GPU exchanges: nothing for a degree of 1."""
+    stages: tuple[Exchange, ...] = ()
+    if layout.pp > 1:  # the hidden state on and its gradient back: S = m h a / tp (eq. J10)
+        size, stride = _hidden_bytes(job, layout) / layout.tp, layout.tp * layout.cp
+        times = 2 * layout.interleave
+        stages = (Exchange("stage send", "J10", "point-to-point", 2, times, size, stride),)
     return Exchanges(
         slices=(*_tensor(job, layout), *_sequence(job, layout)),
         experts=_experts(job, layout),
-        stages=_stages(job, layout),
+        stages=stages,
         **_copies(job, layout),
     )
 
@@ -102,15 +107,6 @@ def _experts(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     stride = layout.tp if layout.cp >= layout.ep else layout.tp * layout.cp * layout.pp
     found = Exchange("expert all-to-all", "J10", "all-to-all", layout.ep, times, size, stride)
     return (found,)
-
-
-def _stages(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
-    """Send the hidden state on and its gradient back: S = m h a / tp, 2 v times (eq. J10)."""
-    if layout.pp == 1:
-        return ()
-    size, stride = _hidden_bytes(job, layout) / layout.tp, layout.tp * layout.cp
-    times = 2 * layout.interleave
-    return (Exchange("stage send", "J10", "point-to-point", 2, times, size, stride),)
 
 
 def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchange, ...]]:

@@ -236,7 +236,6 @@ def _elementwise(
 
 
 def _head(job: TrainingJob, layout: TrainingLayout, tokens: NDArray[np.float64]) -> tuple[Op, ...]:
-    """Logits, their loss and gradients, once a micro-batch."""
     columns = job.model.vocab_size / layout.tp
     logits = gemm(
         "lm_head", "W7", rows=tokens, inner=job.model.hidden_size, columns=columns,

@@ -17,7 +17,6 @@ from sizing.training.step import TrainingMachine
 
 if TYPE_CHECKING:
     from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.gpu import GpuSpec
 
 PLAIN_RATIO = 4
 """Feed-forward over hidden size of a plain (GPT) feed-forward; gated ones take two thirds."""
@@ -30,19 +29,34 @@ class TrainingRequest(Spec):
     A training scenario; every key is also an option of `sizing train`.
 
     Attributes:
-        model: of the catalog; or the shape: layers, hidden, heads, kv_heads, head_dim, ffn, vocab.
-        cluster: a preset; left out: nodes of the GPU's first preset, no oversubscription.
-        gpus: left out: tp x pp x cp x dp.
-        dp: left out: what is left of the GPUs.
-        micro_batch, interleave: left out: chosen.
-        family: left out: gpt where ffn = 4 hidden (a plain feed-forward), else llama.
-        attention: left out: flash; materialised in gpt on GPUs older than it (without fp8).
-        sequence_parallel: left out: on with tp; in gpt on such a GPU with selective recompute only.
-        zero: left out: 0 in gpt; in llama 3, or 2 with pipeline stages.
-        overlap_experts: left out: no.
-        gpu_mtbf_s: left out: the cluster's.
-        checkpoint_s: that a checkpoint stops the job; left out: no failures are estimated.
-        restart_s: from a failure until the job runs again.
+        model: model of the catalog; or give its shape.
+        head_dim: size of an attention head [default: hidden / heads].
+        ffn: width of the feed-forward layer.
+        seq: tokens per sequence.
+        batch: sequences per step, all replicas together.
+        gpu: GPU of the catalog.
+        cluster: cluster preset, with its topology [default: nodes of the GPU's first preset].
+        gpus: number of GPUs [default: tp x pp x cp x dp].
+        tp: tensor-parallel degree.
+        pp: pipeline stages.
+        cp: context-parallel degree.
+        dp: data-parallel replicas [default: what the GPUs leave].
+        ep: expert-parallel degree.
+        micro_batch: sequences per micro-batch [default: chosen].
+        interleave: chunks of layers per pipeline stage [default: chosen].
+        recompute: activation recomputation: none, selective or full.
+        dtype: number format: bf16, fp16 or fp8.
+        family: block type: gpt or llama [default: gpt where ffn = 4 hidden].
+        attention: attention: flash or materialised [default: flash; in gpt on GPUs older than it,
+            without fp8, materialised].
+        sequence_parallel: norms are sliced over tp, too [default: with tp; in gpt on such GPUs
+            with selective recompute only].
+        zero: ZeRO stage, 0 to 3 [default: 0 in gpt; in llama 3, or 2 with pipeline stages].
+        overlap_experts: expert exchange overlapped with another micro-batch.
+        tokens: tokens of the whole run.
+        gpu_mtbf_s: mean time between failures of one GPU in seconds [default: the cluster's].
+        checkpoint_s: seconds per checkpoint [default: no failures are estimated].
+        restart_s: seconds to restart after a failure.
     """
 
     model: str | None = None
@@ -104,7 +118,8 @@ class TrainingRequest(Spec):
         model = self._model()
         family = self.family or ("llama" if model.gated_mlp else "gpt")
         gpt = family == "gpt"
-        old = gpt and self._old()
+        # A GPU from before fp8 is older than flash attention.
+        old = gpt and "fp8" not in self.machine().gpu.peak_flops_per_s
         sliced = layout.tp > 1 and (not old or self.recompute == "selective")
         return TrainingJob(
             model=model,
@@ -145,8 +160,11 @@ class TrainingRequest(Spec):
             if gpu is not None and gpu.name != cluster.gpu:
                 raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
             gpu = catalog.find_gpu(cluster.gpu)
-        elif gpu is not None:
-            cluster = _plain_cluster(gpu)
+        elif gpu is not None:  # nodes as in its first preset without tiers, or in its first
+            presets = [each for each in catalog.clusters().values() if each.gpu == gpu.name]
+            choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
+            plain = [each for each in presets if not each.tiers] or presets
+            cluster = plain[0] if plain else catalog.find_cluster(choice, place="cluster")
         else:
             raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
         available = cluster.tiers[-1].gpus if cluster.tiers else gpus
@@ -173,10 +191,6 @@ class TrainingRequest(Spec):
         return Interruptions(
             gpu_mtbf_s=mtbf, checkpoint_s=self.checkpoint_s, restart_s=self.restart_s
         )
-
-    def _old(self) -> bool:
-        """Say whether the GPU is older than flash attention: from before fp8."""
-        return "fp8" not in self.machine().gpu.peak_flops_per_s
 
     def _model(self) -> ModelSpec:
         shape = {name: getattr(self, name) for name in SHAPE}
@@ -214,13 +228,3 @@ class TrainingRequest(Spec):
             tied_embeddings=gpt,
             weight_dtype=self.dtype,
         )
-
-
-def _plain_cluster(gpu: GpuSpec) -> ClusterSpec:
-    """Return nodes as in the GPU's first preset without tiers, or in its first with them."""
-    found = [cluster for cluster in catalog.clusters().values() if cluster.gpu == gpu.name]
-    plain = [cluster for cluster in found if not cluster.tiers] or found
-    if plain:
-        return plain[0]
-    choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
-    return catalog.find_cluster(choice, place="cluster")

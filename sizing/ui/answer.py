@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import streamlit as st
 
+import minicluster.pages
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
-from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
+from minicluster.pages.write import SCRIPT, plotly_script, render, render_parts, render_tiles
 from minicluster.plan import Plan, to_json
 from minicluster.workload.day_profile import read_profile
 from sizing.catalog import find_profile
@@ -26,18 +29,22 @@ from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
 from sizing.planner.studies.split_map import split_map
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
-from sizing.report.class_plans import choice_line, class_plans_table
-from sizing.report.day import day_page
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
-from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
-from sizing.report.questions import capacity_page, decisions_page, split_map_page
+from sizing.report.plan_screen import (
+    answer_facts,
+    choice_line,
+    class_plans_table,
+    detail_facts,
+    evidence_facts,
+    headline,
+)
+from sizing.report.questions import capacity_page, day_page, decisions_page, split_map_page
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
 from sizing.stacks.export import NEED_IMAGE, TARGETS, export
 from sizing.ui import form
-from sizing.ui.style import coloured, kit, palette
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,7 +149,6 @@ def draw(case: form.Case) -> None:
 
 
 def _draw(answer: Answer) -> None:
-    """Draw one plan, below its headline."""
     found = answer.plan
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
     _tiles(answer)
@@ -172,7 +178,6 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
 
 
 def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
-    """Plan a case, or say why it has no plan."""
     so_far = st.empty()
 
     def told(found: Candidate) -> None:
@@ -260,7 +265,6 @@ def _explained(answer: Answer) -> list[Table | str]:
 
 
 def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what energy and price per token are divided from."""
     yield "GPUs", f"{found.cost.gpus}"
     if found.cost.gpu_power_w is not None:
         yield "Power of all", f"{found.cost.gpu_power_w:,.0f} W"
@@ -295,7 +299,6 @@ def _downloads(answer: Answer) -> None:
 
 
 def _report(found: Plan) -> bytes:
-    """Return the page of a plan with the script of its charts."""
     return _zipped({"plan.html": render(plan_page(found)), SCRIPT: plotly_script().read_text()})
 
 
@@ -462,3 +465,41 @@ def _question(answer: Answer, question: str, takes: str, ask: Callable[[Progress
         chart(figure, answer)
     sections = [part for part in page.parts if isinstance(part, Section)]
     st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))
+
+
+CSS = (Path(minicluster.pages.__file__).parent / "page.css").read_text(encoding="utf-8")
+OWN = """
+.stMainBlockContainer { padding-top: 2.5rem; }
+h1 { font-size: 2rem !important; padding-top: 0 !important; }
+.kit { background: none; }
+.kit .tiles { margin: 0; grid-template-columns: 1fr; }
+.kit .tile { min-height: 92px; }
+.kit section { padding: 10px 0; margin: 0; border: 0; background: none; overflow-x: auto; }
+.kit td, .kit th { padding: 4px 8px; font-size: 14px; }
+.kit th { white-space: pre-line; }
+"""
+STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
+"""Rules of page.css for everything inside an element of class `kit`, and for nothing else."""
+
+COLOUR = re.compile(r"var\((--[a-z]+)\)")
+
+
+def kit(*parts: Section) -> str:
+    """Return sections as HTML that `STYLE` fits."""
+    return f'<div class="kit">{render_parts(parts)}</div>'
+
+
+def palette(*, dark: bool) -> dict[str, str]:
+    """Return the colours of the style sheet by name."""
+    light_text, _, dark_text = CSS.partition("@media (prefers-color-scheme: dark)")
+    return dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", dark_text if dark else light_text))
+
+
+def coloured(value: Any, colours: dict[str, str]) -> Any:  # noqa: ANN401  (parts of a chart)
+    """Return a part of a chart with colours in place of their names."""
+    if isinstance(value, dict):
+        return {key: coloured(each, colours) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [coloured(each, colours) for each in value]
+    found = COLOUR.fullmatch(value) if isinstance(value, str) else None
+    return colours[found[1]] if found else value

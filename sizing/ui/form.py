@@ -403,7 +403,6 @@ def _workload(texts: Mapping[str, str]) -> dict[str, object]:
 
 
 def _value_of(text: str) -> object:
-    """Return what a field's text stands for; `None`: no value."""
     return toml_value(text.strip()) if text.strip() else None
 
 

@@ -8,7 +8,7 @@ import streamlit as st
 
 from minicluster.errors import InputError
 from sizing.ui import answer, form
-from sizing.ui.style import STYLE
+from sizing.ui.answer import STYLE
 
 # Of the session: cases that were asked for (`None`: not yet), errors by case and field, and the
 # tab in front. (No docstring: Streamlit would show it.)
@@ -47,7 +47,6 @@ def _begin(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
 
 
 def _fill(state: Any, at: int, case: form.Case) -> None:  # noqa: ANN401  (Streamlit's session)
-    """Write a case into the fields of its form."""
     state[f"{at}:base"], state[f"{at}:config"] = case.base, case.config
     _change_texts(state, at, case.texts())
 
@@ -58,7 +57,6 @@ def _change_texts(state: Any, at: int, texts: dict[str, str]) -> None:  # noqa: 
 
 
 def _texts(state: Any, at: int) -> dict[str, str]:  # noqa: ANN401  (Streamlit's session)
-    """Return what stands in the fields of a form."""
     classes = state[f"{at}:{form.CLASSES}"]
     keys = [each.key for each in form.fields(form.class_count({form.CLASSES: classes}))]
     return {form.CLASSES: classes} | {key: state[f"{at}:{key}"] or "" for key in keys}
@@ -169,7 +167,6 @@ def _class_buttons(state: Any, at: int, classes: int) -> None:  # noqa: ANN401
 
 
 def _said(state: Any, at: int, field: str) -> None:  # noqa: ANN401  (Streamlit's session)
-    """Show what is wrong with a field, if anything is."""
     if (at, field) in state[ERRORS]:
         st.error(state[ERRORS][at, field])
 
@@ -221,7 +218,6 @@ def _typed(state: Any, at: int) -> form.Case:  # noqa: ANN401  (Streamlit's sess
 
 
 def _more(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
-    """Add a copy of a case, to be changed."""
     new = len(state[CASES])
     _fill(state, new, state[CASES][at] or form.Case(base=state[f"{at}:base"]))
     state[CASES].append(None)
@@ -251,7 +247,6 @@ def _say_address(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
 
 
 def _compare(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
-    """Show the plans side by side, once there are two."""
     ready = [
         (at, case)
         for at, case in enumerate(state[CASES])

@@ -25,9 +25,7 @@ SMALL = replace(LARGE, model=ModelChoice(id="llama-3.1-8b"))
 
 def inputs(scenario: ScenarioSpec = SMALL) -> Inputs:
     """Return a scenario with what it names."""
-    return Inputs(
-        scenario=scenario, **catalog.resolve(scenario, "test")._asdict(), calibration=None
-    )
+    return catalog.inputs_of(scenario, "test")
 
 
 def at(rate: float, scenario: ScenarioSpec = SMALL, **slo: float) -> Inputs:

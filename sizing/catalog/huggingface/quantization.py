@@ -69,7 +69,10 @@ def quantization(
         InputError: a method, a format or an exception from it that the sizer cannot express.
     """
     place = f"{place}: quantization_config"
-    names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
+    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
+    if not isinstance(skipped, list | None):
+        raise InputError(f"{place}: modules left out", skipped, "a list of names")
+    names = [name for name in map(str, skipped or []) if _layer(name) < num_layers]
     names = [name for name in names if not NEVER_QUANTISED.search(name)]
     attention = [name for name in names if "attn" in name]
     others = [name for name in names if "attn" not in name]
@@ -86,10 +89,14 @@ def quantization(
             "attention, dense feed-forwards, shared experts, embeddings, head, routers, norms and "
             "towers only",
         )
+    dtype = _weight_dtype(raw, place)
+    # `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales of
+    # activations are static; ModelOpt and compressed-tensors scale tensors or rows.
+    blocks = raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
     return Quantization(
-        weight_dtype=_weight_dtype(raw, place),
+        weight_dtype=dtype,
         group=_group(raw),
-        blocks=_blocks(raw, place),
+        blocks=blocks if dtype == "fp8" else None,
         attention=not attention,
         dense=not dense,
         shared=not shared,
@@ -122,18 +129,6 @@ def _group(raw: Mapping[str, object]) -> int:
     return sizes[-1] if sizes else 0
 
 
-def _blocks(raw: Mapping[str, object], place: str) -> bool | None:
-    """
-    True where fp8 weights are scaled in blocks.
-
-    Source: `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales
-    of activations are static; ModelOpt and compressed-tensors scale tensors or rows.
-    """
-    if _weight_dtype(raw, place) != "fp8":
-        return None
-    return raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
-
-
 def _known(table: Mapping[str, str], value: object, place: str) -> str:
     found = table.get(str(value))
     if found is None:
@@ -164,11 +159,3 @@ def _layer(name: str) -> int:
     """Return the number of the layer that a module belongs to; -1 where it names none."""
     found = re.search(r"layers?\.(\d+)", name)
     return int(found[1]) if found else -1
-
-
-def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
-    """Return the names or patterns of modules that stay unquantised."""
-    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
-    if not isinstance(skipped, list | None):
-        raise InputError(f"{place}: modules left out", skipped, "a list of names")
-    return [str(name) for name in skipped or []]

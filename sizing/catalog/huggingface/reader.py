@@ -15,8 +15,8 @@ from minicluster.specs.model import (
     mtp_layers,
 )
 from sizing.catalog.huggingface.families import FAMILIES, Family
-from sizing.catalog.huggingface.keys import Keys
 from sizing.catalog.huggingface.layers import (
+    Keys,
     read_dense_size,
     read_experts,
     read_index,
@@ -89,19 +89,15 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         known = ", ".join(sorted(FAMILIES))
         way_out = "name the family with the same layers, or add it to huggingface/families.py"
         raise InputError(f"{place}: model_type", model_type, f"one of {known}", way_out)
-    keys = Keys(_renamed(values, family), family.defaults, place)
+    # The common names of keys win where a family's own stand beside them.
+    common = {ours: values[theirs] for ours, theirs in family.renamed.items() if theirs in values}
+    keys = Keys({**common, **values}, family.defaults, place)
     try:
         return _spec(language_model(config), keys, family, (name, source))
     except InputError as error:
         if error.place.startswith(place):
             raise
         raise error.inside(place) from None
-
-
-def _renamed(values: Mapping[str, object], family: Family) -> dict[str, object]:
-    """Put a family's own names of keys under the common ones, which win where both stand."""
-    common = {ours: values[theirs] for ours, theirs in family.renamed.items() if theirs in values}
-    return {**common, **values}
 
 
 def _spec(

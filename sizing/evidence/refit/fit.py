@@ -150,8 +150,8 @@ def residuals(
     rows = []
     for run in runs:
         old, new = (_predicted(run, model) for model in (before, after))
-        for (metric, statistic), seen in _measured(run).items():
-            row = RunResidual(
+        rows += [
+            RunResidual(
                 run=run.name,
                 metric=metric,
                 statistic=statistic,
@@ -159,7 +159,8 @@ def residuals(
                 before_fraction=old[metric, statistic] / seen - 1,
                 after_fraction=new[metric, statistic] / seen - 1,
             )
-            rows.append(row)
+            for (metric, statistic), seen in _measured(run).items()
+        ]
     return tuple(rows)
 
 
@@ -214,23 +215,20 @@ def _statistics(
     columns: dict[str, NDArray[np.float64]], counts: NDArray[np.bool_]
 ) -> dict[tuple[str, str], float]:
     """
-    Return the statistics that are compared, of the requests that count.
+    Return the statistics that are compared, of the requests that count; 0 where none has it.
 
     Predicted and measured are the same requests: those with one token have no TPOT in either.
     """
     compared = (*STATISTICS, *((name, "mean") for name in PHASES))
-    return {
-        (metric, statistic): _statistic(columns[metric][counts], statistic)
-        for metric, statistic in compared
-        if metric in columns
-    }
-
-
-def _statistic(values: NDArray[np.float64], statistic: str) -> float:
-    """Return a mean or percentile of the finite values; 0 if there are none."""
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return 0.0
-    if statistic == "mean":
-        return float(finite.mean())
-    return quantile(finite, LEVELS[statistic])
+    found = {}
+    for metric, statistic in compared:
+        if metric in columns:
+            values = columns[metric][counts]
+            finite = values[np.isfinite(values)]
+            if not len(finite):
+                found[metric, statistic] = 0.0
+            elif statistic == "mean":
+                found[metric, statistic] = float(finite.mean())
+            else:
+                found[metric, statistic] = quantile(finite, LEVELS[statistic])
+    return found

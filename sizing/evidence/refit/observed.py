@@ -207,7 +207,6 @@ def _calibration(run: Observed) -> CalibrationSpec:
 
 
 def _check_key(run: Observed, base: CalibrationSpec, name: str) -> None:
-    """Refuse a run on another machine, or of another engine or model."""
     expected = asdict(base.key)
     for part, value in asdict(_calibration(run).key).items():
         if value != expected[part]:

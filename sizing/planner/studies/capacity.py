@@ -177,7 +177,11 @@ def capacity(
         out the layout that was found here, so that it may need more. That users in a closed loop
         slow down with the system: arrivals are Poisson, which is harder.
     """
-    counts = _checked(gpus, think_s)
+    counts = sorted(set(gpus))
+    if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_GPUS:
+        raise InputError("--gpus", list(gpus), f"whole numbers from 1 to {MAX_GPUS:,}")
+    if not 0 <= think_s < np.inf:
+        raise InputError("--think-seconds", think_s, "seconds, 0 or more")
     found = _RateSearch(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])))
     held: _Held | None = None
     points: list[CapacityPoint] = []
@@ -201,15 +205,6 @@ def capacity(
         points=tuple(points),
         interrupted=len(points) < len(counts),
     )
-
-
-def _checked(gpus: Sequence[int], think_s: float) -> list[int]:
-    counts = sorted(set(gpus))
-    if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_GPUS:
-        raise InputError("--gpus", list(gpus), f"whole numbers from 1 to {MAX_GPUS:,}")
-    if not 0 <= think_s < np.inf:
-        raise InputError("--think-seconds", think_s, "seconds, 0 or more")
-    return counts
 
 
 def gpus_for_usd(inputs: Inputs, usd_per_hour: float) -> int:
@@ -382,17 +377,13 @@ class _RateSearch:
             if verdict.holds:
                 return chosen, verdict
             tried.append(chosen)
-            shifted = self._shifted(chosen, verdict.bottleneck_role, gpus)
-            if shifted is None or shifted in tried or len(tried) == MAX_SHIFTS:
+            # Replicas move to the pool that the missed limit asks for, from the other one.
+            prefill, wanted = chosen.sizes[0], verdict.bottleneck_role == "prefill"
+            moved = prefill + max(1, prefill // 32) * (1 if wanted else -1)
+            decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
+            chosen = chosen.sized(moved, decode)
+            if not decode or chosen in tried or len(tried) == MAX_SHIFTS:
                 return None, verdict
-            chosen = shifted
-
-    def _shifted(self, chosen: Candidate, role: str, gpus: int) -> Candidate | None:
-        """Move replicas to the pool that a missed limit asks for, from the other one."""
-        prefill = chosen.sizes[0]
-        moved = prefill + max(1, prefill // 32) * (1 if role == "prefill" else -1)
-        decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
-        return chosen.sized(moved, decode) if decode else None
 
     def _verified(self, climbed: list[_Held], floor: float) -> _Held | None:
         """
@@ -444,14 +435,13 @@ class _RateSearch:
         )
 
     def _reason(self, gpus: int) -> str:
-        """Say why so many GPUs hold the SLO at no rate."""
         unloaded = list(self.known.unloaded)
         if not unloaded:
             return fits_nowhere(self.inputs, list(self.known.unfit)).reason
         options = [*self.split, *self.mixed]
         if not options:
             return below_floor(unloaded, self.inputs).reason
-        least = min(self._gpus(each.sized(*_one(each))) for each in options)
+        least = min(self._gpus(each.sized(min(1, each.sizes[0]), 1)) for each in options)
         if least > gpus:
             return f"the smallest layout that may hold the SLO has {least} GPUs"
         return "no rate holds the SLO in simulations"
@@ -473,13 +463,8 @@ def _limit(verdict: PlanVerdict, *, split: bool) -> str:
 
 
 def _above(best: _Held | None) -> float:
-    """Return the rate from which on something carries more than *best*."""
     return 0.0 if best is None else best.rate * (1 + RESOLUTION)
 
 
 def _rate(candidate: Candidate) -> float:
     return candidate.tandem.workload.requests_per_s
-
-
-def _one(candidate: Candidate) -> Sizes:
-    return (0, 1) if candidate.layout.prefill is None else (1, 1)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.gpu import GpuSpec
-    from minicluster.specs.topology import TierSpec
     from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 
 
@@ -80,12 +79,19 @@ def with_links(inputs: Inputs, factor: float) -> Inputs:
     """Scale the network beyond the HB domain: that of every GPU and of every tier."""
     cluster = inputs.cluster
     said = cluster.scale_out_bytes_per_s
-    tiers = (*cluster.tiers[:1], *(_faster(tier, factor) for tier in cluster.tiers[1:]))
+    tiers = [*cluster.tiers]
+    for at, tier in enumerate(tiers[1:], start=1):
+        before = tier.one_way_bytes_per_s
+        if before is not None:
+            speed = before * factor
+            tiers[at] = replace(
+                tier, bytes_per_s=speed, gbyte_per_s=None, gbit_per_s=None, two_way=False
+            )
     return replace(
         inputs,
         gpu=_with_link(inputs.gpu, said, factor),
         other_gpus=tuple(_with_link(gpu, said, factor) for gpu in inputs.other_gpus),
-        cluster=replace(cluster, scale_out_bytes_per_s=None, tiers=tiers),
+        cluster=replace(cluster, scale_out_bytes_per_s=None, tiers=tuple(tiers)),
     )
 
 
@@ -111,12 +117,3 @@ def with_spine(inputs: Inputs, ratio: float) -> Inputs:
 
 def _spine(inputs: Inputs) -> int:
     return pools_meet(inputs.cluster, topology_of(inputs.cluster, inputs.gpu))
-
-
-def _faster(tier: TierSpec, factor: float) -> TierSpec:
-    before = tier.one_way_bytes_per_s
-    if before is None:
-        return tier
-    return replace(
-        tier, bytes_per_s=before * factor, gbyte_per_s=None, gbit_per_s=None, two_way=False
-    )

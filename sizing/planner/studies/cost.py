@@ -42,10 +42,15 @@ class Running:
 
 def running(plan: Plan) -> Running:
     """Return the running cost of a plan at its load, spare replicas included."""
+    return running_of(plan.inputs, gpus_by_kind(plan), plan.prediction.output_tokens_per_s)
+
+
+def gpus_by_kind(plan: Plan) -> Counter[str]:
+    """Count the plan's GPUs by kind."""
     kinds: Counter[str] = Counter()
     for pool in plan.pools:
         kinds[pool.gpu] += pool.gpus
-    return running_of(plan.inputs, kinds, plan.prediction.output_tokens_per_s)
+    return kinds
 
 
 def running_of(inputs: Inputs, gpus: Mapping[str, int], output_tokens_per_s: float) -> Running:

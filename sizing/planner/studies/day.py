@@ -184,7 +184,9 @@ def day(
     starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
     rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))
     checked = _Checked(inputs, found.candidate, pools)
-    floors = dict.fromkeys(_floor(pools, share) for share in SHARES)
+    floors = dict.fromkeys(
+        tuple(max(1, math.ceil(share * pool.most - 1e-9)) for pool in pools) for share in SHARES
+    )
     runs: list[DayRun] = []
     for floor in floors:
         runs.append(_run(pools, rates, floor, options, checked))
@@ -200,10 +202,6 @@ def day(
         runs=tuple(runs),
         best=min(enough, key=lambda each: each.gpu_hours),
     )
-
-
-def _floor(pools: Sequence[ScaledPool], share: float) -> Replicas:
-    return tuple(max(1, math.ceil(share * pool.most - 1e-9)) for pool in pools)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
@@ -147,17 +148,17 @@ def _planned(change: Callable[[], Inputs], label: str) -> StudyResult:
 
 def changes(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:
     """Yield name, value and changed inputs of every change that the scenario leaves room for."""
-    for name, override in (*_choices(inputs), *_precisions(inputs), *_drafts(inputs)):
+    for name, override in (*_choices(inputs), *_drafts(inputs)):
         yield name, override, _with_key(inputs, override)
     yield from _forecasts(inputs)
 
 
 def _with_key(inputs: Inputs, override: str) -> Callable[[], Inputs]:
-    return lambda: catalog.with_keys(inputs, [override], "sizing decisions")
+    return partial(catalog.with_keys, inputs, [override], "sizing decisions")
 
 
 def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the promise and of the pools at other values than their own."""
+    """Yield the keys of promise, pools and precision at other values than their own."""
     search, slo = inputs.scenario.search, inputs.scenario.slo
     tokens = inputs.engine_on(next(iter(inputs.kinds))).max_num_batched_tokens
     spares = {0, search.spare_replicas, search.spare_replicas + 1}
@@ -170,24 +171,15 @@ def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
     }
     if search.availability_fraction is None:
         asked["spares", "search.spare_replicas"] = search.spare_replicas, tuple(sorted(spares))
+    asked["weights", "model.weight_dtype"] = inputs.model.weight_dtype, DTYPES
+    asked["KV cache", "model.kv_dtype"] = inputs.model.kv_dtype, DTYPES
     for (name, key), (own, values) in asked.items():
         for value in values:
             if value != own:
                 yield name, f"{key}={value}"
 
 
-def _precisions(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    for name, key, own in (
-        ("weights", "model.weight_dtype", inputs.model.weight_dtype),
-        ("KV cache", "model.kv_dtype", inputs.model.kv_dtype),
-    ):
-        for dtype in DTYPES:
-            if dtype != own:
-                yield name, f"{key}={dtype}"
-
-
 def _drafts(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """Yield other numbers of accepted tokens, where the scenario speculates."""
     engine = inputs.engine
     if not engine.speculative_tokens:
         return
@@ -203,29 +195,18 @@ def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]
         other = with_prefix(inputs, share)
         if other != inputs:
             tokens = other.scenario.workload.longest_prefix_tokens
-            yield "prefix hits", f"{tokens:,} tokens", _later(with_prefix, inputs, share)
+            yield "prefix hits", f"{tokens:,} tokens", partial(with_prefix, inputs, share)
     for scale in SCALES:
         change = f"{scale - 1:+.0%}"
         rate = f"workload.requests_per_s={load.requests_per_s * scale:g}"
         yield "rate", rate, _with_key(inputs, rate)
-        yield "prompts", change, _stretched(inputs, prompts=scale)
-        yield "answers", change, _stretched(inputs, answers=scale)
+        yield "prompts", change, partial(with_lengths, inputs, prompts=scale)
+        yield "answers", change, partial(with_lengths, inputs, answers=scale)
     link = link_bytes_per_s(inputs)
     for scale in LINK_SCALES if link else ():
-        yield "links", f"{(link or 0) * scale:.3g} bytes/s", _later(with_links, inputs, scale)
+        yield "links", f"{(link or 0) * scale:.3g} bytes/s", partial(with_links, inputs, scale)
     spine = spine_oversubscription(inputs)
     for ratio in SPINES if spine else ():
         if ratio != spine:
-            yield "spine", f"{ratio:g}:1 in place of {spine:g}:1", _later(with_spine, inputs, ratio)
-
-
-def _later(
-    change: Callable[[Inputs, float], Inputs], inputs: Inputs, by: float
-) -> Callable[[], Inputs]:
-    return lambda: change(inputs, by)
-
-
-def _stretched(
-    inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0
-) -> Callable[[], Inputs]:
-    return lambda: with_lengths(inputs, prompts=prompts, answers=answers)
+            value = f"{ratio:g}:1 in place of {spine:g}:1"
+            yield "spine", value, partial(with_spine, inputs, ratio)

@@ -3,28 +3,95 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from minicluster.config import parse, read_toml
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.engine_model.parallelism import tp_rule
 from minicluster.errors import InputError
+from minicluster.specs.checks import Count, Fraction, Spec
+from minicluster.specs.gpu import NumberSource
 from minicluster.specs.slicing import Slicing
+from sizing.catalog.folder import find_file
 from sizing.latency.collectives import CROSSES
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import step_s, step_terms
-from sizing.planner.step_models import machine
-from sizing.planner.studies.rule import RuleAnswer, gpus_by_compute
+from sizing.latency.step import Machine, step_s, step_terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.plan import Inputs
-    from sizing.latency.step import Machine
-    from sizing.planner.studies.rule import ComputeRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRule(Spec):
+    """
+    One file of `configs/presets`.
+
+    Attributes:
+        compute_fraction: of the dense peak that every GPU achieves.
+        powers_of_two: whether GPUs come in powers of two only.
+        most_gpus: no answer is wider.
+    """
+
+    name: str
+    compute_fraction: Fraction
+    powers_of_two: bool
+    most_gpus: Count
+    sources: tuple[NumberSource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleAnswer:
+    """GPUs by the rule: exactly, and as they come; `None`: more than the rule goes to."""
+
+    exact: float
+    gpus: int | None
+
+
+def find_rule(name: str) -> ComputeRule:
+    """
+    Read a rule by its name, or from a file like those of `configs/presets`.
+
+    Raises:
+        InputError: no such rule; the nearest name is said.
+    """
+    expectation = "a rule of configs/presets"
+    path = find_file("presets", name, place="--preset", expectation=expectation)
+    return parse(ComputeRule, read_toml(path), place=path.name)
+
+
+def gpus_by_compute(
+    rule: ComputeRule, flops: float, seconds: float, peak_flops_per_s: float
+) -> RuleAnswer:
+    """
+    Count the GPUs whose compute does *flops* in *seconds*.
+
+        g = F / (e P T), up to the next power of two      (docs/model.md, eq. E1)
+
+    Args:
+        rule: e.
+        flops: F, of the whole prompt.
+        seconds: T, the limit on TTFT.
+        peak_flops_per_s: P, dense.
+
+    Source:
+        `configs/presets`.
+
+    Ignores:
+        Memory, networks, queues, kernels that achieve more or less.
+    """
+    exact = flops / (rule.compute_fraction * peak_flops_per_s * seconds)
+    gpus = -int(-exact // 1)
+    if rule.powers_of_two:
+        gpus = 1 << max(0, gpus - 1).bit_length()
+    return RuleAnswer(exact=exact, gpus=gpus if gpus <= rule.most_gpus else None)
+
 
 SIZES = "sizes in powers of two"
 
@@ -108,7 +175,10 @@ def long_prompt(
         Request overhead and KV transfer: the prefill replica emits the first token.
     """
     _check(inputs, tokens, slicings)
-    flops = _flops(inputs, tokens)
+    counted: dict[str, float] = defaultdict(float)
+    for term in step_terms(Machine.of(inputs), prefill_load(tokens), slicing=Slicing()):
+        counted[group_of(term)] += float(term.flops)
+    flops = {name: each for name, each in counted.items() if each}
     dtype = multiply_dtype(inputs.model.weight_dtype, inputs.gpu)
     peak = inputs.gpu.peak_flops_per_s[dtype]
     by_rule = gpus_by_compute(rule, sum(flops.values()), inputs.scenario.slo.ttft_s, peak)
@@ -131,7 +201,7 @@ def long_prompt(
 
 def timed(inputs: Inputs, tokens: int, slicing: Slicing) -> Timed:
     """Time one layout."""
-    on = machine(inputs)
+    on = Machine.of(inputs)
     prefill = chunked_prefill(on, tokens, slicing=slicing)
     token = token_parts_s(on, tokens, slicing=slicing)
     return Timed(
@@ -218,31 +288,16 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
             raise InputError("--slicing", str(slicing), layers)
 
 
-def _flops(inputs: Inputs, tokens: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for term in step_terms(machine(inputs), prefill_load(tokens), slicing=Slicing()):
-        group = group_of(term)
-        found[group] = found.get(group, 0.0) + float(term.flops)
-    return {name: each for name, each in found.items() if each}
-
-
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
     """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
-    engine = inputs.engine.on(inputs.gpu)
-    space = kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing)
-    block = engine.block_size
+    engine, drafts = inputs.engine.on(inputs.gpu), inputs.engine.speculative_tokens
     needed = kv_bytes_per_sequence(
-        inputs.model,
-        tokens,
-        slicing=slicing,
-        block_size=block,
-        drafts=inputs.engine.speculative_tokens,
+        inputs.model, tokens, slicing=slicing, block_size=engine.block_size, drafts=drafts
     )
-    return space >= needed
+    return kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing) >= needed
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:
-    """Return whether a layout holds the sequence and the SLO's TPOT."""
     limit_s = inputs.scenario.slo.tpot_s
     return found.fits and (limit_s is None or found.tpot_s <= limit_s)
 

@@ -78,14 +78,13 @@ def as_confident(plan: Plan) -> Plan:
 
 def without_one(plan: Plan, role: str) -> Plan:
     """Return the plan without the last replica of a pool."""
-    pools = tuple(_smaller(pool) if pool.role == role else pool for pool in plan.pools)
-    return replace(plan, pools=pools)
-
-
-def _smaller(pool: Pool) -> Pool:
-    kept = pool.replicas - 1
-    placed = tuple(placement for replica, placement in placed_replicas(pool) if replica < kept)
-    return replace(pool, replicas=kept, placement=placed)
+    pools = [*plan.pools]
+    for at, pool in enumerate(plan.pools):
+        if pool.role == role:
+            kept = pool.replicas - 1
+            placed = tuple(spot for replica, spot in placed_replicas(pool) if replica < kept)
+            pools[at] = replace(pool, replicas=kept, placement=placed)
+    return replace(plan, pools=tuple(pools))
 
 
 def placed_replicas(pool: Pool) -> Iterator[tuple[int, Placement]]:

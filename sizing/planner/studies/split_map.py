@@ -12,10 +12,9 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
-from sizing.planner.candidates import with_search
+from sizing.planner.candidates import cost, cost_of, with_search
 from sizing.planner.error_model import step_errors
-from sizing.planner.gpus_by_confidence import sized_again
-from sizing.planner.objective import cost, cost_of
+from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
 from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links
@@ -142,7 +141,7 @@ def split_map(
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))
     points = {(at_y, at_x): SplitPoint(x=at_x, y=at_y, reason=UNSIZED) for at_y, at_x in asked}
-    interrupted, pools = False, _Pools(_link_axis(x, y))
+    interrupted, pools = False, _Pools([y.key, x.key])
     try:
         for done, pair in enumerate(pools.order(asked), start=1):
             points[pair] = pools.compared(asked[pair], points[pair])
@@ -169,7 +168,6 @@ def _links(inputs: Inputs) -> Swept:
 
 
 def _changed(inputs: Inputs, x: Swept, y: Swept, pair: tuple[str, str]) -> Inputs | InputError:
-    """Return the inputs of one point, or what is wrong with it."""
     values = {"--x": (x.key, pair[1]), "--y": (y.key, pair[0])}
     keys = [f"{key}={value}" for key, value in values.values() if key not in {RATIO, LINK}]
     place = " ".join(f"{option} {key}={value}" for option, (key, value) in values.items())
@@ -210,12 +208,6 @@ def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 
 
-def _link_axis(x: Swept, y: Swept) -> int | None:
-    """Return where in a pair of values (y, x) the link stands; `None`: it is no axis."""
-    keys = (y.key, x.key)
-    return keys.index(LINK) if LINK in keys else None
-
-
 class _Pools:
     """
     Sizes of both kinds, kept for the points where they are the same, or nearly so.
@@ -224,8 +216,9 @@ class _Pools:
     taken as they are where they still hold, and none are looked for where there were none.
     """
 
-    def __init__(self, link: int | None) -> None:
-        self.link = link
+    def __init__(self, keys: list[str]) -> None:
+        # Where in a pair of values (y, x) the link stands; `None`: it is no axis.
+        self.link = keys.index(LINK) if LINK in keys else None
         self.mixed: dict[object, tuple[Found | None, float]] = {}
         self.split: dict[str, Found | None] = {}
 

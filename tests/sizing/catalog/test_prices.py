@@ -10,7 +10,7 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing import catalog
-from sizing.catalog.price import list_price
+from sizing.catalog.gpu import list_price
 from sizing.planner.studies.cost import price_source
 from sizing.scenario import Scenario
 

@@ -39,9 +39,9 @@ def test_shipped_scenarios_resolve(
     monkeypatch.chdir(tmp_path)
     if name == "laptop":
         with pytest.raises(InputError, match=r"model\.id.*make demo"):
-            catalog.resolve(scenario, "laptop.toml")
+            catalog.inputs_of(scenario, "laptop.toml")
     else:
-        assert catalog.resolve(scenario, name).gpu.kind == "gpu"
+        assert catalog.inputs_of(scenario, name).gpu.kind == "gpu"
 
 
 def scenario_of(
@@ -68,7 +68,7 @@ def test_overrides_of_a_file(tmp_path: Path) -> None:
         ("model.weight_dtype=fp16", ("fp16", "fp16", "fp16", 131072)),
         ("model.max_context_tokens=4096", ("bf16", "bf16", "bf16", 4096)),
     ):
-        model = catalog.resolve(catalog.read_scenario(path, [override]), "x").model
+        model = catalog.inputs_of(catalog.read_scenario(path, [override]), "x").model
         found = (model.dtype, model.weight_dtype, model.kv_dtype, model.max_context_tokens)
         assert found == expected
 
@@ -115,7 +115,7 @@ def test_bad_scenarios(old: str, new: str, says: list[str], tmp_path: Path) -> N
     """Bad input is refused in one line: file, key, value, what is expected."""
     assert old in MINIMAL
     path = written(tmp_path, MINIMAL.replace(old, new))
-    refused(lambda: catalog.resolve(catalog.read_scenario(path), str(path)), [str(path), *says])
+    refused(lambda: catalog.inputs_of(catalog.read_scenario(path), str(path)), [str(path), *says])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
         table = table.setdefault(name, {})
     table[last] = value
     try:
-        catalog.resolve(parse_scenario(raw, place="s"), "s")
+        catalog.inputs_of(parse_scenario(raw, place="s"), "s")
     except InputError as error:
         place = str(error)
     else:

@@ -13,8 +13,8 @@ import pytest
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.evidence.bound import step_bound_s
 from sizing.evidence.labels import read_labels
+from sizing.evidence.prediction import step_bound_s
 from sizing.evidence.row import MeasuredRow, read_rows
 from sizing.evidence.row_config import row_config
 from sizing.latency import feedforward

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.evidence.evidence import tried
+from sizing.evidence.evidence import leave_out, tried
 from sizing.evidence.interval import DISTANCES, LEVELS, RowResidual, fit_intervals
-from sizing.evidence.leave_out import leave_out
 from sizing.evidence.validate import summarise
 
 KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")

@@ -20,8 +20,12 @@ from minicluster.specs.calibration import (
     read_measurements,
     write_measurements,
 )
-from sizing.latency.calibration import fit_calibration, fit_decode, fit_prefill
-from sizing.latency.least_squares import nonnegative_least_squares
+from sizing.latency.calibration import (
+    fit_calibration,
+    fit_decode,
+    fit_prefill,
+    nonnegative_least_squares,
+)
 
 KEY = CalibrationKey(
     processor="test",

@@ -20,7 +20,7 @@ from sizing import catalog
 from sizing.network.bom import NetworkOrder, bill
 from sizing.network.ecmp import Collisions, Hashing, collisions
 from sizing.network.rail_only_study import study
-from sizing.report.rail_only import short, study_page
+from sizing.report.fabric import short, study_page
 from tests.sizing.conftest import Sizing
 
 PAPER = catalog.find_study("rail-only")

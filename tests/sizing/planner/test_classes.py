@@ -13,10 +13,9 @@ from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.build_plan import NoPlan, plan
-from sizing.planner.candidates import list_candidates, utilisations
+from sizing.planner.candidates import cost_of_plan, list_candidates, utilisations
 from sizing.planner.class_pools import own_inputs, plan_classes
 from sizing.planner.error_model import StepErrors
-from sizing.planner.objective import cost_of_plan
 from sizing.planner.step_models import StepModels
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import SMALL, inputs, proposed

@@ -35,8 +35,7 @@ def raw(gpu: str = "h100-sxm", **engine: object) -> dict[str, Any]:
 def inputs(gpu: str = "h100-sxm", **engine: object) -> Inputs:
     """Return that scenario with everything that it names."""
     scenario = parse_scenario(raw(gpu, **engine), place="s")
-    found = catalog.resolve(scenario, "s")
-    return Inputs(scenario=scenario, calibration=None, **found._asdict())
+    return catalog.inputs_of(scenario, "s")
 
 
 @cache

@@ -13,10 +13,8 @@ from minicluster.plan import Inputs
 from sizing.cli.studies import parse_slicing
 from sizing.latency.load import prefill_load
 from sizing.latency.pipeline import BUBBLE, chunked_prefill
-from sizing.latency.step import stage_s
-from sizing.planner.step_models import machine
-from sizing.planner.studies.long_context import LongPrompt, long_prompt
-from sizing.planner.studies.rule import find_rule
+from sizing.latency.step import Machine, stage_s
+from sizing.planner.studies.long_context import LongPrompt, find_rule, long_prompt
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 
@@ -69,7 +67,7 @@ def test_collectives_between_nodes_decide_decode(prompts: dict[int, LongPrompt])
 @pytest.mark.parametrize(("tokens", "layout"), [(32_768, "TP8xPP4"), (8192, "TP2"), (700, "TP8")])
 def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) -> None:
     """The closed form of eq. S8 is the makespan of chunks that pass the stages one by one."""
-    on, slicing = machine(inputs), parse_slicing(layout)
+    on, slicing = Machine.of(inputs), parse_slicing(layout)
     found = chunked_prefill(on, tokens, slicing=slicing)
     size = tokens / found.chunks
     stage = stage_s(
