@@ -267,3 +267,8 @@ def test_each_class_is_judged_by_its_own_limits() -> None:
     assert met.throughput.good_fraction == 1.0
     assert missed.throughput.good_fraction == 0.5
     assert missed.reasons[0].startswith("chat TTFT p99 is 2000.0 ms")
+
+
+def test_answers_of_unknown_length_give_no_tokens() -> None:
+    verdict = verdict_on(changed(1, output_tokens=None))
+    assert verdict.throughput.output_tokens_per_s == 0

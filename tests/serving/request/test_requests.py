@@ -163,3 +163,8 @@ def test_what_the_engine_does_not_read_is_left_out(
 def test_too_many_answers_are_counted_over_all_prompts() -> None:
     with pytest.raises(RequestRefused, match="at most 64 answers a request, not 66"):
         check("completions", {"model": "demo", "prompt": ["a"] * 33, "n": 2}, **LIMITS)
+
+
+def test_a_string_counts_once_among_the_parts_of_a_body() -> None:
+    prompts = ["a"] * 40_000
+    assert parse_body(json.dumps({"prompt": prompts}).encode(), 50_000) == {"prompt": prompts}
