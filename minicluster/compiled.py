@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     "minicluster/engine_model/decode_batch.py",
     "minicluster/engine_model/interference.py",
+    "minicluster/engine_model/kv_offload.py",
     "minicluster/engine_model/lockstep.py",
     "minicluster/engine_model/prefix_cache.py",
     "minicluster/engine_model/replica.py",

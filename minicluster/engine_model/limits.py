@@ -98,3 +98,29 @@ class EngineLimits:
     def max_tokens(self) -> int:
         """Longest sequence that the cache holds."""
         return self.kv_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLimits:
+    """
+    Capacity in tokens of both tiers of a replica, and seconds that a token takes to come back.
+
+    Attributes:
+        host_tokens, disk_tokens: capacity.
+        host_token_s: from host memory to the GPUs.
+        disk_token_s: from disk to host memory.
+    """
+
+    host_tokens: int
+    host_token_s: float
+    disk_tokens: int = 0
+    disk_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        positive(host_token_s=self.host_token_s)
+        not_negative(
+            host_tokens=self.host_tokens,
+            disk_tokens=self.disk_tokens,
+            disk_token_s=self.disk_token_s,
+        )

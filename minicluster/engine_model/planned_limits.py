@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, OffloadLimits
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,3 +56,22 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
             f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {block_bytes:.0f}"
         )
     return blocks
+
+
+def planned_offload(deployment: Deployment, pool: Pool) -> OffloadLimits | None:
+    """
+    Return the tiers behind each batch of a pool that computes prompts (docs/model.md, eq. Q14).
+
+    Ignores: windowed layers and linear states, which are not counted among a token's bytes.
+    """
+    offload = deployment.engine.kv_offload
+    if offload is None or pool.role == "decode":
+        return None
+    token_bytes = kv_bytes_per_token(deployment.model, slicing=pool.slicing) * pool.pp
+    disk_rate = offload.disk_bytes_per_s
+    return OffloadLimits(
+        host_tokens=int(offload.host_bytes / token_bytes),
+        host_token_s=token_bytes / offload.host_bytes_per_s[pool.gpu],
+        disk_tokens=int(offload.disk_bytes / token_bytes),
+        disk_token_s=token_bytes / disk_rate if disk_rate else 0.0,
+    )

@@ -111,6 +111,17 @@ class Replica(Scheduler):
                 self.start_decoding(request)
                 self._set_stretch()
 
+    def kv_loaded(self, request: int, now_s: float) -> None:
+        """Let a request whose offloaded blocks have arrived wait, before those without blocks."""
+        at = 0
+        while at < len(self.waiting) and self.waiting[at] in self._loaded:
+            at += 1
+        self.waiting.insert(at, request)
+        if not self.active:
+            self.start_stretch(now_s)
+        elif len(self.running) < self._max_num_seqs:
+            self._end_at_next_step(now_s)
+
     def recompute(self, request: int, now_s: float) -> None:
         """Compute the prompt of a request whose KV cache was lost on its way here."""
         self.drop_pull(request)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minicluster.engine_model.decode_batch import DecodeBatch
 
 if TYPE_CHECKING:
+    from minicluster.engine_model.kv_offload import KvOffload
     from minicluster.engine_model.limits import EngineLimits
     from minicluster.engine_model.prefix_cache import PrefixCache
     from minicluster.engine_model.request_table import RequestTable
@@ -31,6 +32,8 @@ class Scheduler(DecodeBatch):
             order; they hold blocks.
         kv_arrived: of those, requests whose pull is over.
         started_pulls: pulls begun and not yet collected by the caller: request and time.
+        offload: blocks in host memory and on disk; `None`: none.
+        started_loads: loads from there, begun and not yet collected: request and end.
         running: admitted requests, in order; the last one is preempted first.
         prefilling: of those, requests with an unfinished prompt: tokens computed so far.
         scheduled_prefills: requests whose prompts are computed in this step, and tokens of each.
@@ -40,12 +43,12 @@ class Scheduler(DecodeBatch):
     """
 
     __slots__ = (
-        "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction",
+        "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
         "_num_blocks", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
-        "newly_joined", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
-        "remote_prefills", "running", "scheduled_prefills", "started_pulls", "waiting",
-        "waiting_for_kv",
+        "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
+        "remote_prefills", "running", "scheduled_prefills", "started_loads", "started_pulls",
+        "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,9 @@ class Scheduler(DecodeBatch):
         self.scheduled_prefills: list[tuple[int, int]] = []
         self.newly_joined: list[int] = []
         self.pending_delays = 0
+        self.offload: KvOffload | None = None
+        self.started_loads: list[tuple[int, float]] = []
+        self._loaded: dict[int, int] = {}
 
     def schedule(self, now_s: float) -> bool:
         """
@@ -252,10 +258,11 @@ class Scheduler(DecodeBatch):
             request = waiting[0]
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
-            if num_blocks > self._free_blocks(request, num_blocks, decode_blocks):
-                break
             remote = request in self.remote_prefills
-            if not (self._chunked_prefill or remote) and self._overfills(request, token_budget):
+            whole = not (self._chunked_prefill or remote)
+            if num_blocks > self._free_blocks(request, num_blocks, decode_blocks) or (
+                whole and self._overfills(request, token_budget)
+            ):
                 break
             waiting.popleft()
             if self._kv_reserved_fraction:
@@ -263,7 +270,9 @@ class Scheduler(DecodeBatch):
             if remote:
                 self.start_pull(request, num_blocks, now_s)
                 continue
-            cached = self._find_cached(request, num_tokens)
+            cached = self._take_cached(request, num_tokens, now_s)
+            if cached < 0:
+                continue
             num_new_tokens = num_tokens - cached
             if self._chunked_prefill:
                 num_new_tokens = min(
@@ -279,6 +288,32 @@ class Scheduler(DecodeBatch):
             scheduled_s[request] = min(scheduled_s[request], now_s)
             token_budget -= num_new_tokens
 
+    def _take_cached(self, request: int, num_tokens: int, now_s: float) -> int:
+        """
+        Return the first tokens of a prompt that are on the GPUs; -1: more are being loaded.
+
+        A request that loads has taken the blocks of its whole prompt, so that it can be computed.
+        """
+        num_blocks = -(-num_tokens // self._block_size)
+        if request in self._loaded:
+            self.used_blocks -= num_blocks
+            return self._loaded.pop(request)
+        cached = self._find_cached(request, num_tokens)
+        if self.offload is None:
+            return cached
+        most = (num_tokens - 1) // self._block_size * self._block_size
+        found, end_s = self.offload.load(request, cached, num_tokens, most, now_s)
+        if found == cached:
+            return cached
+        self.used_blocks += num_blocks
+        self._loaded[request] = found
+        if self.prefix_cache is not None:
+            self.prefix_cache.cache(request, cached)
+        if not self._requests.num_output_tokens[request]:
+            self._requests.num_cached_tokens[request] = found
+        self.started_loads.append((request, end_s))
+        return -1
+
     def _overfills(self, request: int, token_budget: int) -> bool:
         """Say whether a whole prompt is too long for a step that holds others; known prefixes."""
         num_tokens, size = self._num_tokens(request), self._block_size
@@ -287,6 +322,8 @@ class Scheduler(DecodeBatch):
 
     def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
         """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""
+        if request in self._loaded:
+            return num_blocks
         used = self.used_blocks + decode_blocks
         free = self._num_blocks - used
         if self._kv_reserved_fraction:
@@ -411,6 +448,8 @@ class Scheduler(DecodeBatch):
         finished: list[int] = []
         for request, num_new_tokens in self.scheduled_prefills:
             num_computed = self.prefilling[request] + num_new_tokens
+            if self.offload is not None:
+                self.offload.store(request, num_computed)
             if num_computed < self._num_tokens(request):
                 self.prefilling[request] = num_computed
                 continue
@@ -453,5 +492,7 @@ class Scheduler(DecodeBatch):
 
     def free_to_cache(self, request: int, num_tokens: int) -> None:
         """Leave the blocks of *num_tokens* of a request to the prefix cache."""
+        if self.offload is not None and num_tokens:
+            self.offload.store(request, num_tokens)
         if self.prefix_cache is not None:
             self.prefix_cache.free(request, num_tokens, self._num_blocks - self.used_blocks)

@@ -28,6 +28,28 @@ NODE_LABEL = "minicluster-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvOffload(Spec):
+    """
+    KV blocks that pools which compute prompts keep beside the GPUs; bytes are those per GPU.
+
+    Attributes:
+        host_bytes: host memory.
+        host_bytes_per_s: rate of copies from there, by the name of the GPU.
+        disk_bytes: 0: no disk.
+        disk_bytes_per_s: rate of reads; `None` without disk, like the next one.
+        disk_path: folder of the files.
+    """
+
+    _TABLE: ClassVar[str] = "engine.kv_offload"
+
+    host_bytes: Positive
+    host_bytes_per_s: dict[str, Positive]
+    disk_bytes: NotNegative = 0.0
+    disk_bytes_per_s: Positive | None = None
+    disk_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(Spec):
     """
     Settings that all replicas share.
@@ -41,6 +63,7 @@ class EngineSettings(Spec):
         speculative_tokens: tokens that the model's draft head drafts for each sequence and step;
             0: none.
         mean_accepted_tokens: of these, accepted on average, as planned for.
+        kv_offload: `None`: KV blocks are on the GPUs alone.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -54,6 +77,7 @@ class EngineSettings(Spec):
     chunked_prefill_tokens: Whole = 0
     speculative_tokens: Whole = 0
     mean_accepted_tokens: NotNegative = 0.0
+    kv_offload: KvOffload | None = None
 
     def _check(self) -> None:
         if self.mean_accepted_tokens > self.speculative_tokens:

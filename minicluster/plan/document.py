@@ -264,8 +264,15 @@ class Plan(Spec, Shown):
 def to_json(plan: Plan | Deployment) -> str:
     """Write a plan, or what is to run, so that equal values give equal bytes."""
     raw = _document(plan) if isinstance(plan, Plan) else asdict(plan)
+    leave_out_unset(raw["engine"])
     text = json.dumps(raw, indent=2, sort_keys=True, allow_nan=False) + "\n"
     return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+
+
+def leave_out_unset(engine: dict[str, Any]) -> None:
+    """Take offloading out of engine settings where it is unset: plans without it stay equal."""
+    for key in [key for key in engine if key.startswith("kv_offload") and engine[key] is None]:
+        del engine[key]
 
 
 def read_plan(path: Path) -> Plan:
@@ -321,6 +328,7 @@ def plan_from(raw: object, *, place: str) -> Plan:
 def _document(plan: Plan) -> dict[str, Any]:
     """Return the file's content: `KEPT_AT_TOP` moved there from the inputs, `DERIVED` added."""
     raw = asdict(plan)
+    leave_out_unset(raw["inputs"]["scenario"]["engine"])
     raw |= {"schema_version": SCHEMA_VERSION, "model": {}, "cost": asdict(plan.cost)}
     raw["calibration"] = asdict(plan.calibration)
     for top, inside in _moves(raw["inputs"]):

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minicluster.plan.deployment import Deployment, Pool
     from minicluster.specs.model import DraftSpec
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM's role in the KV transfer; a mixed pool has none."""
+
+OFFLOADING = "OffloadingConnector"
+"""vLLM's connector to host memory and disk."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """vLLM's names of dtypes."""
@@ -45,6 +50,43 @@ def vllm_arguments(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     if pool.gpu != "cpu" and pool.dtype == "fp8":
         arguments["quantization"] = "fp8"
     return arguments
+
+
+def kv_transfer_config(
+    deployment: Deployment, pool: Pool, nixl: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """
+    Return the connectors of a pool: between pools, to host memory and disk, both, or `None`.
+
+    Args:
+        deployment: what is to run.
+        pool: of it; decode pools offload nothing, because no prompt is looked up there.
+        nixl: the connector between the pools; `None`: a mixed pool has none.
+
+    Source:
+        vLLM 0.29.0, kv_connector/v1/multi_connector.py and offloading_connector.py,
+        v1/kv_offload/cpu/spec.py (bytes of all workers of an engine) and tiering/fs/manager.py,
+        whose files nothing deletes: `disk_bytes` is no setting of vLLM's.
+    """
+    offload = deployment.engine.kv_offload
+    if offload is None or pool.role == "decode":
+        return None if nixl is None else dict(nixl)
+    extra: dict[str, Any] = {"cpu_bytes_to_use": int(offload.host_bytes) * pool.tp * pool.pp}
+    if offload.disk_bytes:
+        extra["spec_name"] = "TieringOffloadingSpec"
+        extra["secondary_tiers"] = [{"type": "fs", "root_dir": offload.disk_path}]
+    own: dict[str, Any] = {
+        "kv_connector": OFFLOADING,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    if nixl is None:
+        return own
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": nixl["kv_role"],
+        "kv_connector_extra_config": {"connectors": [dict(nixl), own]},
+    }
 
 
 def kv_cache_dtype(deployment: Deployment, pool: Pool) -> str:

@@ -103,6 +103,13 @@ class EngineChoice(Spec):
         redundant_experts: copies of popular experts in each layer, which the engine's load balancer
             (EPLB) places where groups of GPUs hold whole experts; 0: it only moves experts; absent:
             no balancer.
+        kv_offload_host_bytes: host memory per GPU for KV blocks that prompts find again (vLLM's
+            OffloadingConnector); a copy of every block goes there, so that less than the GPU's KV
+            cache gains nothing; absent or 0: none.
+        kv_offload_disk_bytes: disk per GPU behind the host memory, which has a copy of every block
+            as well; absent or 0: none.
+        kv_offload_disk_bytes_per_s: rate at which a GPU's blocks are read from there: measure it.
+        kv_offload_disk_path: folder of these blocks' files on every node.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -117,6 +124,10 @@ class EngineChoice(Spec):
     speculative_tokens: int | None = None
     mean_accepted_tokens: float | None = None
     redundant_experts: int | None = None
+    kv_offload_host_bytes: float | None = None
+    kv_offload_disk_bytes: float | None = None
+    kv_offload_disk_bytes_per_s: float | None = None
+    kv_offload_disk_path: str | None = None
 
 
 YOURS, CATALOG = "yours", "catalog"
@@ -238,6 +249,9 @@ LIMITS = {
     "engine.speculative_tokens": (0, 32),
     "engine.mean_accepted_tokens": (0, 32),
     "engine.redundant_experts": (0, 4_096),
+    "engine.kv_offload_host_bytes": (0, 10_000_000_000_000),
+    "engine.kv_offload_disk_bytes": (0, 1_000_000_000_000_000),
+    "engine.kv_offload_disk_bytes_per_s": (1_000_000, 1_000_000_000_000),
     "search.confidence_fraction": (MIDDLE, SUREST),
     "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),
@@ -269,6 +283,7 @@ class ScenarioSpec(Spec):
                 if value is not None and not low <= value <= high:
                     raise InputError(place, value, f"a number from {low:,} to {high:,}")
         _check_drafts(self.engine)
+        _check_offload(self.engine)
         if self.search.class_pools != "any" and not self.workload.classes:
             way_out = "leave it out, or give [[workload.classes]]"
             raise InputError(
@@ -314,3 +329,22 @@ def _check_drafts(engine: EngineChoice) -> None:
         expected = f"at most engine.speculative_tokens = {drafts}"
         way_out = "an acceptance length counts the token of the step itself, too: take 1 off"
         raise InputError("engine.mean_accepted_tokens", accepted, expected, way_out)
+
+
+def _check_offload(engine: EngineChoice) -> None:
+    """Refuse a disk without host memory before it, with less than that, or without its rate."""
+    host, disk = engine.kv_offload_host_bytes or 0, engine.kv_offload_disk_bytes or 0
+    rest = {
+        "kv_offload_disk_bytes_per_s": engine.kv_offload_disk_bytes_per_s,
+        "kv_offload_disk_path": engine.kv_offload_disk_path,
+    }
+    if disk and (disk <= host or not host):
+        expected = f"more than engine.kv_offload_host_bytes = {host:,.0f}, which is above 0"
+        way_out = "the disk has a copy of every block in host memory: give both, or no disk"
+        raise InputError("engine.kv_offload_disk_bytes", disk, expected, way_out)
+    for name, value in rest.items():
+        if disk and not value:
+            raise InputError(f"engine.{name}", value, "a value beside kv_offload_disk_bytes")
+        if value is not None and not disk:
+            way_out = "give kv_offload_disk_bytes, or leave it out"
+            raise InputError(f"engine.{name}", value, "no such key without a disk", way_out)

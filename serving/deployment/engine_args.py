@@ -9,6 +9,7 @@ from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
     kv_cache_dtype,
+    kv_transfer_config,
     redundant_experts,
     vllm_arguments,
 )
@@ -86,8 +87,10 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         "enable_per_request_metrics": True,
         "allowed_media_domains": list(target.media_domains),
     }
-    if pool.role in KV_ROLES:
-        kwargs["kv_transfer_config"] = _kv_transfer(pool, target)
+    nixl = _kv_transfer(pool, target) if pool.role in KV_ROLES else None
+    connectors = kv_transfer_config(deployment, pool, nixl)
+    if connectors is not None:
+        kwargs["kv_transfer_config"] = connectors
     if target.kind == "cpu":
         kwargs["enforce_eager"] = True
     return kwargs
@@ -136,6 +139,8 @@ def environment(
 def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     """Return the settings that a plan decides, as an engine reports them."""
     engine = deployment.engine
+    nixl = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(pool.role)}
+    connectors = kv_transfer_config(deployment, pool, nixl if pool.role in KV_ROLES else None) or {}
     return {
         "tp": pool.tp,
         "pp": pool.pp,
@@ -150,8 +155,8 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "kv_bytes": int(pool.kv_bytes),
         "kv_dtype": kv_cache_dtype(deployment, pool),
         "model": deployment.model.source,
-        "kv_connector": "NixlConnector" if pool.role in KV_ROLES else None,
-        "kv_role": KV_ROLES.get(pool.role),
+        "kv_connector": connectors.get("kv_connector"),
+        "kv_role": connectors.get("kv_role"),
         "speculative_tokens": engine.speculative_tokens,
         "redundant_experts": redundant_experts(deployment, pool),
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),

@@ -63,6 +63,7 @@ def findings(deployment: Deployment, target: Target) -> tuple[str, ...]:
         *_model(deployment),
         *(_pairing(deployment) if roles != ["mixed"] else ()),
         *(finding for pool in deployment.pools for finding in _pool(deployment, pool, target)),
+        *offload_findings(deployment, target.kind),
         *_room(deployment, target),
     )
 
@@ -112,6 +113,16 @@ def _model(deployment: Deployment) -> Iterator[str]:
         )
     if not any(Path(model.source).glob("*.safetensors")):
         yield f"model.source: {model.source} holds no weights (*.safetensors)"
+
+
+def offload_findings(deployment: Deployment, kind: str) -> Iterator[str]:
+    """Yield why blocks cannot go to host memory: vLLM's CPUOffloadingSpec asks for CUDA or ROCm."""
+    offload = deployment.engine.kv_offload
+    if offload is not None and kind != "gpu":
+        yield (
+            f"engine.kv_offload: {offload.host_bytes:,.0f} bytes of host memory; {kind} engines"
+            " offload nothing (plan without kv_offload_host_bytes)"
+        )
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:

@@ -10,7 +10,8 @@ from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import StepTable
 from minicluster.workload.arrivals import equally_likely
-from serving.deployment.engine_args import LEASE_S, planned_facts
+from serving.deployment.engine_args import LEASE_S, SIMULATED, planned_facts
+from serving.deployment.feasibility import offload_findings
 from serving.protocol.app_spec import SimulatedSettings
 from serving.protocol.endpoint_config import SimulatedEngines
 from serving.simulated.request import BYTES_PER_TOKEN, TOKENIZER
@@ -120,6 +121,7 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
 
 def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
     """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
+    yield from offload_findings(plan.deployment, SIMULATED)
     replicas = sum(pool.engines for pool in plan.pools)
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:

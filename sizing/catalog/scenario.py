@@ -14,6 +14,7 @@ from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import chosen_engine
 from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu, list_prices
+from sizing.catalog.host_link import kv_offload
 from sizing.catalog.model import chosen_model
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def inputs_of(
     cluster = find_cluster(chosen.cluster, place=f"{place}: cluster")
     gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
     engine = chosen_engine(chosen.engine, [*kinds.values()] or [gpu], place=f"{place}: engine")
+    offloading = [*kinds.values()] or [gpu]
+    kv_offload(chosen.engine, offloading, engine=engine.name, place=f"{place}: engine")
     inputs = Inputs(
         scenario=chosen,
         model=_model(chosen, gpu, engine, place),

@@ -36,6 +36,7 @@ from sizing.report.plan_screen import (
     choice_line,
     class_plans_json,
     class_plans_table,
+    offload_text,
     plan_details,
     plan_screen,
     prediction_details,
@@ -158,5 +159,10 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     """Show every term of the prediction: equation, seconds, share, source; and the limits."""
     read = read_plan(plan)
     explained = explain_plan(read)
-    tables = [*explanation_tables(explained), latency_table(read.prediction, read.promises)]
+    tables: list[RenderableType] = [
+        *explanation_tables(explained),
+        latency_table(read.prediction, read.promises),
+    ]
+    if read.engine.kv_offload is not None:
+        tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
     show(asdict(explained), *tables, as_json=as_json, sort_keys=True)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
+from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
 from sizing.cli.common import (
@@ -29,6 +32,7 @@ from sizing.cli.common import (
 )
 from sizing.planner.studies.loss import losses as lost_replicas
 from sizing.report.simulation import (
+    hit_rate_table,
     pools_table,
     simulated_table,
     simulation_json,
@@ -36,12 +40,15 @@ from sizing.report.simulation import (
     write_requests,
 )
 from sizing.report.study import losses_note, losses_table
+from sizing.simulation.hit_rate import hit_rates
 from sizing.simulation.planned import simulate as simulate_requests
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
-    from minicluster.workload.arrivals import Arrivals
+    from minicluster.plan import Plan
+    from sizing.simulation.outcome import Outcome
 
 
 def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -73,6 +80,9 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = 0.0,
     skip_unanswered: Annotated[
         bool, Option(help="Requests of a trace with 0 output tokens left out")
+    ] = False,
+    by_capacity: Annotated[
+        bool, Option(help="Prefix hits of a --trace that names contents, by capacity of a replica")
     ] = False,
     out: Annotated[Path | None, out_file("CSV file to write, one line per request")] = None,
     as_json: AsJson = False,
@@ -111,13 +121,37 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             write_requests(outcome, out)
         except OSError as error:
             raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
-    parts = (
+    parts: tuple[RenderableType, ...] = (
         simulated_table(outcome, planned.promises),
         simulation_summary(outcome),
         pools_table(outcome),
     )
     classes = [each.name for each in planned.workload.classes] if trace is None else []
-    show(simulation_json(outcome, classes), *parts, as_json=as_json, sort_keys=True)
+    found = simulation_json(outcome, classes)
+    if by_capacity:
+        curve, drawn = _by_capacity(planned, outcome, source)
+        found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
+    show(found, *parts, as_json=as_json, sort_keys=True)
+
+
+def _by_capacity(
+    plan: Plan, outcome: Outcome, source: RequestSource | Arrivals
+) -> tuple[list[dict[str, float]], Table]:
+    """Return prefix hits by capacity, from an eighth of the KV cache of a replica's batch on."""
+    if not isinstance(source, Arrivals) or (source.content is None and source.session is None):
+        raise InputError(
+            "--by-capacity",
+            "set",
+            "a --trace whose prompts say what they share: hash_ids (Mooncake) or session",
+        )
+    pool = next(pool for pool in plan.pools if pool.role != "decode")
+    limits = planned_limits(plan.deployment, pool)
+    token_bytes = kv_bytes_per_token(plan.model, slicing=pool.slicing) * pool.pp
+    rates = hit_rates(outcome, source, first_tokens=limits.max_tokens / 8)
+    drawn = hit_rate_table(rates, gpu_tokens=limits.max_tokens, token_bytes=token_bytes)
+    curve = [{**each._asdict(), "bytes_per_gpu": each.capacity_tokens * token_bytes}
+             for each in rates]  # fmt: skip
+    return curve, drawn
 
 
 def _check_run(requests: int, seed: int) -> None:

@@ -15,6 +15,7 @@ from minicluster.plan import (
     Plan,
     Provenance,
 )
+from minicluster.plan.document import leave_out_unset
 from sizing.planner.budget import search_within_budgets
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
@@ -75,7 +76,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     prediction = prediction_of(inputs, chosen, outcome)
     room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
-    text = json.dumps(asdict(inputs), sort_keys=True, allow_nan=False)
+    raw = asdict(inputs)
+    leave_out_unset(raw["scenario"]["engine"])
+    text = json.dumps(raw, sort_keys=True, allow_nan=False)
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Plan(
         engine=runs.engine,

@@ -9,6 +9,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.spares import spares as fewest_spares
@@ -81,6 +82,9 @@ def _deployment(
             chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
             speculative_tokens=engine.speculative_tokens,
             mean_accepted_tokens=engine.mean_accepted_tokens,
+            kv_offload=kv_offload(
+                inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
+            ),
         ),
         pools=found,
         routing=routing,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from minicluster.plan import Inputs, Pool, Prediction, Validation
+    from minicluster.plan import Inputs, KvOffload, Pool, Prediction, Validation
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
     from sizing.planner.class_pools import ClassPlans, Planned
@@ -202,9 +202,22 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     local = plan.routing.local_threshold_tokens
     if local:
         yield "Routing", f"prompts of up to {local:,} tokens are computed by their decode replica"
+    if plan.engine.kv_offload is not None:
+        yield "KV offload", offload_text(plan.engine.kv_offload)
     if not plan.deployable.ok:
         rule = plan.deployable.rule_broken
         yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
+
+
+def offload_text(offload: KvOffload) -> str:
+    """Say what each GPU's blocks have beside the GPU, and at which rates they come back."""
+    rates = ", ".join(f"{rate / 1e9:.1f} GB/s ({gpu})" for gpu, rate in
+                      offload.host_bytes_per_s.items())  # fmt: skip
+    text = f"{offload.host_bytes / 1e9:,.0f} GB of host memory a GPU, read at {rates}"
+    if offload.disk_bytes_per_s:
+        rate = f"{offload.disk_bytes_per_s / 1e9:.1f} GB/s"
+        text += f"; {offload.disk_bytes / 1e9:,.0f} GB of disk, read at {rate}"
+    return text
 
 
 def _network(

@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from minicluster.units import seconds
-from sizing.report.tables import SHOWN, judged_at, table, verdict
+from sizing.report.tables import SHOWN, judged_at, size, table, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from minicluster.specs.slo import SloSpec
     from minicluster.stats.batch_means import BatchMeansInterval
+    from sizing.simulation.hit_rate import HitRate
     from sizing.simulation.outcome import Outcome
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
@@ -43,6 +44,7 @@ def simulation_json(outcome: Outcome, classes: Sequence[str] = ()) -> dict[str, 
         "busy_fraction": outcome.busy_fraction,
         "preemptions": int(outcome.preemptions.sum()),
         "cached_fraction": _cached_fraction(outcome),
+        **({"cached_fraction_by_tier": _by_tier(outcome)} if _offloaded(outcome) else {}),
         "kv_capacity_blocks": outcome.kv_capacity_blocks,
         "over_time": {
             "time_s": occupancy.time_s.tolist(),
@@ -140,6 +142,9 @@ def simulation_summary(outcome: Outcome) -> Text:
         )
     if outcome.cached_tokens.any():
         lines.append(f"{_cached_fraction(outcome):.0%} of the prompt tokens were in a prefix cache")
+    if _offloaded(outcome):
+        tiers = ", ".join(f"{share:.1%} {tier}" for tier, share in _by_tier(outcome).items())
+        lines.append(f"by tier: {tiers}")
     if outcome.preemptions.any():
         lines.append(f"{int(outcome.preemptions.sum()):,} preemptions for lack of KV cache")
     return Text("\n".join(lines))
@@ -147,6 +152,34 @@ def simulation_summary(outcome: Outcome) -> Text:
 
 def _cached_fraction(outcome: Outcome) -> float:
     return float(outcome.cached_tokens.sum() / outcome.input_tokens.sum())
+
+
+def _offloaded(outcome: Outcome) -> bool:
+    return bool((outcome.host_tokens + outcome.disk_tokens).any())
+
+
+def _by_tier(outcome: Outcome) -> dict[str, float]:
+    """Share of all prompt tokens that was found on the GPUs, in host memory and on disk."""
+    host, disk = outcome.host_tokens.sum(), outcome.disk_tokens.sum()
+    found = {"gpu": outcome.cached_tokens.sum() - host - disk, "host": host, "disk": disk}
+    return {tier: float(tokens / outcome.input_tokens.sum()) for tier, tokens in found.items()}
+
+
+def hit_rate_table(rates: Sequence[HitRate], *, gpu_tokens: int, token_bytes: float) -> Table:
+    """
+    Return one row per capacity.
+
+    Args:
+        rates: from `hit_rates`.
+        gpu_tokens: that the KV cache of a replica holds, for comparison.
+        token_bytes: per GPU.
+    """
+    rows = [
+        (f"{tokens:,}", size(tokens * token_bytes), f"{tokens / gpu_tokens:g}", f"{share:.1%}")
+        for tokens, share in rates
+    ]
+    heads = ("tokens a replica", "a GPU", "of its KV cache", "prompt tokens found")
+    return table("Prefix hits by capacity (LRU)", heads, rows)
 
 
 def _rate(outcome: Outcome) -> float:

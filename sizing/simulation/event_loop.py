@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
+from minicluster.engine_model.kv_offload import KvOffload
 from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
 from minicluster.engine_model.prefix_cache import ContentCache, ConversationCache
 from minicluster.engine_model.replica import Replica
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from minicluster.workload.arrivals import Arrivals
     from sizing.simulation.system import Decoding, SimulatedPool, System
 
-ARRIVAL, PULL, PULLED, STRETCH = range(4)
+ARRIVAL, PULL, PULLED, LOADED, STRETCH = range(5)
 """Kinds of events, in the order in which those of one moment happen."""
 
 SAMPLES = 400
@@ -49,6 +50,7 @@ class EventLoop:
         due_s: arrival of each; of chained requests, known when their predecessor is finished.
         decode_of, prefill_of: replicas of each; -1: no prefill replica.
         prefilled_s, pull_s, pulled_s: end of the prompt's computation, begin and end of the pull.
+        offloaded: prompt tokens of each that came from host memory, and from disk.
         samples: time, and per pool waiting and running requests and KV blocks in use.
     """
 
@@ -72,6 +74,7 @@ class EventLoop:
         self.due_s: list[float] = arrivals.due_s.tolist() + [0.0] * (count - len(arrivals))
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count
+        self.offloaded = ([0] * count, [0] * count)
         self.samples: list[tuple[float, list[tuple[int, int, int]]]] = []
         self._rng = random.Random(seed)  # noqa: S311  (a simulation, not a secret)
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -140,6 +143,9 @@ class EventLoop:
             )
             for _ in range(pool.replicas)
         ]
+        if pool.offload is not None and pool.prefix_cache:
+            for replica in found:
+                replica.offload = self._offload(pool)
         ranks = [replica for replica in found if isinstance(replica, Rank)]
         for at, rank in enumerate(ranks):
             first = at - at % pool.group
@@ -154,6 +160,19 @@ class EventLoop:
         if self._content is not None:
             return ContentCache(self._content, size)
         return None if self._session is None else ConversationCache(self._session, size)
+
+    def _offload(self, pool: SimulatedPool) -> KvOffload | None:
+        """Return empty tiers of what requests may find; `None` where there is nothing to."""
+        known = self._content is not None
+        if pool.offload is None or not (known or self._session is not None):
+            return None
+        return KvOffload(
+            pool.offload,
+            content=self._content,
+            session=self._session,
+            tokens_each=CONTENT_TOKENS if known else pool.limits.block_size,
+            found=self.offloaded,
+        )
 
     def _resume(self) -> None:
         """Give the sequences that decode when the run begins to the decode replicas in turn."""
@@ -179,7 +198,7 @@ class EventLoop:
         arriving = iter(self._unchained)
         coming = next(arriving, -1)
         coming_s = self.due_s[coming] + request_s if coming >= 0 else inf
-        take = (self._arrive, self._pull, self._pulled)
+        take = (self._arrive, self._pull, self._pulled, self._loaded)
         replicas = len(self.decode) + len(self.prefill)
         every = max(1, self.num_arrivals // max(1, min(samples, SAMPLED_REPLICAS // replicas)))
         for _ in range(self._events_left):
@@ -271,6 +290,8 @@ class EventLoop:
             heappush(self._heap, (ending.end_s, STRETCH, self._serial, ending))
         if replica.started_pulls:
             self._begin_pulls(replica)
+        if replica.started_loads:
+            self._begin_loads(replica)
         if self._interferes and replica.prefill_only:
             self._refresh_decode(replica.start_s)
 
@@ -289,6 +310,19 @@ class EventLoop:
             self._serial += 1
             heappush(self._heap, (time_s + handover_s, PULL, self._serial, request))
         replica.started_pulls.clear()
+
+    def _begin_loads(self, replica: Replica) -> None:
+        for request, end_s in replica.started_loads:
+            self._serial += 1
+            heappush(self._heap, (end_s, LOADED, self._serial, request))
+        replica.started_loads.clear()
+
+    def _loaded(self, request: int, now_s: float) -> None:
+        """End a load of offloaded blocks: the rest of the prompt may be computed."""
+        at = self.prefill_of[request]
+        replica = self.decode[self.decode_of[request]] if at < 0 else self.prefill[at]
+        replica.kv_loaded(request, now_s)
+        self._queue_end(replica)
 
     def _end_stretch(self, replica: Replica, now_s: float) -> None:
         """End a replica's stretch, start the next, and pass on the requests that are done."""
@@ -311,6 +345,8 @@ class EventLoop:
         for rank, requests in zip(ranks, done, strict=True):
             if rank.started_pulls:
                 self._begin_pulls(rank)
+            if rank.started_loads:
+                self._begin_loads(rank)
             if requests:
                 self._pass_on(rank, requests, now_s)
 

@@ -67,6 +67,7 @@ class Outcome(Shown):
         settled: whether the run reached a steady state (eq. Q7).
         busy_fraction: per role, mean share of the time in which a replica computed.
         kv_capacity_blocks: per role, over the pool.
+        host_tokens, disk_tokens: of `cached_tokens`, those loaded from host memory and from disk.
     """
 
     due_s: Column
@@ -88,6 +89,8 @@ class Outcome(Shown):
     busy_fraction: dict[str, float]
     kv_capacity_blocks: dict[str, int]
     occupancy: Occupancy
+    host_tokens: NDArray[np.int64]
+    disk_tokens: NDArray[np.int64]
 
     def latencies(self, of: int | None = None) -> dict[str, dict[str, BatchMeansInterval]]:
         """Mean and percentiles of every latency, each with its interval, as `series` has them."""
@@ -245,6 +248,8 @@ def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None)
             if spec is not None
         },
         occupancy=_occupancy(run, tuple(pools)),
+        host_tokens=np.array(run.offloaded[0][own]),
+        disk_tokens=np.array(run.offloaded[1][own]),
     )
 
 

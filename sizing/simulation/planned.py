@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
-from minicluster.engine_model.planned_limits import planned_limits
+from minicluster.engine_model.planned_limits import planned_limits, planned_offload
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.routing import pool_policy
@@ -151,4 +151,5 @@ def _pool(deployment: Deployment, pool: Pool, step: PlannedStep) -> SimulatedPoo
         gpus=pool.gpus // pool.lanes,
         group=pool.dp,
         prefix_cache=True,
+        offload=planned_offload(deployment, pool),
     )

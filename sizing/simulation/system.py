@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, OffloadLimits
 from minicluster.engine_model.step_seconds import StepTime
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
@@ -26,6 +26,7 @@ class SimulatedPool:
         gpus: of one replica; their uplinks carry its pulls.
         group: replicas that step together, as the data-parallel ranks of a group do (eq. Q11).
         prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
+        offload: it also finds these in host memory and on disk (eq. Q14); `None`: on GPUs alone.
     """
 
     replicas: int
@@ -34,6 +35,7 @@ class SimulatedPool:
     gpus: int = 1
     group: int = 1
     prefix_cache: bool = False
+    offload: OffloadLimits | None = None
 
     def __post_init__(self) -> None:
         """Check counts, and that a step takes time: else nothing ever passes."""

@@ -14,6 +14,7 @@ from minicluster.plan import Plan, Pool
 from minicluster.plan.vllm_args import (
     KV_ROLES,
     kv_cache_dtype,
+    kv_transfer_config,
     redundant_experts,
     vllm_arguments,
 )
@@ -90,8 +91,10 @@ def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
     """
     plan, pool, nodes = engines.plan, engines.pool, engines.nodes
     arguments = vllm_arguments(plan.deployment, pool)
-    if transfers and pool.role != "mixed":
-        arguments["kv_transfer_config"] = KV_TRANSFER | {"kv_role": KV_ROLES[pool.role]}
+    nixl = None if pool.role == "mixed" else KV_TRANSFER | {"kv_role": KV_ROLES[pool.role]}
+    connectors = kv_transfer_config(plan.deployment, pool, nixl)
+    if transfers and connectors is not None:
+        arguments["kv_transfer_config"] = connectors
     common = [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
     if nodes == 1:
         return [common]

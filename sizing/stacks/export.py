@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from minicluster.errors import InputError
-from minicluster.plan.vllm_args import KV_ROLES, vllm_arguments
+from minicluster.plan.vllm_args import KV_ROLES, kv_transfer_config, vllm_arguments
 from sizing.latency.memory import stage_weight_bytes
 from sizing.stacks.arguments import (
     FLAGS_PER_LINE,
@@ -54,6 +54,16 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
             "--image", None, f"the container image that {target} starts", "such as --image NAME:TAG"
         )
     checked, write = TARGETS[target]
+    if plan.engine.kv_offload is not None:
+        if target not in OFFLOADING_TARGETS:
+            raise InputError(
+                "--to",
+                target,
+                f"one of {', '.join(OFFLOADING_TARGETS)}: the plan has engine.kv_offload, which is"
+                " written as vLLM's connectors",
+                "plan without kv_offload_host_bytes",
+            )
+        checked += " Of KV offloading only vLLM's KVTransferConfig was checked; it was never run."
     pools = {pool.role: engines_of(plan, pool) for pool in plan.pools}
     texts = write(plan, pools, image or "")
     return {name: _head(plan, pools, checked) + text for name, text in texts.items()}
@@ -251,7 +261,9 @@ def _flags_without(plan: Plan, engines: Engines, said: set[str]) -> list[str]:
     """Return vLLM's flags without those that a stack's own words say; KV caches go both ways."""
     arguments = vllm_arguments(plan.deployment, engines.pool)
     own = {name: value for name, value in arguments.items() if name not in said}
-    return flags(own if engines.pool.role == "mixed" else own | {"kv_transfer_config": KV_TRANSFER})
+    nixl = None if engines.pool.role == "mixed" else KV_TRANSFER
+    connectors = kv_transfer_config(plan.deployment, engines.pool, nixl)
+    return flags(own if connectors is None else own | {"kv_transfer_config": connectors})
 
 
 def _nixl_environment(engines: Engines) -> list[dict[str, Any]]:
@@ -274,8 +286,10 @@ def _ray(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
     configs: dict[str, Any] = {}
     for role, each in pools.items():
         kwargs = vllm_arguments(plan.deployment, each.pool)
-        if role in KV_ROLES:
-            kwargs["kv_transfer_config"] = KV_TRANSFER | {"kv_role": KV_ROLES[role]}
+        nixl = KV_TRANSFER | {"kv_role": KV_ROLES[role]} if role in KV_ROLES else None
+        connectors = kv_transfer_config(plan.deployment, each.pool, nixl)
+        if connectors is not None:
+            kwargs["kv_transfer_config"] = connectors
         accelerator = each.pool.ray_accelerator
         configs[role] = {
             "model_loading_config": {
@@ -306,6 +320,9 @@ def _dns_name(model_id: str) -> str:
 
 CHECKED = "Checked in a test with the argument parser of vLLM 0.29.0."
 CHECKED_RAY = "Checked in a test with the schemas of Ray Serve LLM 2.60.0."
+
+OFFLOADING_TARGETS = ("vllm", "llm-d", "kserve", "ray")
+"""Stacks whose files name vLLM's connectors."""
 
 NEED_IMAGE = ("dynamo", "llm-d")
 
