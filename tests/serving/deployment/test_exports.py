@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from minicluster.plan import KvOffload
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import export
 from tests.sizing.stacks.deployments import deepseek, plan_with
@@ -21,9 +23,23 @@ pytestmark = pytest.mark.engine
 
 GROUP, WIDE = Slicing(tp=2, dp=4, ep=8), Slicing(tp=4, dp=4, ep=16)
 
+
+def offloading(plan: Plan) -> Plan:
+    """Return the plan with host memory and a disk for KV blocks."""
+    offload = KvOffload(
+        host_bytes=1e11, host_bytes_per_s={plan.pools[0].gpu: 5e10}, disk_bytes=1e12,
+        disk_bytes_per_s=5e9, disk_path="/kv",
+    )  # fmt: skip
+    return replace(plan, engine=replace(plan.engine, kv_offload=offload))
+
+
 PLANS: dict[str, Callable[[], Plan]] = {
     "split": lambda: plan_with(prefill=(3, Slicing(tp=2)), decode=(2, Slicing(tp=4))),
     "mixed": lambda: plan_with(mixed=(2, Slicing(tp=1))),
+    "offloading": lambda: offloading(plan_with(mixed=(2, Slicing(tp=2)))),
+    "offloading in split pools": lambda: offloading(
+        plan_with(prefill=(1, Slicing(tp=2)), decode=(1, Slicing(tp=2)))
+    ),
     "stages on two nodes": lambda: plan_with(mixed=(1, Slicing(tp=8, pp=2))),
     "experts": lambda: deepseek(prefill=(2, GROUP), decode=(1, WIDE)),
 }
