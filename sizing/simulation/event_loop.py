@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
-from minicluster.engine_model.kv_offload import KvOffload
+from minicluster.engine_model.kv_offload import MOST_BLOCKS, KvOffload
 from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
 from minicluster.engine_model.prefix_cache import ContentCache, ConversationCache
 from minicluster.engine_model.replica import Replica
@@ -36,9 +36,6 @@ SAMPLED_REPLICAS = 400_000
 
 EVENTS_PER_REQUEST = 200
 """Most events of a run per request, beside one for each step of its prompts; 6 are usual."""
-
-MOST_BLOCKS = 1 << 20
-"""Blocks of a conversation that a router tells apart."""
 
 
 class EventLoop:
