@@ -9,7 +9,7 @@ import numpy as np
 
 from loadtest.verdict.phases import PhaseTable, compare_phases
 from minicluster.errors import InputError
-from minicluster.specs.slo import PERCENTILES
+from minicluster.specs.slo import METRICS, PERCENTILES
 from minicluster.stats.bootstrap import differences
 from minicluster.stats.quantiles import LatencySummary, summarise
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Prediction
     from minicluster.workload.samples import Sample
 
-PREDICTED = ("ttft", "tpot", "itl", "e2e")
 PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
 """Latencies that the simulation gives for each request."""
 
@@ -79,7 +78,7 @@ def compare(
     """Compare the plan's own prediction at every statistic that was measured."""
     rows = [
         _row(metric, statistic, getattr(predicted, metric).at(statistic), summary.at(statistic))
-        for metric in PREDICTED
+        for metric in METRICS
         if (summary := measured[metric])
         for statistic in PERCENTILES
         if summary.at(statistic) > 0
@@ -160,7 +159,7 @@ def parse_tolerance(text: str) -> dict[str, float]:
             tolerance = {key.strip(): float(value) for key, value in pairs}
     except ValueError:
         raise InputError("--tolerance", text, expectation) from None
-    if not set(tolerance) <= set(PREDICTED) or not all(
+    if not set(tolerance) <= set(METRICS) or not all(
         0 < value < float("inf") for value in tolerance.values()
     ):
         raise InputError("--tolerance", text, expectation)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.specs.slo import SloSpec
+from minicluster.specs.slo import METRICS, SloSpec
 from minicluster.stats.confidence import (
     count_needed,
     design_effect,
@@ -224,7 +224,7 @@ def parse_slo(text: str) -> SloSpec:
     fields: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key.strip() not in {"ttft", "tpot", "itl", "e2e", "percentile"}:
+        if not equals or key.strip() not in {*METRICS, "percentile"}:
             raise InputError("--slo", part, f"key=value pairs {EXAMPLE}")
         fields[key.strip()] = value.strip()
     if "ttft" not in fields:

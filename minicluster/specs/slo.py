@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.specs.checks import Positive, Spec, choice
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 PERCENTILES = ("mean", *LEVELS)
 """Statistics that are predicted, measured and reported everywhere."""
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+"""Latencies that may have a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,8 @@ class SloSpec(Spec):
     @property
     def limits_s(self) -> dict[str, float]:
         """Limits by metric, `ttft`, `tpot`, `itl` and `e2e`, without those that are not set."""
-        limits = {
-            "ttft": self.ttft_s,
-            "tpot": self.tpot_s,
-            "itl": self.itl_s,
-            "e2e": self.e2e_s,
-        }
-        return {metric: limit_s for metric, limit_s in limits.items() if limit_s is not None}
+        limits = ((metric, getattr(self, f"{metric}_s")) for metric in METRICS)
+        return {metric: limit_s for metric, limit_s in limits if limit_s is not None}
 
     @property
     def per_token_s(self) -> float | None:
@@ -60,38 +58,27 @@ class SloSpec(Spec):
 
 def loosest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what requests of every class keep: of each limit the largest; none if one has none."""
-    first, *others = slos
-    for slo in others:
-        first = SloSpec(
-            ttft_s=max(first.ttft_s, slo.ttft_s),
-            tpot_s=_larger(first.tpot_s, slo.tpot_s),
-            itl_s=_larger(first.itl_s, slo.itl_s),
-            e2e_s=_larger(first.e2e_s, slo.e2e_s),
-            percentile=min(first.percentile, slo.percentile, key=lambda name: LEVELS[name]),
-        )
-    return first
+    each = tuple(slos)
+    limits_s = {
+        metric: max(slo.limits_s[metric] for slo in each)
+        for metric in METRICS
+        if all(metric in slo.limits_s for slo in each)
+    }
+    return _limited(limits_s, min(each, key=lambda slo: slo.level).percentile)
 
 
 def strictest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what keeps the limits of every class: of each limit the smallest."""
-    first, *others = slos
-    for slo in others:
-        first = SloSpec(
-            ttft_s=min(first.ttft_s, slo.ttft_s),
-            tpot_s=_smaller(first.tpot_s, slo.tpot_s),
-            itl_s=_smaller(first.itl_s, slo.itl_s),
-            e2e_s=_smaller(first.e2e_s, slo.e2e_s),
-            percentile=max(first.percentile, slo.percentile, key=lambda name: LEVELS[name]),
-        )
-    return first
+    each = tuple(slos)
+    limits_s: dict[str, float] = {}
+    for metric, limit_s in (pair for slo in each for pair in slo.limits_s.items()):
+        limits_s[metric] = min(limit_s, limits_s.get(metric, limit_s))
+    return _limited(limits_s, max(each, key=lambda slo: slo.level).percentile)
 
 
-def _larger(one_s: float | None, two_s: float | None) -> float | None:
-    return None if one_s is None or two_s is None else max(one_s, two_s)
-
-
-def _smaller(one_s: float | None, two_s: float | None) -> float | None:
-    return min((each for each in (one_s, two_s) if each is not None), default=None)
+def _limited(limits_s: Mapping[str, float], percentile: str) -> SloSpec:
+    limits: dict[str, Any] = {f"{metric}_s": limits_s.get(metric) for metric in METRICS}
+    return SloSpec(**limits, percentile=percentile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

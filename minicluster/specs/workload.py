@@ -87,8 +87,6 @@ class RequestClass(Spec):
         slo: limits of this class; those absent are those of `[slo]`.
     """
 
-    _TABLE: ClassVar[str] = "workload.classes[{0.name}]"
-
     name: str
     requests_per_s: Positive
     input_tokens: Lengths

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 ADMISSION = "MINICLUSTER_ADMISSION"
 """Environment variable: `off` admits everything, to measure the pools' capacity."""
 
-FORMER_NAME = "MINICLUSTER_GUARD"
-"""The former name of the same variable; still read."""
-
 WINDOW = 400
 """Requests whose residuals make the margin: four of them lie above its p99."""
 
@@ -54,10 +51,9 @@ BUSY_RETRY_S = 1.0
 
 def read_admission(environment: Mapping[str, str]) -> bool:
     """Return whether requests may be shed; raises InputError for anything but `on` and `off`."""
-    name = FORMER_NAME if ADMISSION not in environment and FORMER_NAME in environment else ADMISSION
-    value = environment.get(name, "on")
+    value = environment.get(ADMISSION, "on")
     if value not in {"on", "off"}:
-        raise InputError(name, value, "on or off")
+        raise InputError(ADMISSION, value, "on or off")
     return value == "on"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
-from minicluster.specs.slo import PERCENTILES
+from minicluster.specs.slo import METRICS, PERCENTILES
 from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], 
     """Return predicted seconds by quantity and percentile; of phases the mean, in a split plan."""
     latencies = {
         (quantity, percentile): getattr(prediction, quantity).at(percentile)
-        for quantity in ("ttft", "tpot", "itl", "e2e")
-        for percentile in ("mean", "p50", "p90", "p95", "p99")
+        for quantity in METRICS
+        for percentile in PERCENTILES
     }
     if not split:
         return latencies

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
-from serving.admission.controller import ADMISSION, FORMER_NAME
+from serving.admission.controller import ADMISSION
 from serving.api.auth import HOSTS, ORIGINS
 from serving.api.keys import KEYS_FILE
 from serving.cluster.serve_compat import deployment_options, running_deployment, with_version
@@ -39,7 +39,7 @@ INGRESS_REQUESTS = 100_000
 GANG_CPUS = 0.001
 """CPUs of Ray that a simulated rank asks for: a gang's placement group has to hold something."""
 
-ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION, FORMER_NAME)
+ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
 
 OWNER = "MINICLUSTER_OWNER"

@@ -294,9 +294,8 @@ def test_admission_that_is_off_or_has_no_plan_still_counts(
 
 @pytest.mark.parametrize(("value", "sheds"), [("on", True), ("off", False), (None, True)])
 def test_the_operator_decides_whether_it_sheds(value: str | None, *, sheds: bool) -> None:
-    """On is the default; the former name counts, too; any other value stops the start."""
+    """On is the default; any other value stops the start."""
     assert read_admission({} if value is None else {ADMISSION: value}) is sheds
-    assert read_admission({} if value is None else {"MINICLUSTER_GUARD": value}) is sheds
     with pytest.raises(InputError, match=ADMISSION):
         read_admission({ADMISSION: "yes"})
 
