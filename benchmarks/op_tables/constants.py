@@ -79,7 +79,6 @@ TRAFFIC = {"distribution": {"power_law_1.01"}, "moe_ep_size": {"1"}}
 """Rows of experts that stand for traffic: popularity by `feedforward.POPULARITY_EXPONENT`."""
 QUANTISING = ("vllm", "trtllm")
 """Engines whose quantisation of activations is timed as one kernel; SGLang's as plain torch."""
-KV_BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def write_constants(
         lines += [f"{name} = {value!r}" for name, value in fit.numbers.items()]
     for key, (sizes, seconds) in sorted(collectives.items()):
         lines += ["", f"[efficiency.{key}]"]
-        lines += [f"size_bytes = {[round(size) for size in sizes]}".replace("]", "]")]
+        lines += [f"size_bytes = {[round(size) for size in sizes]}"]
         lines += [f"seconds = {seconds}"]
     engines = sorted({engine.partition(" ")[0] for fit in found for engine in fit.engines})
     other = "" if own else f"; not measured on this GPU, which runs the kernels of {measured}"
