@@ -53,7 +53,7 @@ demo: setup ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v
 demo-70b: setup ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
-test: setup ## everything but campaigns, real Ray and vLLM included: 20 minutes on 2 cores
+test: setup ## everything but campaigns, real Ray and vLLM included: 12 to 25 minutes on 2 cores
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
 	@code=0; \
@@ -61,7 +61,7 @@ test: setup ## everything but campaigns, real Ray and vLLM included: 20 minutes 
 	echo "== on real engines"; $(PYTEST) -m engine $(ENGINES) || code=$$?; \
 	exit $$code
 
-test-fast: setup ## what needs neither a Ray cluster nor a browser: 9 minutes on 2 cores
+test-fast: setup ## what needs neither a Ray cluster nor a browser: 4 to 9 minutes on 2 cores
 	@$(PYTEST) $(PARALLEL) -m "not engine and not simulated and not browser"
 
 test-all: setup ## make test, and what takes an hour and more

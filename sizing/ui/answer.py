@@ -410,12 +410,12 @@ def _questions(answer: Answer) -> None:
     questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
         (
             "What do other numbers of GPUs carry?",
-            "The highest rate within the limits, about 10 s",
+            "The highest rate within the limits, a few seconds",
             lambda said: capacity_page(name, capacity(found.inputs, counts, progress=said)),
         ),
         (
             "When does splitting prefill and decode pay?",
-            "Lengths of prompts over answers, and the speed of the link: about a minute",
+            "Lengths of prompts over answers, and the speed of the link: about half a minute",
             lambda said: split_map_page(name, split_map(found.inputs, progress=said)),
         ),
         (
