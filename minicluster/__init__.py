@@ -3,4 +3,4 @@
 from minicluster.compiled import use_compiled
 
 COMPILED = use_compiled()
-"""Whether the simulation's modules are the compiled ones (`minicluster/compiled.py`)."""
+"""True if the simulation's modules are the compiled ones (`minicluster/compiled.py`)."""

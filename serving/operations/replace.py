@@ -107,7 +107,7 @@ def replace_plan(
     """
     Start the replicas of another plan beside those that run, switch to them, and remove the former.
 
-    Whatever fails before the switch, or Ctrl-C, removes the new replicas, and the former plan
+    A failure before the switch, or Ctrl-C, removes the new replicas, and the former plan
     serves on. After it the new plan serves, and Ctrl-C ends the wait for answers in flight.
 
     Args:

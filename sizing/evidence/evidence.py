@@ -266,9 +266,9 @@ SPLITS: dict[str, Callable[[RowResidual], str]] = {
     "gpu": lambda each: each.generation,
     "source": lambda each: each.source,
 }
-"""What a split leaves out at a time: everything that has one of these names."""
+"""A split leaves out everything that has one of these names, a name at a time."""
 ORDER = ("all", "group", "class")
-"""What figures are of, in the order of the tables."""
+"""Sets of rows that have figures, in the order of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     """Limits of each class of requests by its name; by an empty one where there are none."""
 
 PRICED = {"usd": "price", "watts": "power"}
-"""What an objective other than `gpus` needs of every GPU."""
+"""The key that an objective other than `gpus` needs of every GPU."""
 
 
 def cost_of_gpu(inputs: Inputs, gpu: str) -> float:

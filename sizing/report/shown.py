@@ -217,7 +217,7 @@ SHOWN: tuple[tuple[type, Sections | None, Columns], ...] = (
         lambda asked: {key: [value] for key, value in asked.set_keys().items()},
     ),
 )
-"""Of each type of result its sections in a notebook, and its columns."""
+"""Sections in a notebook and columns of each type of result."""
 
 for kind, sections, columns in SHOWN:
     if sections is not None:

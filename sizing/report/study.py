@@ -149,7 +149,7 @@ MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
 """Title, unit and value of each chart of a sweep."""
 
 FROM_ZERO = {"rangemode": "tozero"}
-"""Of an axis that begins at 0."""
+"""Layout of an axis that begins at 0."""
 
 
 def charts_page(
