@@ -2,7 +2,7 @@
 Routing policies on simulated engines against the event simulation of the same requests.
 
     python benchmarks/simulated_routing.py            # about 20 minutes on 2 quiet cores
-    python benchmarks/simulated_routing.py --turns 4  # conversations; half as long
+    python benchmarks/simulated_routing.py --turns 4  # conversations; 8 minutes
 
 Deploys the 70B plan's pools once for each policy, as `serving up --engine simulated` does, with
 admission off, and sends prompts that keep the prefill pool 85 % busy. Answers are short, so that
@@ -31,8 +31,8 @@ BIN = Path(sys.executable).parent
 BUSY_FRACTION = 0.85
 OUTPUT_TOKENS = 20
 SLOWDOWN = "5"
-REQUESTS, WARMUP_S = "500", "5"
-
+REQUESTS, WARMUP_S = 500, "5"
+"""Requests for each policy, half as many of conversations, and seconds before they count."""
 
 TURN_TOKENS, TURNS_PER_S, THINK_S = 2000, 6.0, "5"
 """New tokens of a turn, requests per second, and seconds from an answer to the next turn."""
@@ -79,7 +79,7 @@ def loaded(place: Path, turns: int) -> tuple[float, float, float, float]:
     engine = ("--engine", "simulated", "--slowdown", SLOWDOWN, "--port", str(port), *patience)
     try:
         typed(place, "serving", "up", "plan.json", *engine)
-        length = ["--requests", REQUESTS, "--warmup", WARMUP_S]
+        length = ["--requests", str(REQUESTS // min(turns, 2)), "--warmup", WARMUP_S]
         if turns > 1:
             length += ["--turns", str(turns), "--think", THINK_S]
         host = f"http://127.0.0.1:{port}"
