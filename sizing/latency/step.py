@@ -289,24 +289,6 @@ ONCE = (
 """Terms that one stage of a pipeline pays alone, or every stage pays in full."""
 
 
-def beyond_hb_domain_s(
-    machine: Machine, load: StepLoad, *, slicing: Slicing
-) -> NDArray[np.float64]:
-    """
-    Seconds that crossing the HB domain adds to a step: its collectives, less those in one domain.
-
-    Zero while a stage fits the domain.
-    """
-    joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
-    exchanges = _exchanges(machine, verified(load, machine.engine), slicing)
-    collectives = [each for each in exchanges if each.pattern != "point-to-point"]
-    across, inside = (
-        np.asarray(sum(term.seconds for term in _network_terms(each, collectives)))
-        for each in (machine, joined)
-    )
-    return np.asarray(np.maximum(0.0, across - inside))
-
-
 def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
     """
     Yield the ops of a step as the engine's kernels do them.

@@ -9,16 +9,21 @@ from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients, pools_meet
 from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import Machine, beyond_hb_domain_s, step_s
+from sizing.latency.step import Machine, step_s, step_terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Inputs, Plan, Pool
+    from minicluster.specs.slicing import Slicing
+    from minicluster.specs.step import PathCoefficients
     from minicluster.specs.workload import WorkloadSpec
     from sizing.latency.load import StepLoad
 
 QUANTILES = 100
+
+BETWEEN_STAGES = "X4"
+"""Equation of the exchange that is no collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,26 @@ class Wide:
     step_s: float
     beyond_s: float
     now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spanning:
+    """
+    What a step pays in a pool whose groups span several HB domains (docs/model.md, eq. N2, N7).
+
+    Attributes:
+        beyond_s: seconds that one domain as wide as a group (tp x dp) would not take.
+        pulling_fraction: of the time, while KV pulls hold the NICs of one of its GPUs.
+        shared_s: seconds that exchanges take longer, to first order, because they meet pulls.
+        pulls_longer_fraction: by which pulls take longer, to first order, because they meet
+            exchanges. Neither is in the prediction.
+    """
+
+    role: str
+    beyond_s: float
+    pulling_fraction: float
+    shared_s: float
+    pulls_longer_fraction: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +120,54 @@ def crossing(plan: Plan) -> Crossing:
     )
 
 
-def beyond_by_role(plan: Plan) -> dict[str, float]:
-    """Return the seconds a step that each pool pays whose group spans several HB domains."""
-    inputs = plan.inputs
-    domain = inputs.cluster.gpus_per_hb_domain
-    spanning = [pool for pool in plan.pools if pool.tp * pool.dp > domain]
-    if inputs.gpu.kind == "cpu" or not spanning:
-        return {}
-    machine, tokens = Machine.of(inputs), mean_prompt_tokens(plan.workload)
-    return {pool.role: _wide(machine, pool, tokens).beyond_s for pool in spanning}
+def spanning(inputs: Inputs, pools: Sequence[Pool], path: PathCoefficients) -> tuple[Spanning, ...]:
+    """
+    Return what each pool pays whose groups span several HB domains.
+
+    With two transfers on one NIC each gets half of it. A pull is under way for a fraction p of the
+    time and exchanges for e = t_x / t of a step t, so that to first order exchanges take p t_x
+    longer and pulls e times their seconds (docs/model.md, eq. N7).
+    """
+    load, domain = inputs.scenario.workload, inputs.cluster.gpus_per_hb_domain
+    wide = [pool for pool in pools if pool.tp * pool.dp > domain and inputs.gpu.kind != "cpu"]
+    found, tokens = [], mean_prompt_tokens(load)
+    for pool in wide:
+        machine, step = Machine.of(inputs, pool.gpu), _step(pool, tokens)
+        exchanges_s, beyond_s = _leaving_s(machine, step, pool.slicing)
+        whole_s = float(step_s(machine, step, slicing=pool.slicing))
+        pulls_s = load.requests_per_s * tokens * path.transfer_per_token_s if len(pools) > 1 else 0
+        pulling = min(1.0, pulls_s / ((pool.replicas - pool.spare_replicas) * pool.dp * pool.pp))
+        found.append(
+            Spanning(
+                role=pool.role,
+                beyond_s=beyond_s,
+                pulling_fraction=pulling,
+                shared_s=pulling * exchanges_s,
+                pulls_longer_fraction=exchanges_s / whole_s if pulling else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _leaving_s(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[float, float]:
+    """Return the seconds of a step's collectives that leave the HB domain, and what it adds."""
+    joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
+    terms = (step_terms(each, load, slicing=slicing) for each in (machine, joined))
+    seconds = (
+        (float(far.seconds), float(near.seconds))
+        for far, near in zip(*terms, strict=True)
+        if far.equation != BETWEEN_STAGES
+    )
+    leaving = [(far_s, near_s) for far_s, near_s in seconds if far_s != near_s]
+    exchanges_s = sum(far_s for far_s, _ in leaving)
+    return exchanges_s, max(0.0, exchanges_s - sum(near_s for _, near_s in leaving))
+
+
+def _step(pool: Pool, tokens: float) -> StepLoad:
+    """Return the mean prompt, or a full decode batch."""
+    if pool.role == "prefill":
+        return prefill_load(tokens)
+    return decode_load(pool.max_num_seqs, tokens)
 
 
 def mean_prompt_tokens(load: WorkloadSpec) -> float:
@@ -136,15 +200,13 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
 
 def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
     domain = machine.cluster.gpus_per_hb_domain
-    load: StepLoad = prefill_load(tokens)
-    if pool.role != "prefill":
-        load = decode_load(pool.max_num_seqs, tokens)
+    load = _step(pool, tokens)
     tp = pool.tp if pool.tp * pool.dp > domain else 2 * domain
     slicing = replace(pool.slicing, tp=tp)
     return Wide(
         role=pool.role,
         tp=tp,
         step_s=float(step_s(machine, load, slicing=slicing)),
-        beyond_s=float(beyond_hb_domain_s(machine, load, slicing=slicing)),
+        beyond_s=_leaving_s(machine, load, slicing)[1],
         now_s=float(step_s(machine, load, slicing=pool.slicing)),
     )

@@ -16,7 +16,8 @@ from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
 from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import BOUNDS, Machine, beyond_hb_domain_s, step_terms
+from sizing.latency.step import BOUNDS, Machine, step_terms
+from sizing.network.network_cost import Spanning, spanning
 from sizing.planner import bounds
 from sizing.planner.candidates import largest_batch, one_replica_each, utilisations
 from sizing.planner.deployment import pools
@@ -88,15 +89,14 @@ class PoolPrediction(Shown):
 
     Attributes:
         misses: limits of the SLO that do not hold, one phrase each.
-        beyond_hb_domain_s: per role, seconds a step that crossing the HB domain costs; empty
-            where nothing crosses.
+        spanning: pools whose groups span several HB domains, and what that costs a step.
     """
 
     pools: tuple[Pool, ...]
     prediction: Prediction
     meets_slo: bool
     misses: tuple[str, ...]
-    beyond_hb_domain_s: dict[str, float]
+    spanning: tuple[Spanning, ...]
     validated_on: Validation
 
 
@@ -137,13 +137,13 @@ def predict(
     chosen = smallest.sized(sizes["prefill"].replicas if split else 0, last.replicas)
     predicted = _simulated(inputs, chosen)
     missed = slo_misses(predicted, inputs.scenario.promises)
-    batch = mean_batch(chosen, predicted.tpot.mean_s)
+    named = pools(inputs, chosen)
     return PoolPrediction(
-        pools=pools(inputs, chosen),
+        pools=named,
         prediction=predicted,
         meets_slo=not missed,
         misses=missed,
-        beyond_hb_domain_s=_beyond_hb_domain_s(inputs, chosen, batch),
+        spanning=spanning(inputs, named, chosen.tandem.step_model.path),
         validated_on=validation(inputs, split=split),
     )
 
@@ -221,22 +221,6 @@ def _check_layout(inputs: Inputs, layout: Layout) -> None:
     if rule is not None:
         options = ", ".join(f"--{role}" for role in layout.shapes)
         raise InputError(options, str(layout), rule)
-
-
-def _beyond_hb_domain_s(inputs: Inputs, chosen: Candidate, batch: float) -> dict[str, float]:
-    tokens = float(chosen.tandem.computed_tokens.mean())
-    steps = {
-        "prefill": prefill_load(tokens),
-        "decode": decode_load(batch, chosen.tandem.context[0]),
-    }
-    steps["mixed"] = steps["decode"]
-    return {
-        role: float(
-            beyond_hb_domain_s(Machine.of(inputs, shape.gpu), steps[role], slicing=shape.slicing)
-        )
-        for role, shape in chosen.layout.shapes.items()
-        if shape.slicing.tp * shape.slicing.dp > inputs.cluster.gpus_per_hb_domain
-    }
 
 
 def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Prediction:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from minicluster.plan import Plan, to_json
 from minicluster.units import seconds
-from sizing.network.network_cost import beyond_by_role
+from sizing.network.network_cost import spanning
 from sizing.planner.studies.cost import gpus_by_kind, running
 from sizing.planner.studies.result import layout_of
 from sizing.report.tables import (
@@ -28,7 +28,7 @@ from sizing.report.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs, KvOffload, Pool, Prediction, Validation
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
+    from sizing.network.network_cost import Spanning
     from sizing.planner.class_pools import ClassPlans, Planned
     from sizing.planner.predict import PoolPrediction
     from sizing.planner.studies.cost import Running
@@ -95,7 +96,7 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
     facts = [
         _capacity(predicted),
-        *_network(found.pools, found.beyond_hb_domain_s, inputs.cluster.gpus_per_hb_domain),
+        *_network(found.pools, found.spanning, inputs.cluster.gpus_per_hb_domain),
     ]
     blank = Text("")
     return Group(
@@ -196,7 +197,8 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     cost = "; ".join(_cost_parts(running(plan)))
     if cost:
         yield "Cost", cost
-    yield from _network(plan.pools, beyond_by_role(plan), plan.inputs.cluster.gpus_per_hb_domain)
+    wide = spanning(plan.inputs, plan.pools, plan.step_model.path)
+    yield from _network(plan.pools, wide, plan.inputs.cluster.gpus_per_hb_domain)
     if plan.confidence is not None and plan.confidence.other_pools:
         yield "Compared", plan.confidence.other_pools
     local = plan.routing.local_threshold_tokens
@@ -221,15 +223,23 @@ def offload_text(offload: KvOffload) -> str:
 
 
 def _network(
-    pools: tuple[Pool, ...], beyond_s: dict[str, float], domain: int
+    pools: Sequence[Pool], found: Sequence[Spanning], domain: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a step pays for leaving the HB domain, for each pool that does (eq. N2)."""
-    for pool in pools:
-        if pool.role in beyond_s:
-            wide = pool.tp * pool.dp
-            what = f"EP {pool.ep}" if pool.ep > 1 else f"TP {wide}"
-            cost = f"{seconds(beyond_s[pool.role])} a step in {pool.role}"
-            yield "Network", f"{what} over {-(-wide // domain)} domains costs {cost}"
+    """Yield what a step pays for leaving the HB domain, for each pool that does (eq. N2, N7)."""
+    by_role = {pool.role: pool for pool in pools}
+    for each in found:
+        pool = by_role[each.role]
+        wide = pool.tp * pool.dp
+        what = f"EP {pool.ep}" if pool.ep > 1 else f"TP {wide}"
+        cost = f"{seconds(each.beyond_s)} a step in {pool.role}"
+        text = f"{what} over {-(-wide // domain)} domains costs {cost}"
+        if each.pulling_fraction:
+            text += (
+                f"; KV pulls, {each.pulling_fraction:.1%} of the time on its NICs, about"
+                f" {seconds(each.shared_s)} more, and take {each.pulls_longer_fraction:.0%} longer"
+                " (not predicted)"
+            )
+        yield "Network", text
 
 
 def _cost_parts(cost: Running) -> Iterator[str]:

@@ -20,7 +20,7 @@ from sizing.latency.communication import PATTERNS, Exchange
 from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.op import Op, Work, gemm
 from sizing.latency.roofline import multiply_dtype, op_time, smooth_max
-from sizing.latency.step import Machine, beyond_hb_domain_s, interval_s, stage_s, step_s, step_terms
+from sizing.latency.step import Machine, interval_s, stage_s, step_s, step_terms
 from sizing.latency.step_table import step_table
 
 PUBLISHED = Path(__file__).parents[2] / "published" / "static_prefill.toml"
@@ -146,15 +146,12 @@ def test_kv_pull_uses_the_narrower_side() -> None:
 
 
 def test_terms_add_up_to_the_step() -> None:
-    """The terms of a step are the step (eq. S5); TP adds to it only beyond the HB domain."""
+    """The terms of a step are the step (eq. S5)."""
     load = decode_load(64, 4000)
     terms = step_terms(machine(), load, slicing=TP8)
     whole = float(step_s(machine(), load, slicing=TP8))
     assert sum(float(term.seconds) for term in terms) == pytest.approx(whole)
     assert len({term.name for term in terms}) == len(terms)
-    assert float(beyond_hb_domain_s(machine(), prefill_load(4000), slicing=Slicing(tp=16))) > 1e-3
-    for inside in (TP8, Slicing(tp=8, pp=2)):
-        assert float(beyond_hb_domain_s(machine(), prefill_load(4000), slicing=inside)) == 0
 
 
 def test_a_pipeline_hands_over_and_keeps_its_stages_busy() -> None:

@@ -13,11 +13,16 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.network.network_cost import crossing
+from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
+from sizing.planner.layout import Layout
+from sizing.planner.predict import predict
 from sizing.planner.search import Found, search
+from sizing.planner.step_models import StepModels
 from sizing.scenario import Scenario
+from tests.sizing.scenarios import LARGE as BUSY
+from tests.sizing.scenarios import inputs
 
 SMALL = catalog.files("scenarios")["llama-3.1-8b-h100"]
 LARGE = catalog.files("scenarios")["llama-3.1-70b-h100-2rps"]
@@ -96,3 +101,27 @@ def test_crossing_costs_what_its_tier_costs(zoned: tuple[Path, str]) -> None:
     one_domain = replace(plan.inputs.cluster, max_gpus=8)
     alone = crossing(replace(plan, inputs=replace(plan.inputs, cluster=one_domain)))
     assert (alone.transfers, alone.wide) == ((), ())
+
+
+def test_groups_over_domains_pay_and_share_nics_with_pulls() -> None:
+    """Pulls hold a NIC for lambda n a / ranks of the time, and exchanges take that much longer."""
+    sizes = {"prefill": "6xTP8", "decode": "2xTP16"}
+    given = inputs(replace(BUSY, search=replace(BUSY.search, layouts="any")))
+    load = given.scenario.workload
+    wide = predict(given, **sizes)
+    [found] = wide.spanning
+    assert found.role == "decode"
+    assert found.beyond_s > 1e-3
+    tokens = mean_prompt_tokens(load)
+    path = StepModels(given).of(Layout.split(8, 16, "h100-sxm")).path
+    pulls_s = load.requests_per_s * tokens * path.transfer_per_token_s
+    assert found.pulling_fraction == pytest.approx(pulls_s / 2)
+    exchanges_s = found.shared_s / found.pulling_fraction
+    assert exchanges_s > found.beyond_s
+    assert 0 < found.pulls_longer_fraction < 1
+    step_s = exchanges_s / found.pulls_longer_fraction
+    assert exchanges_s < step_s
+    assert predict(given, prefill="6xTP8", decode="2xTP8").spanning == ()
+    [alone] = predict(given, mixed="8xTP16").spanning
+    assert alone.beyond_s > 1e-3
+    assert (alone.pulling_fraction, alone.shared_s, alone.pulls_longer_fraction) == (0, 0, 0)
