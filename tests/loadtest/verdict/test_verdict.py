@@ -272,3 +272,12 @@ def test_each_class_is_judged_by_its_own_limits() -> None:
 def test_answers_of_unknown_length_give_no_tokens() -> None:
     verdict = verdict_on(changed(1, output_tokens=None))
     assert verdict.throughput.output_tokens_per_s == 0
+
+
+def test_an_endpoint_that_says_nothing_of_its_prefix_cache_is_named() -> None:
+    """Where answers count cached tokens, or there is none, there is nothing to say."""
+    silent = "does not report the hits of its prefix cache"
+    assert any(silent in note for note in verdict_on(changed(1, cached_tokens=None)).notes)
+    assert not any(silent in note for note in verdict_on(changed(1, cached_tokens=0)).notes)
+    cut = changed(1, cached_tokens=None, outcome="cut", detail="reset", chunk_s=())
+    assert not any(silent in note for note in verdict_on(cut).notes)

@@ -171,3 +171,32 @@ def test_no_room_is_kept_before_a_refusal() -> None:
     assert Reserve().fraction == 0
     fresh = LongPrompts()
     assert (fresh.kept_s(0.1), fresh.short_admitted_fraction) == (0, 1)
+
+
+def test_a_refusal_raises_a_reserve_by_three_hundredths() -> None:
+    """An admission lowers it by the more, the less often the class is to be admitted."""
+    reserve = Reserve()
+    reserve.note(admitted=False, wanted_fraction=0.5)
+    assert reserve.fraction == pytest.approx(0.03)
+    reserve.note(admitted=False, wanted_fraction=0.5)
+    reserve.note(admitted=True, wanted_fraction=0.5)
+    assert reserve.fraction == pytest.approx(0.03)
+    reserve.note(admitted=True, wanted_fraction=0.5)
+    reserve.note(admitted=True, wanted_fraction=0.5)
+    assert reserve.fraction == 0
+
+
+def test_shares_are_what_the_smaller_demands_leave() -> None:
+    """Of 30 s used, 3 and 5 s are asked for by two tenants; 22 s are left to the two others."""
+    demands, used = (3.0, 5.0, 40.0, 14.0), (3.0, 5.0, 11.0, 11.0)
+    tenants = {str(at): Tenant(number=at) for at in range(4)}
+    shares = FairShares()
+    shares.refresh(tenants, 0.0)
+    for tenant, asked_s, had_s in zip(tenants.values(), demands, used, strict=True):
+        tenant.seen_s, tenant.admitted_s, tenant.refused_s = 1.0, had_s, asked_s - had_s
+    shares.refresh(tenants, 1.0)
+    assert [tenant.light for tenant in tenants.values()] == [True, True, False, False]
+
+
+def test_a_key_without_a_weight_has_that_of_the_others() -> None:
+    assert KeyHolder().weight == 1

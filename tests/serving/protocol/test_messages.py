@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from minicluster.phases import (
+    FIRST_DECODE_STEP,
+    HANDOFF,
+    KV_FETCH,
+    PREFILL,
+    PREFILL_QUEUE,
+    QUEUED_PREFILL,
+)
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.protocol.app_spec import DEVICES_LABEL, RayNode
-from serving.protocol.messages import LocalPrefill, Refusal
+from serving.protocol.messages import LocalPrefill, Refusal, RequestPhases
 
 
 @pytest.mark.parametrize(
@@ -44,3 +52,13 @@ def test_a_moved_raylet_names_its_devices(*, moved: bool) -> None:
         NODE_LABEL: "n1",
         **({DEVICES_LABEL: "2_3"} if moved else {}),
     }
+
+
+def test_the_phases_of_an_answer_add_up_to_its_time_in_the_engines() -> None:
+    """An answer whose prompt decode computed has no fetch; the other has what prefill reports."""
+    local = RequestPhases(prefill_s=0.0, decode_s=0.3, path="local")
+    assert local.phases_s == {QUEUED_PREFILL: 0.3, KV_FETCH: 0.0, FIRST_DECODE_STEP: 0.0}
+    remote = RequestPhases(
+        prefill_s=0.2, decode_s=0.3, prefill_replica="p0", prefill_queue_s=0.05, prefill_step_s=0.15
+    )
+    assert remote.phases_s == {PREFILL_QUEUE: 0.05, PREFILL: 0.15, HANDOFF: 0.3}

@@ -193,3 +193,18 @@ def test_a_disturbed_row_counts_less() -> None:
     assert fitted.per_prefill_token_s == pytest.approx(0.001, rel=0.05)
     assert unknowing.per_prefill_token_s != pytest.approx(0.001, rel=0.05)
     assert fit_prefill(alike) == fit_prefill(true)
+
+
+def test_a_fit_says_how_far_its_rows_went() -> None:
+    """Tokens of a prompt, sequences of a batch and context: beyond them a plan is refused."""
+    fitted, rows = fit_calibration(grid(), name="made up"), grid()
+    longest = max(each.tokens for each in rows if each.phase == "prefill")
+    batch, context = (
+        max(getattr(each, name) for each in rows if each.phase == "decode")
+        for name in ("batch", "context")
+    )
+    for step, most in (
+        (fitted.prefill, (longest, 1, longest)),
+        (fitted.decode, (batch, batch, context)),
+    ):
+        assert (step.max_tokens, step.max_batch, step.max_context_tokens) == most

@@ -172,3 +172,13 @@ def test_ctrl_c_leaves_no_pools_for_some_classes_only(
     monkeypatch.setattr("sizing.planner.class_pools.plan", planned)
     found = plan_classes(of(CHAT, SUMMARIES))
     assert (list(found.chosen), found.own, found.interrupted) == ([""], {}, True)
+
+
+def test_the_reason_names_shared_and_own_pools_where_both_were_tried() -> None:
+    """In the order in which they were tried."""
+    mix = of(replace(CHAT, slo=ClassSlo(e2e_s=0.2)), SUMMARIES)
+    with pytest.raises(NoPlan) as found:
+        plan_classes(mix)
+    reason = found.value.infeasible.reason
+    assert reason.startswith("shared pools: ")
+    assert "; own pools of chat: " in reason

@@ -328,3 +328,16 @@ def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
     runs = [simulations.run(slow.sized(*each), requests=12_000, seed=11) for each in fewer]
     assert max(run.tightest.ratio for run in runs if run) > 1
+
+
+def test_a_batch_that_the_engine_limits_is_not_limited_by_memory() -> None:
+    """With 64 sequences the KV cache is not full; the mean batch follows Little's law (L3)."""
+    scenario = replace(LARGE, engine=replace(LARGE.engine, max_num_seqs=64))
+    plan = proposed(at(52.0, scenario))
+    assert plan.pool("decode").max_num_seqs == 64
+    assert plan.prediction.bottleneck["decode"] == "memory bandwidth"
+    explained = explain_plan(plan)
+    decode = plan.pool("decode")
+    sequences = 52.0 * 500 * plan.prediction.tpot.mean_s / decode.replicas
+    assert explained.mean_batch == pytest.approx(sequences)
+    assert explained.busiest_experts == {}

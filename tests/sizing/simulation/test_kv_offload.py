@@ -197,3 +197,16 @@ def test_conversations_find_their_turns_in_host_memory() -> None:
     assert shares[1] > shares[0] + 0.1
     rates = hit_rates(found, coming, first_tokens=512)
     assert [each.hit_fraction for each in rates] == sorted(each.hit_fraction for each in rates)
+
+
+def test_capacities_double_until_all_is_found_that_can_be() -> None:
+    """The last capacity is the first that finds every block that came before."""
+    prompts = [FIRST, SECOND, (1600, (7, 8, 9)), FIRST, SECOND, FIRST]
+    arrivals = arriving(prompts)
+    found = hit_rates(served(prompts, None), arrivals, first_tokens=CONTENT_TOKENS)
+    tokens = [each.capacity_tokens for each in found]
+    assert tokens == [CONTENT_TOKENS * 2**power for power in range(len(tokens))]
+    repeated = 3 * 3 * CONTENT_TOKENS / (6 * 1600)
+    assert found[-1].hit_fraction == pytest.approx(repeated)
+    assert found[-2].hit_fraction < repeated
+    assert len(found) == 5  # 16 blocks hold the nine that lie between FIRST and its return

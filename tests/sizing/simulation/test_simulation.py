@@ -271,3 +271,30 @@ def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
     assert found.remaining_tokens.mean() == pytest.approx(mean, rel=0.03)
     assert found.remaining_tokens.min() >= 1
     assert found.context_tokens.min() >= 1000
+
+
+def test_a_prompt_slows_the_decode_steps_from_its_begin_to_its_end() -> None:
+    """A decode batch is under way when a long prompt comes: its steps take half as long again."""
+    step_s, tokens = 2e-2, 500
+    prompt_s = step_s + 4e-4 * tokens
+    arrivals = Arrivals(
+        due_s=np.array([0.0, 0.2]),
+        input_tokens=np.array([1, tokens]),
+        output_tokens=np.array([100, 1]),
+    )
+    found = simulate(shared(Interference(decode_fraction=0.5)), arrivals, seed=1)
+    longer_s = prompt_s / 1.5 / step_s * (0.5 * step_s)
+    taken_s = found.e2e_s[0] - found.ttft_s[0]
+    assert taken_s == pytest.approx(99 * step_s + longer_s, abs=0.5 * step_s)
+
+
+def test_gaps_count_that_begin_while_requests_that_count_arrive() -> None:
+    """Those of the warm-up before, and of the drain after the last arrival, do not."""
+    arrivals = drawn(LOAD, RequestSource(), count=400, seed=3)
+    found = simulate(shared(Interference()), arrivals, seed=1)
+    first_s, last_s = found.due_s[found.counts][[0, -1]]
+    begins_s = found.gaps[:, 2]
+    kept = [gap for gap in found.gaps.tolist() if first_s <= gap[2] <= last_s]
+    assert 0 < len(kept) < len(found.gaps)
+    assert begins_s.max() > last_s
+    assert found.counted_gaps().tolist() == kept
