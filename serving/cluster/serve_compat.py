@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import uuid
 from contextlib import suppress
 from logging.handlers import MemoryHandler
@@ -42,6 +43,9 @@ less per message on the demo's cores. Every replica listens for them anyway.
 
 LIVE_POLL_S = 0.1
 """Interval at which a pending call checks that a replica is left."""
+
+END_S = 5.0
+"""Time that Ray has to end a worker after its SIGTERM."""
 
 Answer = TypeVar("Answer")
 
@@ -163,7 +167,9 @@ def before_sigterm(wait: Callable[[], object]) -> None:
     Call *wait*, in a thread, when SIGTERM comes to this worker of Ray, and let it end afterwards.
 
     Ray's handler ends it at once, and only the main thread, which is Ray's, may set another one:
-    so we replace what that handler calls (ray 2.60.0, `Worker.main_loop`).
+    so we replace what that handler calls (ray 2.60.0, `Worker.main_loop`). Ray then waits until
+    the worker's pending calls are answered, and Serve's for news of deployments take a minute, in
+    which no other endpoint can listen at its port: it gets `END_S`.
     """
     leave = worker.raise_sys_exit_with_custom_error_message
     begun, over = threading.Event(), threading.Event()
@@ -174,6 +180,8 @@ def before_sigterm(wait: Callable[[], object]) -> None:
         finally:
             over.set()
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(END_S)
+            os._exit(1)
 
     def on_sigterm(*given: Any, **named: Any) -> None:  # noqa: ANN401
         if over.is_set():
