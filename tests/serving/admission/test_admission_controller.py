@@ -224,6 +224,14 @@ def test_the_margin_is_a_quantile_of_the_last_four_hundred() -> None:
     assert misses.quantile_s(0.999, 0.5) == 0.0
 
 
+def test_half_of_the_requests_decide_the_margin() -> None:
+    """Of two tenants with as many requests each, what is enough for one of them."""
+    misses = ResidualWindow()
+    for number in range(200):
+        misses.add(0.01 if number % 2 else 10.0, number % 2)
+    assert misses.quantile_s(0.99) == 0.01
+
+
 @pytest.mark.parametrize(("liars", "moved"), [(0.45, False), (0.55, True)])
 def test_who_sends_less_than_half_cannot_move_the_margin(liars: float, *, moved: bool) -> None:
     """Whatever it misses by; alone it is believed."""

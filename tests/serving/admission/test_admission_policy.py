@@ -294,6 +294,7 @@ def test_an_idle_cluster_admits_what_its_floor_allows(decision: dict[str, Any]) 
     assert isinstance(found, Shed) == (floor.ttft_s > slo.ttft_s or floor.tpot_s > slo.tpot_s)
     if isinstance(found, Shed):
         assert (found.reason, found.retry_after_s) == ("unreachable", None)
+        assert ("to the first token" in found.message) == (floor.ttft_s > slo.ttft_s)
 
 
 HI = {"role": "user", "content": "hi"}
