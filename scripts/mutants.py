@@ -39,7 +39,7 @@ NO_ENGINE = ("-m", "not engine and not simulated and not browser")
 OF_THE_REPOSITORY = ("--ignore=tests/test_house.py", "--ignore=tests/test_rules.py")
 """A generated page that changes is no test of the number on it."""
 
-TESTS_S = 60.0
+TESTS_S = 150.0
 """Time budget per mutant: tests that reach it are run up to this total."""
 
 SPARE = 3

@@ -31,6 +31,13 @@ ROOT = Path(__file__).parents[3]
 RECORDED = Path(__file__).with_suffix(".json")
 
 SMALL, LARGE = "llama-3.1-8b-h100", "llama-3.1-70b-h100-2rps"
+EXPERTS = "deepseek-v3-h200"
+
+
+def lengths(median: int, high: int) -> dict[str, Any]:
+    """Return prompts of which most are short and a few long."""
+    return {"distribution": "lognormal", "median": median, "sigma": 1.5, "high": high}
+
 
 SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "small": (SMALL, {}),
@@ -54,12 +61,7 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
         LARGE,
         {
             "workload.requests_per_s": 4,
-            "workload.input_tokens": {
-                "distribution": "lognormal",
-                "median": 1000,
-                "sigma": 1.5,
-                "high": 16_000,
-            },
+            "workload.input_tokens": lengths(1000, 16_000),
             "workload.output_tokens": 200,
             "slo.ttft_s": 2,
             "slo.tpot_s": 0.1,
@@ -68,7 +70,48 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "two kinds of GPU": ("mixed-gpus-70b", {"workload.requests_per_s": 3}),
-    "experts": ("deepseek-v3-h200", {"workload.requests_per_s": 4, "search.pools": "split"}),
+    "experts": (EXPERTS, {"workload.requests_per_s": 4, "search.pools": "split"}),
+    "experts, aggregated": (EXPERTS, {"workload.requests_per_s": 4, "search.pools": "mixed"}),
+    "experts, busy": (EXPERTS, {"workload.requests_per_s": 30, "workload.input_tokens": 1000}),
+    "small, prompts of many lengths": (
+        SMALL,
+        {
+            "workload.requests_per_s": 60,
+            "workload.input_tokens": lengths(1000, 16_000),
+            "search.routing": "random",
+            "search.pools": "split",
+        },
+    ),
+    "small, most prompts short": (
+        SMALL,
+        {
+            "workload.requests_per_s": 20,
+            "workload.input_tokens": lengths(300, 8000),
+            "workload.output_tokens": 100,
+            "slo.ttft_s": 0.5,
+            "slo.tpot_s": 0.1,
+            "search.pools": "split",
+        },
+    ),
+    "small, many": (
+        SMALL,
+        {"search.pools": "split", "workload.requests_per_s": 400, "cluster.max_gpus": 512},
+    ),
+    "large, any layout": (LARGE, {"search.layouts": "any", "workload.requests_per_s": 8}),
+    "large, hurried": (
+        LARGE,
+        {
+            "workload.requests_per_s": 15,
+            "slo.percentile": "p90",
+            "slo.ttft_s": 0.5,
+            "cluster.max_gpus": 128,
+        },
+    ),
+    "large, nearest miss": (
+        LARGE,
+        {"workload.requests_per_s": 15, "slo.ttft_s": 0.5, "slo.percentile": "p90"},
+    ),
+    "classes": ("chat-and-summaries-8b", {}),
 }
 """Scenario and keys."""
 
@@ -84,8 +127,12 @@ STUDIES: dict[str, tuple[str, ...]] = {
         *("--x", "workload.requests_per_s=30", "--y", "workload.input_tokens=2000"),
     ),
     "split map, links": ("split-map", LARGE, "--y", "workload.prefix_tokens=0,2000"),
+    "capacity, split": ("capacity", SMALL, "--gpus", "4", "--set", "search.pools=split"),
+    "compare": ("compare", SMALL, "--gpu", "h100-sxm,h200-sxm", "--set", "cost.prices=catalog"),
     "decisions": ("decisions", SMALL, "--only", "links"),
     "pareto": ("pareto", LARGE),
+    "pareto, power": ("pareto", SMALL, "--by", "watts"),
+    "sweep": ("sweep", SMALL, "--key", "slo.ttft_s=0.2,0.4"),
     "day": (
         *("day", SMALL, "--cold-start-seconds", "120", "--forecast-error", "0.1"),
         *("--profile", str(ROOT / "configs/profiles/sine-day.csv")),
