@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, Whole, choice
 from minicluster.specs.efficiency import EngineKernels
-from minicluster.specs.gpu import NumberSource
+from minicluster.specs.gpu import AllToAllLibrary, NumberSource
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
@@ -120,6 +120,11 @@ class EngineProfile(Spec):
             query head, as kernels do that know no shared heads.
         sends_to_experts: tokens go to the groups of their experts alone where these are more than
             the experts of a token, instead of to all groups.
+        all_to_all_libraries: libraries that may send the tokens to the groups of their experts in
+            place of the engine's own way.
+        overlap_decode_tokens: tokens of a rank from which two-batch overlap splits a step that only
+            decodes; 0: the engine has none.
+        overlap_prompt_tokens: the same of a step with prompts.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
         draft_methods: of speculative decoding that the engine knows, see `DraftSpec`; empty: none.
         draft_overhead_fraction: of a decode step with drafts, added to it: the host's work between
@@ -127,6 +132,9 @@ class EngineProfile(Spec):
         speculative_tokens: k, tokens drafted for each sequence and step; 0: none.
         mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
             not counted.
+        all_to_all: the library that is used; `None`: the engine's own way.
+        two_batch_overlap: whether steps are split in two halves whose communication and compute
+            overlap.
     """
 
     name: str
@@ -157,11 +165,16 @@ class EngineProfile(Spec):
     deployable: bool = True
     window_per_query_head: bool = False
     sends_to_experts: bool = False
+    all_to_all_libraries: tuple[str, ...] = ()
+    overlap_decode_tokens: Whole = 0
+    overlap_prompt_tokens: Whole = 0
     kernels: EngineKernels | None = None
     draft_methods: tuple[str, ...] = ()
     draft_overhead_fraction: NotNegative = 0.0
     speculative_tokens: Whole = 0
     mean_accepted_tokens: NotNegative = 0.0
+    all_to_all: AllToAllLibrary | None = None
+    two_batch_overlap: bool = False
     sources: tuple[NumberSource, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice
+from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.efficiency import GpuEfficiency
 
 BUS_SIZES = 3
@@ -94,6 +94,34 @@ class CollectiveProtocol(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllLibrary(Spec):
+    """
+    `[all_to_all]`: a library that sends each token to the GPUs of its experts (eq. H7).
+
+    Steps that only decode run kernels that send every expert of a token a copy; steps with prompts
+    run kernels that send a GPU, and an HB domain, one copy of a token.
+
+    Attributes:
+        vendor: of the GPUs that it runs on.
+        latency_s: fixed part of a dispatch or combine in a step that only decodes.
+        prompt_latency_s: the same in a step with prompts, like the others below.
+        inside_fraction: of what large transfers achieve in the HB domain.
+        inside_bytes_per_s: the most of it, however fast the links are.
+        prompt_sms: SMs that its kernels take from what is computed at the same time.
+    """
+
+    _TABLE: ClassVar[str] = "all_to_all"
+
+    name: str
+    vendor: str
+    latency_s: NotNegative
+    prompt_latency_s: NotNegative
+    inside_fraction: Fraction
+    inside_bytes_per_s: Positive
+    prompt_sms: Whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives(Spec):
     """
     Collective libraries on one GPU and between its HB domains, read from configs/collectives.
@@ -165,9 +193,10 @@ class CollectiveEntry(Collectives):
     One file of `configs/collectives`: what was measured on a GPU, or the protocols of a library.
 
     Attributes:
-        gpu: name in configs/gpus; `None`: a file of protocols.
+        gpu: name in configs/gpus; `None`: a file of protocols, or of a library for experts.
     """
 
     name: str
     gpu: str | None = None
+    all_to_all: AllToAllLibrary | None = None
     sources: tuple[NumberSource, ...] = ()

@@ -103,6 +103,10 @@ class EngineChoice(Spec):
         redundant_experts: copies of popular experts in each layer, which the engine's load balancer
             (EPLB) places where groups of GPUs hold whole experts; 0: it only moves experts; absent:
             no balancer.
+        all_to_all: library that sends tokens to the ranks of their experts (deepep), in split pools
+            of data-parallel ranks with whole experts; absent: the engine's own way.
+        two_batch_overlap: such a pool splits its steps in two halves, of which one communicates
+            while the other computes (vLLM's DBO, SGLang's TBO); asks for all_to_all.
         kv_offload_host_bytes: host memory per GPU for KV blocks that prompts find again (vLLM's
             OffloadingConnector); a copy of every block goes there, so that less than the GPU's KV
             cache gains nothing; absent or 0: none.
@@ -124,6 +128,8 @@ class EngineChoice(Spec):
     speculative_tokens: int | None = None
     mean_accepted_tokens: float | None = None
     redundant_experts: int | None = None
+    all_to_all: str | None = None
+    two_batch_overlap: bool | None = None
     kv_offload_host_bytes: float | None = None
     kv_offload_disk_bytes: float | None = None
     kv_offload_disk_bytes_per_s: float | None = None

@@ -48,6 +48,11 @@ class Slicing(Spec):
         """Ways that one expert is sliced."""
         return self.tp * self.dp // self.ep
 
+    @property
+    def routes_tokens(self) -> bool:
+        """Whether copies of attention send their tokens to ranks that hold whole experts."""
+        return self.dp > 1 and self.ep > 1
+
 
 def stage_layers(num_layers: int, pp: int) -> list[int]:
     """

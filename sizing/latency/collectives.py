@@ -14,7 +14,7 @@ from minicluster.specs.cluster import topology_of
 from minicluster.specs.step import PathCoefficients
 from sizing.latency.library import measured_s
 from sizing.latency.roofline import efficiency_of
-from sizing.latency.tiered import TRAFFIC, tiered_s
+from sizing.latency.tiered import TRAFFIC, library_s, tiered_s
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -54,6 +54,9 @@ def exchange_s(
         return 0 * size
     if exchange.pattern == "point-to-point":
         return point_to_point_s(size, _reaching(cluster, gpu, stride + 1), stride)
+    if exchange.library is not None:
+        reaching = _reaching(cluster, gpu, max(group, cluster.gpus_per_hb_domain))
+        return library_s(size, exchange, exchange.library, reaching, reaching.spans(group))
     inner = max(1, min(group, cluster.gpus_per_hb_domain // stride))
     if inner >= group:
         seconds = _inside_s(size, group, exchange.pattern, gpu, engine)

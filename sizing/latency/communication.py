@@ -12,6 +12,7 @@ from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
+    from minicluster.specs.gpu import AllToAllLibrary
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
@@ -34,6 +35,10 @@ class Exchange:
             others together. point-to-point: what one GPU sends.
         stride: distance between neighbours of the group in GPU order: 1 for tensor parallel,
             tp for data-parallel ranks, tp x dp for pipeline stages; decides which links it crosses.
+        library: that sends the tokens to their experts (eq. H7), each of `size_bytes` / tokens;
+            `None`: pattern and group are timed.
+        copies: of a token that such a library sends at most: its experts.
+        once: whether a GPU gets one copy of a token, however many of its experts it holds.
     """
 
     name: str
@@ -43,6 +48,9 @@ class Exchange:
     repeats: int
     size_bytes: NDArray[np.float64] | float
     stride: int = 1
+    library: AllToAllLibrary | None = None
+    copies: int = 1
+    once: NDArray[np.bool_] | bool = False
 
 
 NORM_BYTES = 4
@@ -50,21 +58,27 @@ NORM_BYTES = 4
 
 
 def step_exchanges(
-    model: ModelSpec, load: StepLoad, *, slicing: Slicing, sends_to_experts: bool = False
+    model: ModelSpec,
+    load: StepLoad,
+    *,
+    slicing: Slicing,
+    sends_to_experts: bool = False,
+    library: AllToAllLibrary | None = None,
 ) -> tuple[Exchange, ...]:
     """
     List the collectives that a step meets on its way through the model and all its stages.
 
     Tokens go to all GPUs of the stage on their way to experts, which is the default of vLLM 0.29.0
     (`allgather_reducescatter`) and SGLang; where the engine *sends_to_experts*, to the groups of
-    their own experts alone once there are more groups than a token has experts.
+    their own experts alone once there are more groups than a token has experts. With a *library*
+    they always go there.
 
     Returns:
         Exchanges whose sizes have the shape of *load*; none on a single GPU.
     """
     return (
         *_tensor_exchanges(model, load, slicing),
-        *_expert_exchanges(model, load, slicing, sends_to_experts=sends_to_experts),
+        *_expert_exchanges(model, load, slicing, library, sends_to_experts=sends_to_experts),
         *_stage_exchanges(model, load, slicing),
     )
 
@@ -101,13 +115,19 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
 
 
 def _expert_exchanges(
-    model: ModelSpec, load: StepLoad, slicing: Slicing, *, sends_to_experts: bool
+    model: ModelSpec,
+    load: StepLoad,
+    slicing: Slicing,
+    library: AllToAllLibrary | None,
+    *,
+    sends_to_experts: bool,
 ) -> tuple[Exchange, ...]:
     """
     Bring the tokens of all copies of attention to the experts, and the results back.
 
         Gather and scatter: S = dp m h a, the tokens of all copies      (docs/model.md, eq. X2)
         All to all, ep > k: S = k m h w / tp to the experts, k m h a / tp back        (eq. X5)
+        By a library: S = m h w / tp and m h a / tp, copied as often as eq. H7 says   (eq. X6)
 
     Each GPU sends its share m / tp of a copy's tokens, and an all-gather of m h a over tp rejoins
     them.
@@ -117,11 +137,19 @@ def _expert_exchanges(
     layers, stage = model.num_layers - model.num_dense_layers, slicing.tp * slicing.dp
     copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
     chosen = model.moe.experts_per_token
-    if sends_to_experts and slicing.ep > chosen:
+    narrow = min(1.0, DTYPE_BYTES[model.weight_dtype] / ACTIVATION_BYTES)
+    found: tuple[Exchange, ...]
+    if library is not None and slicing.routes_tokens:
+        own, once = copy / slicing.tp, load.prompts > 0
+        found = tuple(
+            Exchange(name, "X6", "all-to-all", stage, layers, size, library=library, copies=chosen,
+                     once=once)
+            for name, size in (("expert dispatch", own * narrow), ("expert combine", own))
+        )  # fmt: skip
+    elif sends_to_experts and slicing.ep > chosen:
         back = chosen * copy / slicing.tp
-        there = back * min(1.0, DTYPE_BYTES[model.weight_dtype] / ACTIVATION_BYTES)
         found = (
-            Exchange("expert dispatch", "X5", "all-to-all", stage, layers, there),
+            Exchange("expert dispatch", "X5", "all-to-all", stage, layers, back * narrow),
             Exchange("expert combine", "X5", "all-to-all", stage, layers, back),
         )
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,21 @@ class StepLoad:
     def tokens(self) -> NDArray[np.float64]:
         """Rows of every GEMM but lm_head."""
         return self.prompts * self.prompt_tokens + self.sequences * self.queries
+
+    @property
+    def half(self) -> StepLoad:
+        """
+        One of two halves with as many tokens, and as many pairs of tokens that attend.
+
+        Several prompts are dealt out; a single one is cut, and its halves stand for their mean.
+        """
+        prompts = np.where(self.prompts > 0, np.maximum(1.0, self.prompts / 2), 0.0)
+        parts = self.prompts / (2 * np.where(self.prompts > 0, prompts, 1.0))
+        tokens = self.prompt_tokens * parts
+        return replace(
+            self, prompts=prompts, prompt_tokens=tokens, sequences=self.sequences / 2,
+            cached_tokens=self.cached_tokens + (self.prompt_tokens - tokens) / 2 * (prompts > 0),
+        )  # fmt: skip
 
     @property
     def logits(self) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from minicluster.specs.model import ModelSpec, draft_layer
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
 from sizing.latency.op import gemm
+from sizing.latency.overlap import overlapped
 from sizing.latency.roofline import efficiency_of, multiply_dtype, op_time
 from sizing.latency.work import step_ops
 
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64] | float
 """An array of the shape of a step's load, or 0.0 where a term has no such part."""
 
-AMOUNTS = ("seconds", "compute_s", "memory_s", "network_s", "launch_s", "flops", "hbm_bytes")
+AMOUNTS = (
+    *("seconds", "compute_s", "memory_s", "network_s", "launch_s", "flops", "hbm_bytes"),
+    "hidden_s",
+)
 """Numbers of a term that add up."""
 
 DRAFT = "draft "
@@ -68,6 +72,7 @@ class Term:
         flops: on one GPU.
         hbm_bytes: on one GPU.
         dtype: that it multiplies in; empty where it multiplies nothing.
+        hidden_s: of it behind other terms, not in `seconds`.
     """
 
     name: str
@@ -80,8 +85,9 @@ class Term:
     flops: Numbers = 0.0
     hbm_bytes: Numbers = 0.0
     dtype: str = ""
+    hidden_s: Numbers = 0.0
 
-    def scaled(self, repeats: float) -> Term:
+    def scaled(self, repeats: Numbers) -> Term:
         """Return the term of so many runs."""
         parts = {name: repeats * getattr(self, name) for name in AMOUNTS}
         return replace(self, **parts)
@@ -91,6 +97,13 @@ class Term:
         return replace(
             self, **{name: getattr(self, name) + getattr(other, name) for name in AMOUNTS}
         )
+
+    def where(self, mask: NDArray[np.bool_], other: Term) -> Term:
+        """Return this term in the steps of *mask*, and another one of the same name elsewhere."""
+        parts = {
+            name: np.where(mask, getattr(self, name), getattr(other, name)) for name in AMOUNTS
+        }
+        return replace(self if mask.any() else other, **parts)
 
     @property
     def bound(self) -> str:
@@ -107,7 +120,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
             + t_step + B t_seq, at least B t_stream
         (docs/model.md, eq. S5)
 
-    An engine that drafts tokens verifies them in the step, and runs its draft head (eq. S10).
+    An engine that drafts tokens verifies them in the step, and runs its draft head (eq. S10). With
+    two-batch overlap the layers run in two halves where the step is large enough (eq. S11).
 
     Args:
         load: what the step holds on one data-parallel copy, arrays of any shape.
@@ -122,8 +136,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         6 to 12 % (docs/validation.md).
 
     Ignores:
-        Overlap of communication with compute, and of the host with the GPU beyond what the
-        engine's constants were fitted with.
+        Other overlap of communication with compute, and that of the host with the GPU beyond what
+        the engine's constants were fitted with.
     """
     engine = machine.engine
     load = verified(load, engine)
@@ -138,6 +152,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         *_draft_terms(drafted, slicing),
         *_engine_terms(machine, load, exchanges=runs),
     )
+    if engine.two_batch_overlap and slicing.routes_tokens:
+        terms = _with_overlap(machine, load, slicing, terms)
     if engine.speculative_tokens:
         exposed = engine.draft_overhead_fraction * (load.sequences > 0)
         waits = exposed * np.asarray(sum(term.seconds for term in terms))
@@ -145,6 +161,69 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     streamed = engine.per_token_stream_s * (load.prompts + load.sequences)
     rest = np.maximum(0.0, streamed - sum(term.seconds for term in terms))
     return *terms, Term("engine streams tokens", "S5", rest, launch_s=rest)
+
+
+def _with_overlap(
+    machine: Machine, load: StepLoad, slicing: Slicing, terms: tuple[Term, ...]
+) -> tuple[Term, ...]:
+    """
+    Return the terms of steps that hold enough tokens in two halves, those of others as they are.
+
+    What a step does once, and its draft head, see all of it (docs/model.md, eq. S11).
+    """
+    engine, prompts = machine.engine, load.prompts > 0
+    least = np.where(prompts, engine.overlap_prompt_tokens, engine.overlap_decode_tokens)
+    split = load.tokens >= np.maximum(1, least)
+    if not split.any():
+        return terms
+    layers = machine.model.num_layers
+    beside, alone = (
+        overlapped(
+            _half_terms(each, load.half, slicing),
+            layers=layers,
+            expert_layers=layers - machine.model.num_dense_layers,
+            on_sms=on_sms,
+        )
+        for each, on_sms in ((_beside_prompts(machine), False), (machine, True))
+    )
+    halves = {
+        one.name: one.where(prompts, other) for one, other in zip(beside, alone, strict=True)
+    }
+    return tuple(
+        halves[term.name].where(split, term) if term.name in halves else term for term in terms
+    )
+
+
+def _half_terms(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Term]:
+    """Yield the terms of all layers; dispatch and combine hold what an exchange adds to a step."""
+    exchanges = _exchanges(machine, load, slicing)
+    others = [each for each in exchanges if each.library is None]
+    terms = (
+        *_op_terms(machine, load, slicing),
+        *_network_terms(machine, exchanges),
+        *_engine_terms(machine, load, exchanges=sum(each.repeats for each in others)),
+    )
+    waits = {
+        each.name: machine.engine.per_exchange_s * each.repeats * np.ones_like(load.tokens)
+        for each in exchanges
+        if each.library is not None
+    }
+    for term in terms:
+        wait = waits.get(term.name)
+        if wait is not None:
+            yield term.plus(replace(term.scaled(0.0), seconds=wait, network_s=wait))
+        elif term.name not in ONCE:
+            yield term
+
+
+def _beside_prompts(machine: Machine) -> Machine:
+    """Return the machine as it computes beside the kernels that send the tokens of prompts."""
+    gpu, library = machine.gpu, machine.engine.all_to_all
+    if gpu.num_sms is None or library is None:
+        return machine
+    left = gpu.num_sms - library.prompt_sms
+    peaks = {dtype: peak * left / gpu.num_sms for dtype, peak in gpu.peak_flops_per_s.items()}
+    return replace(machine, gpu=replace(gpu, num_sms=left, peak_flops_per_s=peaks))
 
 
 def verified(load: StepLoad, engine: EngineProfile) -> StepLoad:
@@ -309,8 +388,11 @@ def _ops(machine: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Op]:
 
 
 def _exchanges(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[Exchange, ...]:
-    sends = machine.engine.sends_to_experts
-    return step_exchanges(machine.model, load, slicing=slicing, sends_to_experts=sends)
+    engine = machine.engine
+    return step_exchanges(
+        machine.model, load, slicing=slicing, sends_to_experts=engine.sends_to_experts,
+        library=engine.all_to_all,
+    )  # fmt: skip
 
 
 def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Term, ...]:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from minicluster.specs.gpu import CollectiveProtocol
+    from minicluster.specs.gpu import AllToAllLibrary, CollectiveProtocol
     from minicluster.specs.topology import Topology
+    from sizing.latency.communication import Exchange
 
 OVERLAP_LEFT = 0.2
 """Share of the shorter part that a hierarchical collective does not hide behind the longer one."""
@@ -130,6 +131,54 @@ def tiered_s(
         or (protocol.algorithm == "ring" and pattern in {"all-gather", "reduce-scatter"})
     ]
     seconds = np.minimum.reduce(library) if library else latency + both
+    return np.asarray(np.where(size > 0, seconds, 0.0))
+
+
+def library_s(
+    size_bytes: ArrayLike,
+    exchange: Exchange,
+    library: AllToAllLibrary,
+    topology: Topology,
+    spans: Sequence[int],
+) -> NDArray[np.float64]:
+    """
+    Time a dispatch to experts, or the combine after it, by a library.
+
+        t = l + max(S c_i / min(q B_1 e_1, B_q), S c_o x),  x of eq. H1 for all to all;
+        each expert a copy: c_i = k (g - 1)/n, c_o = k;  q = 1, B_q without bound
+        each GPU, and each domain, one: c_i = r(n) (g - 1)/g, c_o = r(n/g),
+        r(u) = u (1 - (1 - 1/u)^k)      (docs/model.md, eq. H7)
+
+    Args:
+        size_bytes: S, of all tokens of a GPU, once; any shape.
+        exchange: k, and in which steps a GPU gets one copy.
+        topology: of the group of n GPUs, g in a domain.
+        spans: `Topology.spans` of the group.
+
+    Source:
+        DeepEP's kernels: low-latency ones send each expert a message; normal ones send a domain
+        one, to the GPU with the sender's number, which forwards it. tests/published/deepep.toml.
+
+    Ignores:
+        Experts of a token that are chosen in few groups (DeepSeek's in 4 of 8), or unevenly;
+        scales of fp8; that DeepEP 1 forwards in domains of 8 GPUs at most.
+    """
+    size, total, inner = np.asarray(size_bytes, dtype=np.float64), math.prod(spans), spans[0]
+
+    def reached(units: int) -> float:
+        return units * (1 - (1 - 1 / units) ** exchange.copies)
+
+    links = topology.tiers[0].achieved_bytes_per_s()
+    copied = min(library.inside_fraction * links, library.inside_bytes_per_s)
+    once_s, each_s = reached(total) * (inner - 1) / inner / copied, exchange.copies / total
+    each_s *= (inner - 1) / links
+    if total > inner:
+        between = network(topology, spans).seconds_per_byte
+        once_s = max(once_s, reached(total // inner) * between)
+        each_s = max(each_s, exchange.copies * between)
+    seconds = np.where(
+        exchange.once, library.prompt_latency_s + size * once_s, library.latency_s + size * each_s
+    )
     return np.asarray(np.where(size > 0, seconds, 0.0))
 
 
