@@ -63,6 +63,9 @@ class EngineSettings(Spec):
         speculative_tokens: tokens that the model's draft head drafts for each sequence and step;
             0: none.
         mean_accepted_tokens: of these, accepted on average, as planned for.
+        all_to_all: library that sends tokens to the ranks of their experts; `None`: vLLM's own way.
+        two_batch_overlap: whether pools with that library run their steps in two halves; `None`:
+            no.
         kv_offload: `None`: KV blocks are on the GPUs alone.
     """
 
@@ -77,9 +80,14 @@ class EngineSettings(Spec):
     chunked_prefill_tokens: Whole = 0
     speculative_tokens: Whole = 0
     mean_accepted_tokens: NotNegative = 0.0
+    all_to_all: Annotated[str, choice("deepep")] | None = None
+    two_batch_overlap: bool | None = None
     kv_offload: KvOffload | None = None
 
     def _check(self) -> None:
+        if self.two_batch_overlap and self.all_to_all is None:
+            place = self._place("two_batch_overlap")
+            raise InputError(place, self.two_batch_overlap, "all_to_all beside it", "plan again")
         if self.mean_accepted_tokens > self.speculative_tokens:
             place, expected = self._place("mean_accepted_tokens"), self.speculative_tokens
             raise InputError(

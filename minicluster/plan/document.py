@@ -74,6 +74,9 @@ KEPT_OF_CALIBRATION = {
 NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
 """A list of numbers in JSON: written on one line, because a table of steps has a thousand."""
 
+LATER = ("kv_offload", "all_to_all", "two_batch_overlap")
+"""Begins of the names of engine settings that plans left out before there were such settings."""
+
 DERIVED = ("model", "calibration", "cost")
 """Fields of the file that follow from others: written for other programs, compared when read."""
 
@@ -270,8 +273,8 @@ def to_json(plan: Plan | Deployment) -> str:
 
 
 def leave_out_unset(engine: dict[str, Any]) -> None:
-    """Take offloading out of engine settings where it is unset: plans without it stay equal."""
-    for key in [key for key in engine if key.startswith("kv_offload") and engine[key] is None]:
+    """Take `LATER` out of engine settings where they are unset: plans without them stay equal."""
+    for key in [key for key in engine if key.startswith(LATER) and engine[key] is None]:
         del engine[key]
 
 

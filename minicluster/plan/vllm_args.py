@@ -101,11 +101,34 @@ def redundant_experts(deployment: Deployment, pool: Pool) -> int | None:
     return moe.redundant_experts if moe and pool.ep > 1 else None
 
 
+def all_to_all_backend(deployment: Deployment, pool: Pool) -> str:
+    """
+    Return vLLM's name of the way that tokens take to their experts.
+
+    Source:
+        vLLM 0.29.0 config/parallel.py, All2AllBackend; high throughput for prompts, low latency in
+        CUDA graphs for decode.
+    """
+    if deployment.engine.all_to_all is None or not pool.slicing.routes_tokens:
+        return "allgather_reducescatter"
+    kernels = "low_latency" if pool.role == "decode" else "high_throughput"
+    return f"{deployment.engine.all_to_all}_{kernels}"
+
+
+def two_batch_overlap(deployment: Deployment, pool: Pool) -> bool:
+    """Return whether a pool runs its steps in two halves."""
+    return bool(deployment.engine.two_batch_overlap) and pool.slicing.routes_tokens
+
+
 def _groups(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     """Return what ranks share: copies of attention, and whole experts, balanced or not."""
     arguments: dict[str, Any] = {"data_parallel_size": pool.dp} if pool.dp > 1 else {}
     if pool.ep > 1:
         arguments["enable_expert_parallel"] = True
+    if deployment.engine.all_to_all is not None and pool.slicing.routes_tokens:
+        arguments["all2all_backend"] = all_to_all_backend(deployment, pool)
+    if two_batch_overlap(deployment, pool):
+        arguments["enable_dbo"] = True
     copies = redundant_experts(deployment, pool)
     if copies is not None:
         arguments["enable_eplb"] = True

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
+    all_to_all_backend,
     kv_cache_dtype,
     kv_transfer_config,
     redundant_experts,
+    two_batch_overlap,
     vllm_arguments,
 )
 from serving.api.auth import names_in
@@ -159,5 +161,7 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "kv_role": connectors.get("kv_role"),
         "speculative_tokens": engine.speculative_tokens,
         "redundant_experts": redundant_experts(deployment, pool),
+        "all_to_all_backend": all_to_all_backend(deployment, pool),
+        "two_batch_overlap": two_batch_overlap(deployment, pool),
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
     }

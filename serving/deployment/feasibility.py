@@ -144,9 +144,7 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
     rule = tp_rule(deployment.model, pool.tp)
     if rule is not None:
         yield f"{place}.tp: {pool.tp}; expected {rule}"
-    copies = redundant_experts(deployment, pool)
-    if copies is not None and target.kind == "cpu":
-        yield f"model.moe.redundant_experts: {copies}; vLLM balances no experts on a CPU"
+    yield from _groups(deployment, pool, target)
     if pool.max_num_batched_tokens < pool.max_num_seqs:
         yield (
             f"{place}.max_num_batched_tokens: {pool.max_num_batched_tokens}; "
@@ -156,6 +154,23 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
         if not LABEL.fullmatch(node):
             yield f"{place}.placement: {node!r} is no node label (letters, digits, `-`, `_`, `.`)"
     yield from _numbers(deployment, pool, target.kind)
+
+
+def _groups(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
+    """Yield why the ranks of a group cannot share their experts as planned."""
+    copies = redundant_experts(deployment, pool)
+    if copies is not None and target.kind == "cpu":
+        yield f"model.moe.redundant_experts: {copies}; vLLM balances no experts on a CPU"
+    library = deployment.engine.all_to_all
+    if library is not None and pool.slicing.routes_tokens:
+        without = "(plan without all_to_all and two_batch_overlap)"
+        if target.kind == "cpu":
+            yield f"engine.all_to_all: {library}; vLLM has it on NVIDIA GPUs alone {without}"
+        elif target.deep_ep is False:
+            yield (
+                f"engine.all_to_all: {library}; the Python package deep_ep is not installed here"
+                f" (vLLM's tools/ep_kernels builds it) {without}"
+            )
 
 
 def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:

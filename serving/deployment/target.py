@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Target:
         memory_bytes: memory of this machine that can be allocated without swapping.
         ray: installed version; `None`: not installed.
         vllm: installed version; `None`: not installed.
+        deep_ep: whether DeepEP is installed; `None`: not known, on another machine.
         labels: of the nodes of an existing Ray cluster; `None`: a new one on this machine.
     """
 
@@ -40,6 +42,7 @@ class Target:
     ray: str | None
     vllm: str | None
     labels: tuple[dict[str, str], ...] | None = None
+    deep_ep: bool | None = None
 
 
 def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) -> Target:
@@ -53,6 +56,7 @@ def this_machine(kind: str, labels: tuple[dict[str, str], ...] | None = None) ->
         ray=_version("ray"),
         vllm=_version("vllm"),
         labels=labels,
+        deep_ep=None if labels else find_spec("deep_ep") is not None,
     )
 
 

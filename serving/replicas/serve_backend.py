@@ -62,7 +62,7 @@ PUBLIC_FACTS = (
     *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
     *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
     *("gpu_memory_utilization", "kv_role", "kv_connector", "speculative_tokens"),
-    "redundant_experts",
+    *("redundant_experts", "all_to_all_backend", "two_batch_overlap"),
 )
 """The engine settings that `GET /plan` shows: no paths, no hosts."""
 

@@ -169,6 +169,8 @@ class VllmAnswers:
             "redundant_experts": (
                 parallel.eplb_config.num_redundant_experts if parallel.enable_eplb else None
             ),
+            "all_to_all_backend": parallel.all2all_backend,
+            "two_batch_overlap": parallel.enable_dbo,
             "labels": ray.get_runtime_context().get_node_labels(),
             "cores": worker_cores(os.getpid()),
         }

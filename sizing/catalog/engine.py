@@ -11,17 +11,18 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.engine import DEVICE_SETTINGS, EngineProfile
 from sizing.catalog.folder import files, unknown
+from sizing.catalog.gpu import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from minicluster.specs.gpu import GpuSpec
+    from minicluster.specs.gpu import AllToAllLibrary, GpuSpec
     from minicluster.specs.scenario import EngineChoice
 
 NUMBER = re.compile(r"\d+")
 SETTINGS = (
     *DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization", "speculative_tokens",
-    "mean_accepted_tokens",
+    "mean_accepted_tokens", "two_batch_overlap",
 )  # fmt: skip
 """Settings of a profile that a scenario may ask for."""
 
@@ -77,10 +78,37 @@ def chosen_engine(
     asked = {name: getattr(choice, name) for name in SETTINGS if getattr(choice, name) is not None}
     cleared: dict[str, Any] = dict.fromkeys(set(asked) & set(DEVICE_SETTINGS))
     defaults = tuple(replace(each, **cleared) for each in profile.defaults)
-    chosen = replace(profile, defaults=defaults, **asked)
+    library = _all_to_all(choice, profile, place)
+    chosen = replace(profile, defaults=defaults, all_to_all=library, **asked)
     for gpu in gpus:
         _check_settings(choice, profile.on(gpu), chosen.on(gpu), gpu.name, place)
+        if library is not None and gpu.vendor != library.vendor:
+            expected = f"no such key on {gpu.name}: it runs on GPUs of {library.vendor} alone"
+            raise InputError(f"{place}.all_to_all", library.name, expected, WITHOUT_LIBRARY)
     return chosen
+
+
+WITHOUT_LIBRARY = "leave out all_to_all and two_batch_overlap"
+
+
+def _all_to_all(choice: EngineChoice, profile: EngineProfile, place: str) -> AllToAllLibrary | None:
+    """Return the library that sends tokens to their experts; refuse what the engine has not."""
+    name, engine = choice.all_to_all, f"{profile.name} {profile.version}"
+    if choice.two_batch_overlap:
+        where, known = f"{place}.two_batch_overlap", ", ".join(profile.all_to_all_libraries)
+        if not profile.overlap_decode_tokens:
+            expected = f"no such key: the profile of {engine} knows no two-batch overlap"
+            raise InputError(where, True, expected, "leave out two_batch_overlap")  # noqa: FBT003
+        if name is None:
+            expected = f"engine.all_to_all beside it, one of {known}: {engine} overlaps no other"
+            raise InputError(where, True, expected, f"set engine.all_to_all = {known}")  # noqa: FBT003
+    if name is None:
+        return None
+    if name not in profile.all_to_all_libraries:
+        known = ", ".join(profile.all_to_all_libraries) or "none"
+        expected = f"a library that {engine} sends tokens to experts by: {known}"
+        raise InputError(f"{place}.all_to_all", name, expected, WITHOUT_LIBRARY)
+    return collectives()[name].all_to_all
 
 
 def _check_settings(

@@ -11,7 +11,7 @@ from minicluster.plan import Inputs
 from minicluster.specs.scenario import CATALOG
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
-from sizing.catalog.engine import chosen_engine
+from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
 from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu, list_prices
 from sizing.catalog.host_link import kv_offload
@@ -104,6 +104,8 @@ def _model(scenario: ScenarioSpec, gpu: GpuSpec, engine: EngineProfile, place: s
     """
     drafts, copies = engine.speculative_tokens, scenario.engine.redundant_experts
     model = chosen_model(scenario.model, place, drafts=drafts > 0)
+    if engine.all_to_all is not None:
+        _check_all_to_all(scenario, model, engine.all_to_all.name, place)
     if copies is not None:
         where, without = f"{place}: engine.redundant_experts", "leave out redundant_experts"
         if model.moe is None:
@@ -123,6 +125,26 @@ def _model(scenario: ScenarioSpec, gpu: GpuSpec, engine: EngineProfile, place: s
                 "shorten one of them, or take a model with a longer context",
             )
     return model
+
+
+def _check_all_to_all(scenario: ScenarioSpec, model: ModelSpec, library: str, place: str) -> None:
+    """
+    Refuse a library for experts where there are none, or where one pool has both phases.
+
+    Source:
+        vLLM 0.29.0 config/compilation.py: no CUDA graphs with deepep_high_throughput, which decode
+        needs; deepep_low_latency has room for few tokens of a rank (docs/model.md, eq. M9).
+    """
+    where, search = f"{place}: engine.all_to_all", scenario.search
+    if model.moe is None:
+        expected = f"no such key: {model.id} has no experts"
+        raise InputError(where, library, expected, WITHOUT_LIBRARY)
+    if search.pools == "mixed" or search.local_threshold_tokens:
+        expected = "pools of their own for prefill and decode: it has other kernels for each"
+        raise InputError(
+            where, library, expected,
+            'search.pools = "split" without local_threshold_tokens, or leave out all_to_all',
+        )  # fmt: skip
 
 
 def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:

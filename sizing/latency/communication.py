@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from minicluster.specs.gpu import AllToAllLibrary
 from minicluster.specs.model import DTYPE_BYTES
 from sizing.latency.op import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
-    from minicluster.specs.gpu import AllToAllLibrary
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad

@@ -185,13 +185,44 @@ def exchange_bytes(slicing: Slicing) -> float:
     return float(fitting[-1]) if fitting else 0.0
 
 
+LIBRARY_BYTES = 2 * 2**30
+"""
+Buffers of DeepEP's normal kernels, 1 GiB for NVLink and as much for RDMA.
+
+Source: vLLM 0.29.0 envs.py, VLLM_DEEPEP_BUFFER_SIZE_MB, read 2026-11-26.
+"""
+
+
+def library_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) -> float:
+    """
+    Buffers of a library that sends tokens to their experts, on one GPU.
+
+        M_a = 2 GiB + 4 E T h (a + 1/32)      (docs/model.md, eq. M9)
+
+    Args:
+        model: E experts of a layer with their copies, h hidden size.
+        engine: T tokens of a decode step at most: max_num_seqs, each with its drafts.
+        slicing: 0 where ranks send no tokens to experts.
+
+    Source:
+        DeepEP csrc/config.hpp, LowLatencyLayout: two send and two receive buffers, each with room
+        for all tokens of a rank at every expert; vLLM 0.29.0
+        distributed/device_communicators/all2all.py.
+    """
+    if engine.all_to_all is None or model.moe is None or not slicing.routes_tokens:
+        return 0.0
+    tokens = engine.max_num_seqs * (1 + engine.speculative_tokens)
+    message = model.hidden_size * (ACTIVATION_BYTES + 1 / 32)
+    return LIBRARY_BYTES + 4 * model.moe.num_copies * tokens * message
+
+
 def kv_space_bytes(
     model: ModelSpec, gpu: GpuSpec, engine: EngineProfile, *, slicing: Slicing
 ) -> float:
     """
     Bytes that a GPU has left for the KV cache; negative if the weights do not fit.
 
-        M_kv = f M - M_w - M_act - M_run - M_x      (docs/model.md, eq. M4)
+        M_kv = f M - M_w - M_act - M_run - M_x - M_a      (docs/model.md, eq. M4)
 
     Args:
         gpu: M, its memory.
@@ -205,4 +236,5 @@ def kv_space_bytes(
     """
     usable = gpu.require("hbm_bytes") * engine.gpu_memory_utilization
     working = activation_bytes(model, engine, slicing=slicing) + exchange_bytes(slicing)
+    working += library_bytes(model, engine, slicing=slicing)
     return usable - weight_bytes(model, slicing=slicing) - working - engine.runtime_bytes

@@ -69,9 +69,7 @@ def overlapped(
         beside = sum(np.maximum(0.0, sent_s - each_s) for each_s in (attention_s, experts_s))
         last_s = np.minimum(attention_s, sent_s) if name == COMBINE else 0.0
         terms[name] = _exposed(terms[name], expert_layers * (2 * own + beside) + last_s)
-    return tuple(
-        term if term.name in exchanged else term.scaled(2.0) for term in terms.values()
-    )
+    return tuple(term if term.name in exchanged else term.scaled(2.0) for term in terms.values())
 
 
 def _exposed(term: Term, seconds: NDArray[np.float64]) -> Term:

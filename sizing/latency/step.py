@@ -186,9 +186,7 @@ def _with_overlap(
         )
         for each, on_sms in ((_beside_prompts(machine), False), (machine, True))
     )
-    halves = {
-        one.name: one.where(prompts, other) for one, other in zip(beside, alone, strict=True)
-    }
+    halves = {one.name: one.where(prompts, other) for one, other in zip(beside, alone, strict=True)}
     return tuple(
         halves[term.name].where(split, term) if term.name in halves else term for term in terms
     )

@@ -52,6 +52,10 @@ def step_table(
     tokens, sequences = (_octaves(largest) for largest in most)
     whole = prompt_tokens * np.arange(1, WHOLE_PROMPTS + 1)
     tokens = np.unique(_rounded(np.append(tokens, whole[whole < most[0]])))
+    if machine.engine.two_batch_overlap and slicing.routes_tokens:
+        tokens = _with_step(tokens, machine.engine.overlap_prompt_tokens)
+        each = 1 + machine.engine.speculative_tokens
+        sequences = _with_step(sequences, -(-machine.engine.overlap_decode_tokens // each))
 
     def seconds(load: StepLoad) -> NDArray[np.float64]:
         return interval_s(machine, load, slicing=slicing, batches=batches)
@@ -93,6 +97,11 @@ def _octaves(largest: int) -> NDArray[np.float64]:
     """0, then 1 to *largest*, evenly in its logarithm."""
     points = int(np.ceil(np.log2(largest) * POINTS_PER_OCTAVE)) + 1
     return np.append(0.0, np.geomspace(1.0, largest, points))
+
+
+def _with_step(grid: NDArray[np.float64], at: int) -> NDArray[np.float64]:
+    """Add both sides of a step at *at*, where halves begin, to a grid that reaches it."""
+    return np.unique(np.append(grid, [at - 1, at])) if 1 < at <= grid[-1] else grid
 
 
 def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:

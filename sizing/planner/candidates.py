@@ -243,6 +243,7 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
             was calibrated: its steps that hold prompts and decoded tokens were not timed.
     """
     wanted, timed = inputs.scenario.search.pools, inputs.calibration is not None
+    apart = inputs.engine.all_to_all is not None
     if wanted == "mixed" and timed:
         expected = '"split" or "any": a calibration times the steps of split pools'
         raise InputError("search.pools", wanted, expected)
@@ -258,7 +259,7 @@ def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> C
         _unloaded([one_replica_each(inputs, each, models) for each in asked], slos, errors)
         for asked in (
             [] if wanted == "mixed" else layouts,
-            [] if wanted == "split" or timed else one_pool,
+            [] if wanted == "split" or timed or apart else one_pool,
         )
     )
     return Candidates(

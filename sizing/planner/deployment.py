@@ -82,6 +82,8 @@ def _deployment(
             chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
             speculative_tokens=engine.speculative_tokens,
             mean_accepted_tokens=engine.mean_accepted_tokens,
+            all_to_all=None if engine.all_to_all is None else engine.all_to_all.name,
+            two_batch_overlap=engine.two_batch_overlap or None,
             kv_offload=kv_offload(
                 inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
             ),
@@ -133,7 +135,7 @@ def _pools(
             ray_accelerator=inputs.kinds[shape.gpu].ray_accelerator,
             dtype=inputs.model.weight_dtype,
             max_num_seqs=(sequences := stages[role].max_batch_size * shape.slicing.pp),
-            max_num_batched_tokens=stages[role].max_batched_tokens,
+            max_num_batched_tokens=_token_budget(inputs, role, shape, stages[role]),
             kv_bytes=kv_pool_bytes(
                 inputs, shape, max_num_seqs=sequences, held=held, context_tokens=context
             ),
@@ -142,6 +144,13 @@ def _pools(
         )
         for role, shape in shapes.items()
     )
+
+
+def _token_budget(inputs: Inputs, role: str, shape: LayoutShape, stage: PoolStage) -> int:
+    """Return the tokens of a step: of decode with a library for experts those of its sequences."""
+    if role == "decode" and inputs.engine.all_to_all and shape.slicing.routes_tokens:
+        return stage.max_batch_size * shape.slicing.pp * (1 + inputs.engine.speculative_tokens)
+    return stage.max_batched_tokens
 
 
 def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:

@@ -48,6 +48,7 @@ class ExplainedTerm:
         flops: per GPU and step; `None` where the term is no op.
         hbm_bytes: per GPU and step; `None` where the term is no op.
         achieved_fraction: share of the datasheet peak of the resource that binds it.
+        hidden_s: of it behind compute, in two-batch overlap; not in `seconds`.
     """
 
     of: str
@@ -60,6 +61,7 @@ class ExplainedTerm:
     flops: float | None = None
     hbm_bytes: float | None = None
     achieved_fraction: float | None = None
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +209,10 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
             flops=float(term.flops),
             hbm_bytes=float(term.hbm_bytes),
             achieved_fraction=_achieved(term, plan),
+            hidden_s=float(term.hidden_s),
         )
         for term in found
-        if float(term.seconds) > 0
+        if float(term.seconds) + float(term.hidden_s) > 0
     ]
 
 

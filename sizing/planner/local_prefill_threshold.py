@@ -42,11 +42,13 @@ def choose_local_threshold(simulations: Simulations, plain: Found) -> Found:
     Better: it holds the SLO as surely at less cost; or at the same, with TTFT at its percentile and
     the limit that is used up most both below 0.95 times the other's, simulated (docs/model.md,
     eq. L7). Layout and batch limit stay. No threshold is tried where all prompts are alike, where
-    the scenario sets one, or on a calibrated machine: no prompt was timed in a decode replica.
+    the scenario sets one, on a calibrated machine, where no prompt was timed in a decode replica,
+    or with a library for experts, whose kernels in decode pools have room for few tokens.
     """
     inputs = simulations.inputs
     given = inputs.scenario.search.local_threshold_tokens is not None
-    if given or inputs.calibration is not None or plain.candidate.layout.prefill is None:
+    untimed = inputs.calibration is not None or inputs.engine.all_to_all is not None
+    if given or untimed or plain.candidate.layout.prefill is None:
         return plain
     prompts = plain.candidate.tandem.all_tokens
     thresholds = [int(np.quantile(prompts, share, method="lower")) for share in PROMPT_SHARES]

@@ -207,6 +207,10 @@ def _shape(inputs: Inputs, size: PoolSize) -> LayoutShape:
 
 def _check_layout(inputs: Inputs, layout: Layout) -> None:
     """Refuse what cannot be deployed or was never measured."""
+    library = inputs.engine.all_to_all
+    if layout.prefill is None and library is not None:
+        expected = f"--prefill and --decode: {library.name} has other kernels for each phase"
+        raise InputError("--mixed", str(layout.decode), expected, "leave out engine.all_to_all")
     for role, shape in layout.shapes.items():
         option = f"--{role}"
         if shape.gpus != 1 and (inputs.calibration is not None or inputs.gpu.kind == "cpu"):

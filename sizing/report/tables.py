@@ -208,6 +208,12 @@ def explanation_tables(found: Explanation) -> Iterator[Table | str]:
         total = sum(term.seconds for term in terms)
         made.add_row("sum", "", seconds(total), "100.0%", style="bold")
         yield made
+        hidden = [f"{label(term.name)} {seconds(term.hidden_s)}" for term in terms if term.hidden_s]
+        if hidden:
+            yield (
+                f"{of.capitalize()} in two halves: {', '.join(hidden)} are hidden behind compute;"
+                " above is what is left of them (eq. S11)."
+            )
     if any(found.interference.values()):
         slower = ((role, f"{fraction:.1%}") for role, fraction in found.interference.items())
         heads = ["pool", "steps take longer by"]

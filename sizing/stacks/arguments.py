@@ -16,6 +16,7 @@ from minicluster.plan.vllm_args import (
     kv_cache_dtype,
     kv_transfer_config,
     redundant_experts,
+    two_batch_overlap,
     vllm_arguments,
 )
 from sizing.latency.memory import weight_bytes
@@ -141,13 +142,7 @@ def sglang(engines: Engines) -> list[list[str]]:
     }
     if pool.pp > 1:
         arguments["pp_size"] = pool.pp
-    if pool.dp > 1:
-        arguments |= {"dp_size": pool.dp, "enable_dp_attention": True}
-    if pool.ep > 1:
-        arguments["ep_size"] = pool.ep
-    copies = redundant_experts(plan.deployment, pool)
-    if copies is not None:
-        arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
+    arguments |= _sglang_groups(plan, pool)
     drafts, draft = engine.speculative_tokens, plan.model.draft
     if drafts and draft is not None:  # one chain; its `EAGLE` is also the models' own MTP
         arguments |= {
@@ -169,17 +164,44 @@ def sglang(engines: Engines) -> list[list[str]]:
     ]
 
 
+def _sglang_groups(plan: Plan, pool: Pool) -> dict[str, Any]:
+    """Return what ranks share in SGLang: copies of attention, and whole experts."""
+    arguments: dict[str, Any] = {}
+    if pool.dp > 1:
+        arguments |= {"dp_size": pool.dp, "enable_dp_attention": True}
+    if pool.ep > 1:
+        arguments["ep_size"] = pool.ep
+    library = plan.engine.all_to_all
+    if library and pool.slicing.routes_tokens:
+        mode = "low_latency" if pool.role == "decode" else "normal"
+        arguments |= {"moe_a2a_backend": library, "deepep_mode": mode}
+    if two_batch_overlap(plan.deployment, pool):
+        arguments["enable_two_batch_overlap"] = True
+    copies = redundant_experts(plan.deployment, pool)
+    if copies is not None:
+        arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
+    return arguments
+
+
 def trtllm(engines: Engines) -> dict[str, Any]:
     """
     Return the settings of one TensorRT-LLM server, as `trtllm-serve --config` reads them.
 
     Raises:
-        InputError: copies of attention that are sliced, which its attention DP does not have.
+        InputError: copies of attention that are sliced, which its attention DP does not have, or
+            two-batch overlap.
 
     Source:
         TensorRT-LLM 1.x, features/disagg-serving and the LLM API's arguments; not run here.
     """
     plan, pool = engines.plan, engines.pool
+    if two_batch_overlap(plan.deployment, pool):
+        raise InputError(
+            "engine.two_batch_overlap",
+            True,  # noqa: FBT003
+            "a plan without it: TensorRT-LLM does not split a step in two",
+            "plan again without two_batch_overlap, or export to vllm or sglang",
+        )
     if pool.dp > 1 and pool.tp > 1:
         raise InputError(
             f"pools[{pool.role}].tp",

@@ -47,6 +47,9 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Flags that no prediction depends on, or that follow from others."""
 
+DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
+"""vLLM's ways of tokens to their experts that are one library; in one pool neither is predicted."""
+
 RUNS = ("vllm serve ", "vllm.entrypoints.openai.api_server ")
 """Begins of a command line of vLLM's server, after the interpreter."""
 
@@ -239,6 +242,12 @@ def read_vllm(
     transfer = _table(arguments, "kv_transfer_config", place)
     roles = {kv: role for role, kv in KV_ROLES.items()}
     found = role or roles.get(str(transfer.get("kv_role", "")), "mixed")
+    backend = str(arguments.get("all2all_backend", ""))
+    if found != "mixed" and backend in DEEPEP:
+        del arguments["all2all_backend"]
+        keys["engine.all_to_all"] = "deepep"
+        if arguments.pop("enable_dbo", False):
+            keys["engine.two_batch_overlap"] = True
     unread = sorted(set(arguments) - WITHOUT_EFFECT)
     return ReadEngine(
         role=found, model=model, slicing=slicing, keys=keys, replicas=replicas,

@@ -156,6 +156,8 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
         "model": deployment.model.source,
         "speculative_tokens": deployment.engine.speculative_tokens,
         "redundant_experts": None,
+        "all_to_all_backend": "allgather_reducescatter",
+        "two_batch_overlap": False,
         "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role],
         "kv_connector": "NixlConnector",
     }
