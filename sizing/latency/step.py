@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class Term:
 
     def where(self, mask: NDArray[np.bool_], other: Term) -> Term:
         """Return this term in the steps of *mask*, and another one of the same name elsewhere."""
-        parts = {
+        parts: dict[str, Any] = {
             name: np.where(mask, getattr(self, name), getattr(other, name)) for name in AMOUNTS
         }
         return replace(self if mask.any() else other, **parts)

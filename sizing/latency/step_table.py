@@ -101,7 +101,9 @@ def _octaves(largest: int) -> NDArray[np.float64]:
 
 def _with_step(grid: NDArray[np.float64], at: int) -> NDArray[np.float64]:
     """Add both sides of a step at *at*, where halves begin, to a grid that reaches it."""
-    return np.unique(np.append(grid, [at - 1, at])) if 1 < at <= grid[-1] else grid
+    if not 1 < at <= grid[-1]:
+        return grid
+    return np.unique(_rounded(np.append(grid, [at - 1, at])))  # as they are written
 
 
 def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:

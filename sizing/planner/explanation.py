@@ -205,7 +205,7 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
             source=f"engine {inputs.engine.name} {inputs.engine.version}"
             if term.name.startswith("engine")
             else source,
-            bound=term.bound,
+            bound="network" if float(term.hidden_s) else term.bound,
             flops=float(term.flops),
             hbm_bytes=float(term.hbm_bytes),
             achieved_fraction=_achieved(term, plan),
@@ -218,6 +218,8 @@ def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[
 
 def _achieved(term: Term, plan: Plan) -> float | None:
     gpu, seconds = plan.inputs.gpu, float(term.seconds)
+    if not seconds:  # all of it is hidden behind others
+        return None
     if term.bound == "compute":
         return float(term.flops) / seconds / gpu.peak_flops_per_s[term.dtype]
     if float(term.hbm_bytes) > 0:

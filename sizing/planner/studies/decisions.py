@@ -173,6 +173,9 @@ def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
         asked["spares", "search.spare_replicas"] = search.spare_replicas, tuple(sorted(spares))
     asked["weights", "model.weight_dtype"] = inputs.model.weight_dtype, DTYPES
     asked["KV cache", "model.kv_dtype"] = inputs.model.kv_dtype, DTYPES
+    if inputs.engine.all_to_all is not None:
+        own_overlap = str(inputs.engine.two_batch_overlap).lower()
+        asked["overlap", "engine.two_batch_overlap"] = own_overlap, ("true", "false")
     for (name, key), (own, values) in asked.items():
         for value in values:
             if value != own:

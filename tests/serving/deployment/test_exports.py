@@ -33,6 +33,12 @@ def offloading(plan: Plan) -> Plan:
     return replace(plan, engine=replace(plan.engine, kv_offload=offload))
 
 
+def overlapping(plan: Plan) -> Plan:
+    """Return the plan with tokens sent by DeepEP in two halves."""
+    engine = replace(plan.engine, all_to_all="deepep", two_batch_overlap=True)
+    return replace(plan, engine=engine)
+
+
 PLANS: dict[str, Callable[[], Plan]] = {
     "split": lambda: plan_with(prefill=(3, Slicing(tp=2)), decode=(2, Slicing(tp=4))),
     "mixed": lambda: plan_with(mixed=(2, Slicing(tp=1))),
@@ -42,6 +48,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     ),
     "stages on two nodes": lambda: plan_with(mixed=(1, Slicing(tp=8, pp=2))),
     "experts": lambda: deepseek(prefill=(2, GROUP), decode=(1, WIDE)),
+    "two halves": lambda: overlapping(deepseek(prefill=(2, GROUP), decode=(1, WIDE))),
 }
 
 VLLM = """

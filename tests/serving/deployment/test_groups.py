@@ -78,6 +78,31 @@ def test_a_balancer_is_deployed_where_groups_hold_experts(
     assert "redundant_experts: 4; vLLM balances no experts on a CPU" in said
 
 
+def test_two_batch_overlap_is_deployed_where_ranks_send_tokens(
+    grouped: Deployment, target: Target
+) -> None:
+    """By DeepEP's kernels of the phase; verified; a CPU has none, and hosts need the package."""
+    engine = replace(grouped.engine, all_to_all="deepep", two_batch_overlap=True)
+    split = replace(grouped, engine=engine)
+    prefill, decode = (engine_kwargs(split, pool, GPU) for pool in split.pools)
+    assert (decode["all2all_backend"], decode["enable_dbo"]) == ("deepep_low_latency", True)
+    without = engine_kwargs(grouped, grouped.pool("decode"), GPU)
+    assert not {"all2all_backend", "enable_dbo"} & {*prefill, *without}
+    wide = replace(split.pool("decode"), role="prefill")
+    assert engine_kwargs(split, wide, GPU)["all2all_backend"] == "deepep_high_throughput"
+    facts = planned_facts(split, split.pool("decode"))
+    assert (facts["all_to_all_backend"], facts["two_batch_overlap"]) == ("deepep_low_latency", True)
+    facts = planned_facts(split, split.pool("prefill"))
+    assert facts["all_to_all_backend"] == "allgather_reducescatter"
+    assert not facts["two_batch_overlap"]
+    enough = replace(target, cores=frozenset(range(5)))
+    [said] = findings(split, enough)
+    assert "all_to_all: deepep; vLLM has it on NVIDIA GPUs alone (plan without all_to_all" in said
+    hosts = replace(enough, kind="gpu", num_gpus=5, deep_ep=False)
+    assert [each for each in findings(split, hosts) if "deep_ep is not installed" in each]
+    assert not [each for each in findings(split, replace(hosts, deep_ep=True)) if "deep" in each]
+
+
 def test_a_plan_with_groups_is_realisable_and_verified(grouped: Deployment, target: Target) -> None:
     """Each rank reports its group's degrees; another degree is a difference, as is a rank less."""
     enough = replace(target, cores=frozenset(range(5)))

@@ -78,6 +78,32 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8xPP62 --set search.layouts=any", "at most 61 stages"),
         ("--mixed 1xTP8 --set engine.speculative_tokens=40", "a number from 0 to 32"),
         ("--mixed 1xTP8 --set engine.speculative_tokens=1", "mean_accepted_tokens is missing"),
+        (
+            "--mixed 1xTP1xDP8xEP8 --set engine.all_to_all=pplx",
+            "engine.all_to_all is 'pplx'; expected a library that vllm 0.29.0 sends tokens",
+        ),
+        (
+            "--mixed 1xTP1xDP8xEP8 --set engine.two_batch_overlap=true",
+            "expected engine.all_to_all beside it, one of deepep",
+        ),
+        (
+            "--mixed 1xTP1xDP8xEP8 --set engine.all_to_all=deepep",
+            "expected --prefill and --decode: deepep has other kernels for each phase",
+        ),
+        (
+            (
+                "--prefill 1xTP8 --decode 1xTP1xDP8xEP8 --set engine.all_to_all=deepep"
+                " --set search.local_threshold_tokens=99"
+            ),
+            "expected pools of their own for prefill and decode",
+        ),
+        (
+            (
+                "--prefill 1xTP8 --decode 1xTP8 --set engine.all_to_all=deepep"
+                " --set cluster.preset=mi300x-8"
+            ),
+            "no such key on mi300x: it runs on GPUs of NVIDIA alone",
+        ),
         ("--mixed 1xTP8xEP8 --set engine.redundant_experts=4", "256 experts and their 4 copies"),
         ("--mixed 1xTP8 --set engine.redundant_experts=-1", "a number from 0 to 4,096"),
         (
@@ -91,6 +117,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ("predict", "llama-3.1-8b-h100"): [
         ("--mixed 1xTP1xDP2xEP2", "dp 1 and ep 1: the model has no experts (more replicas"),
         ("--mixed 1xTP1 --set engine.redundant_experts=0", "llama-3.1-8b has no experts"),
+        ("--mixed 1xTP1 --set engine.all_to_all=deepep", "llama-3.1-8b has no experts"),
     ],
     ("simulate", "PLAN"): [
         ("--requests 0", "--requests is 0"),

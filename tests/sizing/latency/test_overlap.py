@@ -20,6 +20,7 @@ from sizing.latency.load import StepLoad, decode_load, pairs, prefill_load
 from sizing.latency.memory import library_bytes
 from sizing.latency.overlap import overlapped
 from sizing.latency.step import Machine, Term, step_s, step_terms
+from sizing.latency.step_table import step_table
 
 PUBLISHED: dict[str, Any] = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "deepep.toml").read_text()
@@ -159,12 +160,13 @@ def test_the_closed_form_is_the_schedule(
     """Ops in their order on two streams, each after what it waits for, end when S11 says."""
     attention, dispatch, experts, combine = times
     terms = [
-        Term("attention", "", np.asarray(layers * attention)),
-        Term("experts up", "", np.asarray(layers * experts)),
-        Term(
-            "expert dispatch", "", np.asarray(layers * (dispatch + fixed)), launch_s=layers * fixed
-        ),
-        Term("expert combine", "", np.asarray(layers * (combine + fixed)), launch_s=layers * fixed),
+        Term(name, "", np.asarray(layers * (seconds + own)), launch_s=layers * own)
+        for name, seconds, own in (
+            ("attention", attention, 0.0),
+            ("experts up", experts, 0.0),
+            ("expert dispatch", dispatch, fixed),
+            ("expert combine", combine, fixed),
+        )
     ]
     found = overlapped(terms, layers=layers, expert_layers=layers, on_sms=True)
     total = sum(float(term.seconds) for term in found)
@@ -238,8 +240,23 @@ def test_steps_of_an_array_are_split_one_by_one() -> None:
     assert found.tolist() == pytest.approx([float(step_s(here, x, slicing=WIDE)) for x in loads])
 
 
+def test_tables_of_plans_keep_the_step_at_the_threshold() -> None:
+    """31 sequences, or 511 prompt tokens, are read as one batch, 32 and 512 as two halves."""
+    here = machine(overlap=True)
+    table = step_table(
+        here, WIDE, most=(4000, 200), contexts=(1000.0, 1500.0), prompt_tokens=1000.0
+    )
+    for batch in (31, 32):
+        read, whole = table.step_s(0, 0, batch, batch * 1000), decode_load(batch, 1000)
+        assert read == pytest.approx(float(step_s(here, whole, slicing=WIDE)), rel=1e-5)
+    for tokens in (511, 512):
+        read = table.step_s(tokens, tokens * (tokens + 1) / 2, 0, 0)
+        whole = prompts(tokens, 1)
+        assert read == pytest.approx(float(step_s(here, whole, slicing=WIDE)), rel=1e-4)
+
+
 def test_small_batches_lose_and_large_ones_gain() -> None:
-    """Each half reads the weights and launches its own kernels, which few sequences do not repay."""
+    """Each half reads the weights and launches kernels of its own, which few do not repay."""
     gains = [np.divide(*both(decode_load(b, 2000), WIDE)) for b in (32, 64, 128, 256, 512)]
     assert gains[0] < 1 < gains[-1]
     assert gains == sorted(gains)
@@ -252,10 +269,8 @@ def test_normal_kernels_take_sms_from_compute() -> None:
         for load in (prompts(8192, 2),)
         for each in (False, True)
     )
-    ratio = float(split["attention prefill"].compute_s) / float(
-        whole["attention prefill"].compute_s
-    )
-    assert ratio == pytest.approx(132 / 112, rel=0.02)
+    before, beside = (float(each["attention prefill"].compute_s) for each in (whole, split))
+    assert beside / before == pytest.approx(132 / 112, rel=0.02)
     decode = decode_load(256, 2000)
     half = {term.name: term for term in step_terms(machine(), decode.half, slicing=WIDE)}
     split = {term.name: term for term in step_terms(machine(overlap=True), decode, slicing=WIDE)}
