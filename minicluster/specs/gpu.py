@@ -102,7 +102,7 @@ class AllToAllLibrary(Spec):
     run kernels that send a GPU, and an HB domain, one copy of a token.
 
     Attributes:
-        vendor: of the GPUs that it runs on.
+        gpus: that it runs on.
         latency_s: fixed part of a dispatch or combine in a step that only decodes.
         prompt_latency_s: the same in a step with prompts, like the others below.
         inside_fraction: of what large transfers achieve in the HB domain.
@@ -113,7 +113,7 @@ class AllToAllLibrary(Spec):
     _TABLE: ClassVar[str] = "all_to_all"
 
     name: str
-    vendor: str
+    gpus: tuple[str, ...]
     latency_s: NotNegative
     prompt_latency_s: NotNegative
     inside_fraction: Fraction

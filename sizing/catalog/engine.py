@@ -82,8 +82,8 @@ def chosen_engine(
     chosen = replace(profile, defaults=defaults, all_to_all=library, **asked)
     for gpu in gpus:
         _check_settings(choice, profile.on(gpu), chosen.on(gpu), gpu.name, place)
-        if library is not None and gpu.vendor != library.vendor:
-            expected = f"no such key on {gpu.name}: it runs on GPUs of {library.vendor} alone"
+        if library is not None and gpu.name not in library.gpus:
+            expected = f"no such key on {gpu.name}: it runs on {', '.join(library.gpus)}"
             raise InputError(f"{place}.all_to_all", library.name, expected, WITHOUT_LIBRARY)
     return chosen
 

@@ -102,7 +102,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
                 "--prefill 1xTP8 --decode 1xTP8 --set engine.all_to_all=deepep"
                 " --set cluster.preset=mi300x-8"
             ),
-            "no such key on mi300x: it runs on GPUs of NVIDIA alone",
+            "no such key on mi300x: it runs on h100-sxm, h200-sxm",
         ),
         ("--mixed 1xTP8xEP8 --set engine.redundant_experts=4", "256 experts and their 4 copies"),
         ("--mixed 1xTP8 --set engine.redundant_experts=-1", "a number from 0 to 4,096"),

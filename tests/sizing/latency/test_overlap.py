@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minicluster.errors import InputError
+from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s
@@ -133,6 +135,28 @@ def test_its_buffers_take_memory() -> None:
     assert found == pytest.approx(2 * 2**30 + 4 * 288 * 256 * (7168 * 2 + 7168 / 32))
     drafted = replace(engine, max_num_seqs=128, speculative_tokens=1)
     assert library_bytes(here.model, drafted, slicing=WIDE) == found
+
+
+def test_its_gpus_are_in_the_catalog() -> None:
+    """Every name is of a GPU that a scenario can ask for."""
+    assert LIBRARY is not None
+    assert set(LIBRARY.gpus) <= set(catalog.gpus())
+
+
+def test_engines_without_it_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name: a profile that says nothing of libraries and overlap has neither."""
+    profile = replace(
+        catalog.find_engine(EngineChoice()), all_to_all_libraries=(), overlap_decode_tokens=0,
+        overlap_prompt_tokens=0,
+    )  # fmt: skip
+    monkeypatch.setattr("sizing.catalog.engine.engines", lambda: (profile,))
+    gpus = [catalog.find_gpu("h100-sxm")]
+    for keys, said in (
+        ({"two_batch_overlap": True}, "the profile of vllm 0.29.0 knows no two-batch overlap"),
+        ({"all_to_all": "deepep"}, "sends tokens to experts by: none"),
+    ):
+        with pytest.raises(InputError, match=said):
+            catalog.chosen_engine(EngineChoice(**keys), gpus)  # type: ignore[arg-type]
 
 
 # --- two-batch overlap
