@@ -16,6 +16,7 @@ from minicluster.errors import InputError
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
+from sizing.catalog.engine import chosen_engine
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import Exchange
 from sizing.latency.load import StepLoad, decode_load, pairs, prefill_load
@@ -156,7 +157,7 @@ def test_engines_without_it_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"all_to_all": "deepep"}, "sends tokens to experts by: none"),
     ):
         with pytest.raises(InputError, match=said):
-            catalog.chosen_engine(EngineChoice(**keys), gpus)  # type: ignore[arg-type]
+            chosen_engine(EngineChoice(**keys), gpus)  # type: ignore[arg-type]
 
 
 # --- two-batch overlap
