@@ -27,11 +27,11 @@ def overlapped(
     """
     Return the terms of both halves of a step, as they run through the layers in turn.
 
-        t = 2 (rest of the half) + L_e (|D - a| + |D - e| + |C - e| + |C - a|) + min(a, C),
-        |x| = max(0, x); per layer with experts the sum of max(a, D), max(e, D), max(e, C) and
+        t = 2 (L a + L_e e) + L_e ((D - a)+ + (D - e)+ + (C - e)+ + (C - a)+) + min(a, C),
+        (x)+ = max(0, x): per layer with experts the sum of max(a, D), max(e, D), max(e, C) and
         max(a, C)      (docs/model.md, eq. S11)
 
-    a and e are what one half computes of a layer without and with its experts, D and C its
+    a and e are what one half computes of a layer without its experts and of these, D and C its
     dispatch and combine. The GPU computes a, a, e, e of the two halves in turn; D of each starts
     when its a is done, C when its e is, and communication runs in the same order.
 
@@ -39,6 +39,7 @@ def overlapped(
         half: terms of a step with half of the load, those of all layers alone.
         layers: of the model; a is the mean over them.
         expert_layers: L_e.
+        on_sms: whether the fixed parts of D and C are on the SMs: they then count to a and e.
 
     Returns:
         The same terms, twice as long; of dispatch and combine what compute does not hide.
@@ -50,9 +51,8 @@ def overlapped(
         sum of the longer ones: docs/model.md.
 
     Ignores:
-        Compute that is slower while the network writes to the same memory; SMs that low-latency
-        kernels take to send and to receive; shared experts between dispatch and combine; layers
-        that differ from the mean one; halves that differ.
+        Compute that is slower while the network writes to the same memory; shared experts beside a
+        combine; layers that differ from the mean one; halves that differ.
     """
     terms = {term.name: term for term in half}
 

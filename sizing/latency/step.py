@@ -169,7 +169,8 @@ def _with_overlap(
     """
     Return the terms of steps that hold enough tokens in two halves, those of others as they are.
 
-    What a step does once, and its draft head, see all of it (docs/model.md, eq. S11).
+    What a step does once, and its draft head, see all of it (docs/model.md, eq. S11). Kernels for
+    prompts run beside compute on SMs of their own, low-latency ones send and receive on all SMs.
     """
     engine, prompts = machine.engine, load.prompts > 0
     least = np.where(prompts, engine.overlap_prompt_tokens, engine.overlap_decode_tokens)

@@ -153,14 +153,14 @@ def _leaving_s(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[floa
     """Return the seconds of a step's collectives that leave the HB domain, and what it adds."""
     joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
     terms = (step_terms(each, load, slicing=slicing) for each in (machine, joined))
-    seconds = (
-        (float(far.seconds), float(near.seconds))
+    leaving = [
+        (far, near)
         for far, near in zip(*terms, strict=True)
         if far.equation != BETWEEN_STAGES
-    )
-    leaving = [(far_s, near_s) for far_s, near_s in seconds if far_s != near_s]
-    exchanges_s = sum(far_s for far_s, _ in leaving)
-    return exchanges_s, max(0.0, exchanges_s - sum(near_s for _, near_s in leaving))
+        and float(far.seconds + far.hidden_s) != float(near.seconds + near.hidden_s)
+    ]
+    exchanges_s = sum(float(far.seconds + far.hidden_s) for far, _ in leaving)
+    return exchanges_s, max(0.0, sum(float(far.seconds - near.seconds) for far, near in leaving))
 
 
 def _step(pool: Pool, tokens: float) -> StepLoad:
