@@ -103,6 +103,9 @@ class EngineProfile(Spec):
         prompt_expert_layer_s: per layer with experts of a step that holds prompts: such steps are
             not captured whole, and experts take many kernels.
         captured_tokens: steps of at most this many tokens are captured all the same.
+        prompt_compile_s: per step that holds prompts of a model with gated delta layers, one of
+            whose kernels is compiled for each number of tokens that a step has not had before.
+        prompt_compile_until: first version that compiles this kernel once.
         per_exchange_s: time per collective and step beyond that of its kernel in a CUDA graph.
         per_step_s: scheduler and sampler per step.
         per_sequence_s: host time per sequence and step.
@@ -161,6 +164,8 @@ class EngineProfile(Spec):
     per_exchange_s: NotNegative = 0.0
     prompt_expert_layer_s: NotNegative = 0.0
     captured_tokens: Whole = 0
+    prompt_compile_s: NotNegative = 0.0
+    prompt_compile_until: tuple[int, ...] = ()
     transfer_per_descriptor_s: NotNegative = 0.0
     deployable: bool = True
     window_per_query_head: bool = False

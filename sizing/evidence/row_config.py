@@ -112,15 +112,8 @@ def row_config(row: MeasuredRow) -> RowConfig:
     for group in row.groups:
         _check_widths(row, model, group.slicing)
     recipe = recipe_of(row) if len(row.groups) == 1 else RecipeSettings()
-    here = engine.on(gpu)
     ahead = not release(version) or release(version) >= rules.async_scheduling_since
-    if not ahead:
-        step_s, sequence_s = here.exposed_step_s, here.exposed_sequence_s
-        here = replace(
-            here,
-            per_step_s=here.per_step_s + step_s,
-            per_sequence_s=here.per_sequence_s + sequence_s,
-        )
+    here = _host_times(row, engine.on(gpu), version=version, ahead=ahead)
     if recipe.captured_tokens is not None:
         here = replace(here, captured_tokens=recipe.captured_tokens)
     return RowConfig(
@@ -138,6 +131,23 @@ def row_config(row: MeasuredRow) -> RowConfig:
         notes=notes,
         acceptance=acceptance,
     )
+
+
+def _host_times(
+    row: MeasuredRow, engine: EngineProfile, *, version: str, ahead: bool
+) -> EngineProfile:
+    """Return the engine with the host's times between and in the steps of the row's version."""
+    if not ahead:
+        engine = replace(
+            engine,
+            per_step_s=engine.per_step_s + engine.exposed_step_s,
+            per_sequence_s=engine.per_sequence_s + engine.exposed_sequence_s,
+        )
+    # Builds between releases have no number; those of all rows are older than the release.
+    compiles = release(version) < engine.prompt_compile_until
+    if not compiles or not (row.length_jitter or row.means_only):
+        engine = replace(engine, prompt_compile_s=0.0)
+    return engine
 
 
 def _drafting(

@@ -416,15 +416,17 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
     expert_layers = machine.model.num_layers - machine.model.num_dense_layers
-    eager = np.where((load.prompts > 0) & (load.tokens > engine.captured_tokens), 1.0, 0.0)
-    return tuple(
-        Term(name, "S5", seconds, launch_s=seconds)
-        for name, seconds in (
-            ("engine per layer", engine.per_layer_s * machine.model.num_layers * one),
-            ("engine per exchange", engine.per_exchange_s * exchanges * one),
-            ("engine per expert layer", engine.prompt_expert_layer_s * expert_layers * eager),
-            ("engine per step", engine.per_step_s * one),
-            ("engine per draft", engine.per_step_s * engine.speculative_tokens * one),
-            ("engine per sequence", engine.per_sequence_s * (load.prompts + load.sequences)),
-        )
-    )
+    prompts = np.where(load.prompts > 0, 1.0, 0.0)
+    eager = np.where(load.tokens > engine.captured_tokens, prompts, 0.0)
+    terms = {
+        "engine per layer": engine.per_layer_s * machine.model.num_layers * one,
+        "engine per exchange": engine.per_exchange_s * exchanges * one,
+        "engine per expert layer": engine.prompt_expert_layer_s * expert_layers * eager,
+        "engine per step": engine.per_step_s * one,
+        "engine per draft": engine.per_step_s * engine.speculative_tokens * one,
+        "engine per sequence": engine.per_sequence_s * (load.prompts + load.sequences),
+    }
+    linear = machine.model.linear
+    if engine.prompt_compile_s and linear is not None and linear.delta_rule:
+        terms["engine compiles a kernel"] = engine.prompt_compile_s * prompts
+    return tuple(Term(name, "S5", seconds, launch_s=seconds) for name, seconds in terms.items())

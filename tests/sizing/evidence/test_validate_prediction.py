@@ -10,8 +10,8 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row_config import nearest_engine, row_config
-from sizing.latency.load import decode_load
-from sizing.latency.step import step_s
+from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.step import step_s, step_terms
 from tests.sizing.evidence.rows import SPLIT, row
 
 
@@ -32,6 +32,35 @@ def test_a_version_that_prepares_no_step_ahead_has_slower_steps() -> None:
     engine = row_config(row()).machine.engine
     assert slower[0] == pytest.approx(engine.exposed_step_s, rel=0.1)
     assert slower[1] > engine.exposed_step_s + 32 * engine.exposed_sequence_s
+
+
+@pytest.mark.parametrize(
+    ("cells", "compiles"),
+    [
+        ({}, True),
+        ({"length_jitter": ""}, False),  # the number of tokens is met again
+        ({"engine_version": "0.5.16"}, False),
+        ({"engine_version": "nightly-dev-20260216"}, True),
+        ({"model": "deepseek-ai/DeepSeek-V3"}, False),
+        ({"engine": "vllm", "engine_version": "0.18"}, False),
+    ],
+)
+def test_prompts_of_gated_delta_layers_are_compiled(
+    cells: dict[str, str], *, compiles: bool
+) -> None:
+    """By SGLang before 0.5.16, for each number of tokens in a step (eq. S5)."""
+    qwen = {"model": "Qwen/Qwen3.5-397B-A17B", "gpu": "b200-sxm", "length_jitter": "0.2"}
+    one = row(**qwen | {"engine": "sglang", "engine_version": "0.5.9"} | cells)
+    machine, slicing = row_config(one).machine, one.groups[0].slicing
+    prompt, decode = (
+        sum(
+            float(t.seconds)
+            for t in step_terms(machine, load, slicing=slicing)
+            if "compile" in t.name
+        )
+        for load in (prefill_load(922), decode_load(4, 1024))
+    )
+    assert (prompt, decode) == (0.09 if compiles else 0.0, 0.0)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm"])
