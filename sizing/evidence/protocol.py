@@ -238,16 +238,18 @@ class PoolSettings:
         max_num_batched_tokens: tokens of a step.
         max_num_seqs: sequences of a step.
         kv_tokens: tokens that its KV cache is limited to.
+        receive_steps: decode steps from one look at new requests to the next.
     """
 
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     kv_tokens: int | None = None
+    receive_steps: int | None = None
 
 
 Key = tuple[str | int, ...]
 """Engine, GPU, family of the model, dtype of weights, lengths, users, layout of both pools."""
-POOL_SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "kv_tokens")
+POOL_SETTINGS = tuple(each.name for each in fields(PoolSettings))
 
 
 def pool_settings(row: MeasuredRow) -> Mapping[str, PoolSettings]:

@@ -66,11 +66,12 @@ def row_system(
         decode_tp=decode.slicing.tp,
         tokens=(1 - row.length_jitter / 2) * row.isl,
     )
+    decode_pool = _split_pool(row, config, decode)
     return System(
         prefill=_split_pool(row, config, prefill),
-        decode=_split_pool(row, config, decode),
+        decode=decode_pool,
         path=Path(
-            request_s=REQUEST_S,
+            request_s=REQUEST_S + _look_s(row, config, decode_pool),
             transfer_base_s=pull.transfer_base_s,
             transfer_per_token_s=pull.transfer_per_token_s,
         ),
@@ -111,6 +112,16 @@ def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedP
     return _pool(
         row, config, group, max_num_seqs=own.max_num_seqs or config.max_num_seqs, blocks=blocks
     )
+
+
+def _look_s(row: MeasuredRow, config: RowConfig, decode: SimulatedPool) -> float:
+    """Seconds until decode looks at a request, which its prefill waits for (eq. V4)."""
+    steps = config.pools.get("decode", PoolSettings()).receive_steps
+    if not steps:
+        return 0.0
+    batch = math.ceil(row.amount / decode.replicas)
+    context = round(batch * (1 - row.length_jitter / 2) * (row.isl + row.osl / 2))
+    return steps / 2 * decode.step.step_s([], batch, context)
 
 
 def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) -> int:

@@ -10,6 +10,7 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row_config import nearest_engine, row_config
+from sizing.evidence.row_system import row_system
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import step_s, step_terms
 from tests.sizing.evidence.rows import SPLIT, row
@@ -90,6 +91,21 @@ def test_split_pools_have_a_ttft_and_a_tpot() -> None:
         assert each.status == "predicted", each.reason
     assert (four.tpot_s or 0) < (two.tpot_s or 0) < (crowd.tpot_s or 0)
     assert (crowd.ttft_s or 0) > (two.ttft_s or 0)
+
+
+def test_prefill_waits_until_decode_has_seen_the_request() -> None:
+    """On SGLang, whose decode pool looks at new requests every ten steps by its recipe (eq. V4)."""
+    cells = SPLIT | {
+        "source": "inferencex", "engine": "sglang", "model": "deepseek-ai/DeepSeek-R1",
+        "gpu": "gb200", "weight_dtype": "fp8", "gpus": "8", "prefill_tp": "4",
+        "decode_replicas": "1", "decode_tp": "4", "osl": "1024", "length_jitter": "0.2",
+    }  # fmt: skip
+    known, other = (row(**cells | {"concurrency": users}) for users in ("4", "5"))
+    waits = [row_system(each, row_config(each)).path.request_s for each in (known, other)]
+    step = step_s(
+        row_config(known).machine, decode_load(4, 0.9 * 1536), slicing=known.groups[1].slicing
+    )
+    assert waits[0] - waits[1] == pytest.approx(5 * float(step), rel=0.01)
 
 
 def test_the_nearest_version_of_an_engine_stands_in() -> None:
