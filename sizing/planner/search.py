@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sizing.planner import bounds
@@ -43,7 +44,7 @@ from sizing.planner.simulated_check import Simulations, SloSimulator, verify_siz
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Infeasible", "search"]
 
-FINALISTS = 4
+FINALISTS = 6
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""
 
-MOST_TRIED = 4 * FINALISTS
+MOST_TRIED = 16
 """The same where no size of any has held yet."""
 
 MAX_BUDGETS = 16
@@ -222,12 +223,25 @@ class LayoutSearch:
         """
         Find the cheapest split pools: precise runs start where quick ones end.
 
+        Where these end dearer than the quick ones had it, more layouts are tried below that.
+        """
+        looks = self._looks()
+        promised = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
+        best = self._split_of(looks)
+        if best is not None and cost(self.inputs, best.candidate) > promised:
+            looks = self._looks(cost(self.inputs, best.candidate) / (1 + QUICK_STEP), but=looks)
+            best = self._split_of([each for each in looks if not each.denied], best)
+        return None if best is None else choose_local_threshold(self.simulations, best)
+
+    def _split_of(self, looks: list[QuickLook], best: Found | None = None) -> Found | None:
+        """
+        Return the cheapest pools by precise runs; *best* where none cost less.
+
         No layout grows where another one holds at the sizes of its quick run. What a quick run
         denied, perhaps by chance, is tried only where the others turn out dearer than it said.
         """
-        looks = sorted(self._looks(), key=lambda each: (each.denied, each.cost))
+        looks = sorted(looks, key=lambda each: (each.denied, each.cost))
         cheapest = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
-        best: Found | None = None
         for growth in (1 + QUICK_STEP, NO_LIMIT):
             for look in tuple(looks):
                 below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
@@ -242,9 +256,11 @@ class LayoutSearch:
                     best = self.best = found
                     self._tell(found)
                     looks.remove(look)
-        return None if best is None else choose_local_threshold(self.simulations, best)
+        return best
 
-    def _looks(self, cheapest: float = NO_LIMIT) -> list[QuickLook]:
+    def _looks(
+        self, cheapest: float = NO_LIMIT, *, but: Sequence[QuickLook] = ()
+    ) -> list[QuickLook]:
         """
         Estimate the size of every layout and batch limit, and size the cheapest quickly.
 
@@ -252,10 +268,13 @@ class LayoutSearch:
 
         Args:
             cheapest: cost of pools that are known to hold.
+            but: layouts and batch limits that are left out.
         """
         looks: list[QuickLook] = []
         held, tried = dict[Layout, float](), 0
-        for bounded, guess in self._sized():
+        for bounded, guess in self._estimated:
+            if any(bounded is each.bounded for each in but):
+                continue
             layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
             estimate = cost(self.inputs, bounded.slow.sized(*guess))
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
@@ -300,7 +319,8 @@ class LayoutSearch:
     def _max_gpus(self) -> int:
         return SIMULATED_BUDGETS * self.inputs.cluster.max_gpus
 
-    def _sized(self) -> list[tuple[BoundedCandidate, Sizes]]:
+    @cached_property
+    def _estimated(self) -> list[tuple[BoundedCandidate, Sizes]]:
         """
         Return layouts and batch limits with their estimated sizes, cheapest first.
 
