@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from sizing.planner import bounds
@@ -122,6 +123,8 @@ class LayoutSearch:
         self.simulations = Simulations(inputs)
         self.simulator = SloSimulator(self.simulations, self.errors)
         self.quick = SloSimulator(self.simulations, self.errors, precise=False)
+        self._longer: dict[LayoutShape | None, float] = {}
+        """Prefill replicas of a shape that held, over those that were estimated."""
         self.best: Found | None = None
         self.estimate: Candidate | None = None
         self.far_over_budget: Candidate | None = None
@@ -272,24 +275,28 @@ class LayoutSearch:
         """
         looks: list[QuickLook] = []
         held, tried = dict[Layout, float](), 0
-        for bounded, guess in self._estimated:
+        for bounded, sizes in self._estimated:
             if any(bounded is each.bounded for each in but):
                 continue
             layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
+            shape = layout.prefill
+            guess = ceil(sizes[0] * self._longer.get(shape, 1)), sizes[1]
             estimate = cost(self.inputs, bounded.slow.sized(*guess))
+            least = estimate if shape in self._longer else estimate * ESTIMATE_TOLERANCE
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
-            if estimate * ESTIMATE_TOLERANCE >= below or estimate >= held.get(layout, NO_LIMIT):
+            if least >= cheapest or estimate >= held.get(layout, NO_LIMIT):
                 continue
             if tried >= (FINALISTS if cheapest < NO_LIMIT else MOST_TRIED):
                 break
             tried += 1
             found = self._size(bounded, guess, self.quick, below)
-            sizes = guess if found is None else found.sizes
-            taken = cost(self.inputs, bounded.slow.sized(*sizes))
+            held_by = guess if found is None else found.sizes
+            taken = cost(self.inputs, bounded.slow.sized(*held_by))
             if found is not None:
                 cheapest, held[layout] = min(cheapest, taken), taken
+                self._longer[shape] = held_by[0] / sizes[0]
             if found is not None or tried <= FINALISTS:
-                look = QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=sizes)
+                look = QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=held_by)
                 looks.append(look)
         return looks
 
@@ -325,7 +332,8 @@ class LayoutSearch:
         Return layouts and batch limits with their estimated sizes, cheapest first.
 
         The estimates err in the prefill queue, but rank what stands behind the same prefill pool:
-        the first of each prefill shape come before the others.
+        the first of each prefill shape come before the others. Those whose bound is above an
+        estimate come last, with their fewest replicas: that estimate may be too low.
         """
         slow = [each.with_errors(self.errors) for each in self.candidates.split]
         used = {each.layout: check.ratio for check, each in self.candidates.unloaded}
@@ -338,11 +346,15 @@ class LayoutSearch:
             ),
         )
         found: list[tuple[float, BoundedCandidate, Sizes]] = []
+        dearer: list[tuple[BoundedCandidate, Sizes]] = []
         below = NO_LIMIT
         max_gpus = MAX_BUDGETS * self.inputs.cluster.max_gpus
         for bounded in todo:
             lowest_gpus = bounded.slow.sized(*bounded.lowest).gpus
-            if bounded.bound * ESTIMATE_TOLERANCE >= below or lowest_gpus > max_gpus:
+            if lowest_gpus > max_gpus:
+                continue
+            if bounded.bound * ESTIMATE_TOLERANCE >= below:
+                dearer.append((bounded, bounded.lowest))
                 continue
             sizes = estimated_sizes(
                 self._as_predicted(bounded.slow), self.inputs, self.errors, bounded.lowest
@@ -359,7 +371,7 @@ class LayoutSearch:
             prefill = bounded.slow.layout.prefill
             (later if prefill in firsts else first).append((bounded, sizes))
             firsts.add(prefill)
-        return first + later
+        return first + later + dearer
 
     def _as_predicted(self, slow: Candidate) -> Candidate:
         """Return a slow candidate with step times as predicted, its batch limit kept."""
