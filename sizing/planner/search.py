@@ -45,7 +45,7 @@ from sizing.planner.simulated_check import Simulations, SloSimulator, verify_siz
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection
 
     from minicluster.plan import Inputs
     from sizing.planner.candidates import Candidate
@@ -60,6 +60,9 @@ FINALISTS = 6
 
 MOST_TRIED = 16
 """The same where no size of any has held yet."""
+
+ROUNDS = 3
+"""Times that layouts are looked at: again where precise runs end dearer than the quick ones."""
 
 MAX_BUDGETS = 16
 """Multiple of `cluster.max_gpus` up to which the sizes of pools are estimated."""
@@ -228,12 +231,16 @@ class LayoutSearch:
 
         Where these end dearer than the quick ones had it, more layouts are tried below that.
         """
-        looks = self._looks()
-        promised = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
-        best = self._split_of(looks)
-        if best is not None and cost(self.inputs, best.candidate) > promised:
-            looks = self._looks(cost(self.inputs, best.candidate) / (1 + QUICK_STEP), but=looks)
-            best = self._split_of([each for each in looks if not each.denied], best)
+        best: Found | None = None
+        below, known = NO_LIMIT, set[Layout]()
+        for _ in range(ROUNDS):
+            looks = self._looks(below / (1 + QUICK_STEP), but=known)
+            promised = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
+            best = self._split_of([each for each in looks if best is None or not each.denied], best)
+            if best is None or cost(self.inputs, best.candidate) <= promised:
+                break
+            below = cost(self.inputs, best.candidate)
+            known |= {each.bounded.slow.layout for each in looks}
         return None if best is None else choose_local_threshold(self.simulations, best)
 
     def _split_of(self, looks: list[QuickLook], best: Found | None = None) -> Found | None:
@@ -258,11 +265,12 @@ class LayoutSearch:
                 if found is not None:
                     best = self.best = found
                     self._tell(found)
+                    self._learn(look.bounded, look.sizes, found.candidate.sizes)
                     looks.remove(look)
         return best
 
     def _looks(
-        self, cheapest: float = NO_LIMIT, *, but: Sequence[QuickLook] = ()
+        self, cheapest: float = NO_LIMIT, *, but: Collection[Layout] = ()
     ) -> list[QuickLook]:
         """
         Estimate the size of every layout and batch limit, and size the cheapest quickly.
@@ -271,12 +279,12 @@ class LayoutSearch:
 
         Args:
             cheapest: cost of pools that are known to hold.
-            but: layouts and batch limits that are left out.
+            but: layouts that are left out.
         """
         looks: list[QuickLook] = []
         held, tried = dict[Layout, float](), 0
         for bounded, sizes in self._estimated:
-            if any(bounded is each.bounded for each in but):
+            if bounded.slow.layout in but:
                 continue
             layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
             shape = layout.prefill
@@ -294,11 +302,16 @@ class LayoutSearch:
             taken = cost(self.inputs, bounded.slow.sized(*held_by))
             if found is not None:
                 cheapest, held[layout] = min(cheapest, taken), taken
-                self._longer[shape] = held_by[0] / sizes[0]
+                self._learn(bounded, guess, held_by)
             if found is not None or tried <= FINALISTS:
                 look = QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=held_by)
                 looks.append(look)
         return looks
+
+    def _learn(self, bounded: BoundedCandidate, guess: Sizes, held: Sizes) -> None:
+        """Note how many prefill replicas held where so many were guessed."""
+        shape = bounded.slow.layout.prefill
+        self._longer[shape] = self._longer.get(shape, 1.0) * held[0] / guess[0]
 
     def _size(
         self, bounded: BoundedCandidate, guess: Sizes, simulator: SloSimulator, below: float
