@@ -28,6 +28,7 @@ SOURCES = (
     "minicluster/engine_model/interference.py",
     "minicluster/engine_model/kv_offload.py",
     "minicluster/engine_model/lockstep.py",
+    "minicluster/engine_model/lora_slots.py",
     "minicluster/engine_model/prefix_cache.py",
     "minicluster/engine_model/replica.py",
     "minicluster/engine_model/request_table.py",

@@ -124,3 +124,21 @@ class OffloadLimits:
             disk_tokens=self.disk_tokens,
             disk_token_s=self.disk_token_s,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraLimits:
+    """
+    Slots for adapters of a replica, and seconds in which one is copied to a slot.
+
+    Attributes:
+        slots: vLLM's `max_loras`.
+    """
+
+    slots: int
+    load_s: float
+
+    def __post_init__(self) -> None:
+        """Check signs."""
+        positive(slots=self.slots)
+        not_negative(load_s=self.load_s)

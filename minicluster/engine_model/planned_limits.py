@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
-from minicluster.engine_model.limits import EngineLimits, OffloadLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.errors import InputError
+from minicluster.specs.lora import adapter_bytes
+from minicluster.specs.slicing import stage_layers
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment, Pool
@@ -75,3 +77,17 @@ def planned_offload(deployment: Deployment, pool: Pool) -> OffloadLimits | None:
         disk_tokens=int(offload.disk_bytes / token_bytes),
         disk_token_s=token_bytes / disk_rate if disk_rate else 0.0,
     )
+
+
+def planned_lora(deployment: Deployment, pool: Pool) -> LoraLimits | None:
+    """
+    Return the slots for adapters of each replica of a pool, and the copy of one (eq. Q15).
+
+        t_a = M_a / BW_host, of the pipeline's longest stage      (docs/model.md, eq. Q15)
+    """
+    lora = deployment.engine.lora
+    if lora is None:
+        return None
+    layers = max(stage_layers(deployment.model.num_layers, pool.pp))
+    size = adapter_bytes(lora, deployment.model, tp=pool.tp, layers=layers)
+    return LoraLimits(slots=lora.max_loras, load_s=size / lora.host_bytes_per_s[pool.gpu])

@@ -71,11 +71,13 @@ class Replica(Scheduler):
             self._queue(request, now_s)
 
     def _queue(self, request: int, now_s: float) -> None:
-        """Let a request wait; where it is the first one, the next step considers it."""
+        """Let a request wait; the next step considers the first one, and may those that pass it."""
         self.waiting.append(request)
         if not self.active:
             self.start_stretch(now_s)
-        elif len(self.waiting) == 1 and len(self.running) < self._max_num_seqs:
+        elif (len(self.waiting) == 1 or self.lora is not None) and (
+            len(self.running) < self._max_num_seqs
+        ):
             self._end_at_next_step(now_s)
 
     def add_remote_prefill(self, request: int, now_s: float) -> None:
@@ -83,7 +85,7 @@ class Replica(Scheduler):
         self.remote_prefills.add(request)
         prompts = self.waiting or self._late or self.scheduled_prefills
         decoding = self.active and not prompts
-        if decoding and self._pull_fits(request):
+        if decoding and self.adapter_fits(request) and self._pull_fits(request):
             # Blocks are free at the next step whatever happens until then: the stretch goes on.
             num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
             self._used_end += num_blocks
@@ -225,9 +227,13 @@ class Replica(Scheduler):
             if not self._mixed_steps:
                 batch = context = 0
             self._seconds = self._step.step_s(chunks, batch, context)
+            if self.lora is not None:
+                self._seconds += self.lora.take_pending_s()
         elif self.batch:
             if self.pending_delays:
                 self._delay_step()
+            if self.lora is not None and self.lora.pending:
+                self._wait(self.lora.take_pending_s())
             self.begin_steps()
             steps = 1 if one_step or self._stepwise else self.steps_to_finish()
             if self._late:
@@ -299,6 +305,7 @@ class Replica(Scheduler):
             and next(iter(self.waiting_for_kv)) == request
             and len(self.running) < self._max_num_seqs
             and self._used_end < self._num_blocks
+            and self.adapter_fits(request)
         )
 
     def _pull_fits(self, request: int) -> bool:

@@ -11,6 +11,7 @@ from minicluster.engine_model.decode_batch import DecodeBatch
 if TYPE_CHECKING:
     from minicluster.engine_model.kv_offload import KvOffload
     from minicluster.engine_model.limits import EngineLimits
+    from minicluster.engine_model.lora_slots import LoraSlots
     from minicluster.engine_model.prefix_cache import PrefixCache
     from minicluster.engine_model.request_table import RequestTable
     from minicluster.engine_model.step_seconds import StepTime
@@ -34,6 +35,7 @@ class Scheduler(DecodeBatch):
         started_pulls: pulls begun and not yet collected by the caller: request and time.
         offload: blocks in host memory and on disk; `None`: none.
         started_loads: loads from there, begun and not yet collected: request and end.
+        lora: adapters of the running requests; `None`: none have any.
         running: admitted requests, in order; the last one is preempted first.
         prefilling: of those, requests with an unfinished prompt: tokens computed so far.
         scheduled_prefills: requests whose prompts are computed in this step, and tokens of each.
@@ -46,7 +48,7 @@ class Scheduler(DecodeBatch):
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
         "_num_blocks", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
-        "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
+        "lora", "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
         "remote_prefills", "running", "scheduled_prefills", "started_loads", "started_pulls",
         "waiting", "waiting_for_kv",
     )  # fmt: skip
@@ -97,6 +99,7 @@ class Scheduler(DecodeBatch):
         self.newly_joined: list[int] = []
         self.pending_delays = 0
         self.offload: KvOffload | None = None
+        self.lora: LoraSlots | None = None
         self.started_loads: list[tuple[int, float]] = []
         self._loaded: dict[int, int] = {}
 
@@ -229,15 +232,33 @@ class Scheduler(DecodeBatch):
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
             if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
+            if not self.adapter_fits(request):
+                continue
             self.start_decoding(request)
             joined += 1
         return joined
+
+    def adapter_fits(self, request: int) -> bool:
+        """Say whether a batch with a request more has no more adapters than slots."""
+        return self.lora is None or self.lora.fits(request)
+
+    def _run(self, request: int) -> None:
+        """Take a request among the running ones."""
+        self.running[request] = None
+        if self.lora is not None:
+            self.lora.add(request)
+
+    def _stop(self, request: int) -> None:
+        """Take a request off the running ones."""
+        del self.running[request]
+        if self.lora is not None:
+            self.lora.remove(request)
 
     def start_decoding(self, request: int) -> None:
         """Let a request whose KV cache has arrived decode."""
         del self.waiting_for_kv[request]
         self.kv_arrived.discard(request)
-        self.running[request] = None
+        self._run(request)
         # The last prompt token is computed again, so that its logits are there. That step verifies
         # no drafts, and gives one token: what the others get beyond it is taken off before.
         prompt, size = self._requests.num_prompt_tokens[request], self._block_size
@@ -251,11 +272,19 @@ class Scheduler(DecodeBatch):
             self.pending_delays += 1
 
     def _schedule_waiting(self, token_budget: int, now_s: float) -> None:
-        """Admit waiting requests while tokens, sequences and blocks last."""
+        """
+        Admit waiting requests while tokens, sequences and blocks last.
+
+        Those whose adapters would be more than there are slots let others pass.
+        """
         waiting, running, size = self.waiting, self.running, self._block_size
         decode_blocks = self._blocks_of_next_step() if self.batch else 0
+        passed: list[int] = []
         while waiting and token_budget > 0 and len(running) < self._max_num_seqs:
             request = waiting[0]
+            if not self.adapter_fits(request):
+                passed.append(waiting.popleft())
+                continue
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
             remote = request in self.remote_prefills
@@ -279,7 +308,7 @@ class Scheduler(DecodeBatch):
                     num_new_tokens, self._long_prefill_token_threshold, token_budget
                 )
             self.used_blocks += -(-(cached + num_new_tokens) // size)
-            running[request] = None
+            self._run(request)
             self.prefilling[request] = cached
             self.scheduled_prefills.append((request, num_new_tokens))
             if self.prefix_cache is not None:
@@ -287,6 +316,7 @@ class Scheduler(DecodeBatch):
             scheduled_s = self._requests.scheduled_s
             scheduled_s[request] = min(scheduled_s[request], now_s)
             token_budget -= num_new_tokens
+        waiting.extendleft(reversed(passed))
 
     def _take_cached(self, request: int, num_tokens: int, now_s: float) -> int:
         """
@@ -362,6 +392,8 @@ class Scheduler(DecodeBatch):
         """Prompt tokens found cached: whole blocks, and never the last token (eq. Q4)."""
         requests = self._requests
         found = requests.num_prefix_tokens[request]
+        if self.lora is not None and not self.lora.knows_prefix(request):
+            found = 0
         if self.prefix_cache is not None:
             free = self._num_blocks - self.used_blocks
             found = max(found, self.prefix_cache.find(request, free))
@@ -386,7 +418,8 @@ class Scheduler(DecodeBatch):
 
     def preempt(self) -> int:
         """Put the last running request back in front of the queue; return its blocks."""
-        request, _ = self.running.popitem()
+        request = next(reversed(self.running))
+        self._stop(request)
         if self._kv_reserved_fraction:
             self._final_blocks -= self._blocks_at_end(request)
         before = self.used_blocks
@@ -422,7 +455,7 @@ class Scheduler(DecodeBatch):
         A request whose KV cache is being pulled must not be aborted: the blocks would still arrive.
         """
         if request in self.running:
-            del self.running[request]
+            self._stop(request)
             num_computed = self.prefilling.pop(request, None)
             if num_computed is None:
                 self.leave(request)
@@ -455,7 +488,7 @@ class Scheduler(DecodeBatch):
                 continue
             del self.prefilling[request]
             if self.prefill_only:
-                del self.running[request]
+                self._stop(request)
                 finished.append(request)
             elif self._append_token(request, num_computed, end_s):
                 finished.append(request)
@@ -483,7 +516,7 @@ class Scheduler(DecodeBatch):
         """Take finished requests off the running ones."""
         requests = self._requests
         for request in finished:
-            del self.running[request]
+            self._stop(request)
             if self._kv_reserved_fraction:
                 self._final_blocks -= self._blocks_at_end(request)
             requests.finished_s[request] = end_s

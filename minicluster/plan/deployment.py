@@ -17,6 +17,7 @@ from minicluster.specs.checks import (
     choice,
     one_of,
 )
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
 
@@ -67,6 +68,7 @@ class EngineSettings(Spec):
         two_batch_overlap: whether pools with that library run their steps in two halves; `None`:
             no.
         kv_offload: `None`: KV blocks are on the GPUs alone.
+        lora: adapters, and slots for them; `None`: none.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -83,6 +85,7 @@ class EngineSettings(Spec):
     all_to_all: Annotated[str, choice("deepep")] | None = None
     two_batch_overlap: bool | None = None
     kv_offload: KvOffload | None = None
+    lora: LoraSpec | None = None
 
     def _check(self) -> None:
         if self.two_batch_overlap and self.all_to_all is None:

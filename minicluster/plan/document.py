@@ -56,6 +56,7 @@ KEPT_AT_TOP = {
     "engine.name": "engine.name",
     "engine.version": "engine.version",
     "engine.gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "engine.lora": "engine.lora",
     "engine.kv_dtype": "model.kv_dtype",
     "pools.0.dtype": "model.weight_dtype",
 }
@@ -74,8 +75,10 @@ KEPT_OF_CALIBRATION = {
 NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
 """A list of numbers in JSON: written on one line, because a table of steps has a thousand."""
 
-LATER = ("kv_offload", "all_to_all", "two_batch_overlap")
-"""Begins of the names of engine settings that plans left out before there were such settings."""
+LATER = (
+    "kv_offload", "all_to_all", "two_batch_overlap", "lora", "max_lora", "max_cpu_loras",
+)  # fmt: skip
+"""Begins of the names of settings that plans left out before there were such settings."""
 
 DERIVED = ("model", "calibration", "cost")
 """Fields of the file that follow from others: written for other programs, compared when read."""
@@ -272,10 +275,11 @@ def to_json(plan: Plan | Deployment) -> str:
     return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
-def leave_out_unset(engine: dict[str, Any]) -> None:
-    """Take `LATER` out of engine settings where they are unset: plans without them stay equal."""
-    for key in [key for key in engine if key.startswith(LATER) and engine[key] is None]:
-        del engine[key]
+def leave_out_unset(settings: dict[str, Any]) -> None:
+    """Take `LATER` out of settings where they are unset: plans without them stay equal."""
+    for key in [key for key in settings if key.startswith(LATER)]:
+        if settings[key] is None or (key.startswith("lora") and not settings[key]):
+            del settings[key]
 
 
 def read_plan(path: Path) -> Plan:
@@ -331,7 +335,8 @@ def plan_from(raw: object, *, place: str) -> Plan:
 def _document(plan: Plan) -> dict[str, Any]:
     """Return the file's content: `KEPT_AT_TOP` moved there from the inputs, `DERIVED` added."""
     raw = asdict(plan)
-    leave_out_unset(raw["inputs"]["scenario"]["engine"])
+    for table in ("engine", "workload"):
+        leave_out_unset(raw["inputs"]["scenario"][table])
     raw |= {"schema_version": SCHEMA_VERSION, "model": {}, "cost": asdict(plan.cost)}
     raw["calibration"] = asdict(plan.calibration)
     for top, inside in _moves(raw["inputs"]):

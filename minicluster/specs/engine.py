@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, Whole, choice
 from minicluster.specs.efficiency import EngineKernels
 from minicluster.specs.gpu import AllToAllLibrary, NumberSource
+from minicluster.specs.lora import LoraSpec
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
@@ -138,6 +139,7 @@ class EngineProfile(Spec):
         all_to_all: the library that is used; `None`: the engine's own way.
         two_batch_overlap: whether steps are split in two halves whose communication and compute
             overlap.
+        lora: adapters that it serves; `None`: none.
     """
 
     name: str
@@ -180,6 +182,7 @@ class EngineProfile(Spec):
     mean_accepted_tokens: NotNegative = 0.0
     all_to_all: AllToAllLibrary | None = None
     two_batch_overlap: bool = False
+    lora: LoraSpec | None = None
     sources: tuple[NumberSource, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from minicluster.errors import InputError
 from minicluster.routing import LEAST_TOKENS, POLICIES
 from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, one_of
+from minicluster.specs.lora import MODULES
 from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
@@ -114,6 +115,13 @@ class EngineChoice(Spec):
             as well; absent or 0: none.
         kv_offload_disk_bytes_per_s: rate at which a GPU's blocks are read from there: measure it.
         kv_offload_disk_path: folder of these blocks' files on every node.
+        max_loras: distinct LoRA adapters in a batch; as many slots for adapters take GPU memory.
+            It needs workload.lora_adapters; absent: no adapters.
+        max_lora_rank: rank of the slots, and of the adapters; absent: 16, as vLLM's.
+        max_cpu_loras: adapters in host memory, from which they are copied to slots; absent: all of
+            workload.lora_adapters.
+        lora_target_modules: layers that adapters change, of qkv_proj, o_proj, gate_up_proj and
+            down_proj; empty: all of them.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -134,6 +142,10 @@ class EngineChoice(Spec):
     kv_offload_disk_bytes: float | None = None
     kv_offload_disk_bytes_per_s: float | None = None
     kv_offload_disk_path: str | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None
+    lora_target_modules: tuple[Annotated[str, choice(*MODULES)], ...] = ()
 
 
 YOURS, CATALOG = "yours", "catalog"
@@ -258,6 +270,11 @@ LIMITS = {
     "engine.kv_offload_host_bytes": (0, 10_000_000_000_000),
     "engine.kv_offload_disk_bytes": (0, 1_000_000_000_000_000),
     "engine.kv_offload_disk_bytes_per_s": (1_000_000, 1_000_000_000_000),
+    "engine.max_loras": (1, 1_000),
+    "engine.max_lora_rank": (1, 512),
+    "engine.max_cpu_loras": (1, 100_000),
+    "workload.lora_adapters": (0, 1_000),
+    "workload.lora_popularity_exponent": (0, 10),
     "search.confidence_fraction": (MIDDLE, SUREST),
     "search.spare_replicas": (0, 1_024),
     "search.availability_fraction": (0.5, 0.999_999),
@@ -290,6 +307,7 @@ class ScenarioSpec(Spec):
                     raise InputError(place, value, f"a number from {low:,} to {high:,}")
         _check_drafts(self.engine)
         _check_offload(self.engine)
+        _check_lora(self.engine, self.workload)
         if self.search.class_pools != "any" and not self.workload.classes:
             way_out = "leave it out, or give [[workload.classes]]"
             raise InputError(
@@ -354,3 +372,40 @@ def _check_offload(engine: EngineChoice) -> None:
         if value is not None and not disk:
             way_out = "give kv_offload_disk_bytes, or leave it out"
             raise InputError(f"engine.{name}", value, "no such key without a disk", way_out)
+
+
+def _check_lora(engine: EngineChoice, workload: WorkloadSpec) -> None:
+    """Refuse adapters without slots, slots without adapters, and adapters beyond host memory."""
+    adapters, slots = workload.lora_adapters, engine.max_loras
+    if adapters and slots is None:
+        expected = "the distinct adapters of a batch, beside workload.lora_adapters"
+        raise InputError("engine.max_loras", None, expected, "such as 4")
+    if slots is None:
+        rest = {
+            "engine.max_lora_rank": engine.max_lora_rank,
+            "engine.max_cpu_loras": engine.max_cpu_loras,
+            "engine.lora_target_modules": engine.lora_target_modules,
+            "workload.lora_popularity_exponent": workload.lora_popularity_exponent,
+        }
+        for place, value in rest.items():
+            if value:
+                way_out = "give both, or leave it out"
+                raise InputError(
+                    place, value, "engine.max_loras and workload.lora_adapters beside it", way_out
+                )
+        return
+    if not adapters:
+        way_out = "give the number of adapters, or leave out engine.max_loras"
+        raise InputError("workload.lora_adapters", adapters, "1 or more beside max_loras", way_out)
+    if engine.max_cpu_loras is not None and engine.max_cpu_loras < max(adapters, slots):
+        raise InputError(
+            "engine.max_cpu_loras",
+            engine.max_cpu_loras,
+            f"{max(adapters, slots)} or more, all of workload.lora_adapters and of max_loras:"
+            " loads from disk are not modelled",
+            "leave it out, or give host memory for all adapters",
+        )
+    if engine.speculative_tokens:
+        raise InputError(
+            "engine.max_loras", slots, "none with speculative_tokens: not modelled together"
+        )

@@ -125,6 +125,9 @@ class WorkloadSpec(Spec):
         prefix_tokens: of the input, already in the prefix cache.
         trace: file of arrivals that replaces rate and lengths.
         classes: kinds of requests that come together, in place of the lengths here.
+        lora_adapters: LoRA adapters, of which each request names one; 0: none do.
+        lora_popularity_exponent: s of the adapters' shares of the requests, the i-th one's being
+            as 1/i^s; 0: all alike.
     """
 
     _TABLE: ClassVar[str] = "workload"
@@ -135,6 +138,8 @@ class WorkloadSpec(Spec):
     prefix_tokens: Whole = 0
     trace: str | None = None
     classes: tuple[RequestClass, ...] = ()
+    lora_adapters: Whole = 0
+    lora_popularity_exponent: NotNegative = 0.0
 
     def _check(self) -> None:
         if self.classes:
@@ -198,7 +203,9 @@ class WorkloadSpec(Spec):
         if not self.classes:
             return (self,)
         return tuple(
-            WorkloadSpec(
+            replace(
+                self,
+                classes=(),
                 requests_per_s=each.requests_per_s,
                 input_tokens=each.input_tokens,
                 output_tokens=each.output_tokens,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
+from minicluster.specs.lora import popularity
 
 if TYPE_CHECKING:
     from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -36,6 +37,7 @@ class Arrivals:
         class_of: class of each, as numbered in the workload; `None`: there are none.
         content: for each request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids
             mean equal tokens. `None`: unknown.
+        adapter: LoRA adapter of each, the most popular one 0; `None`: none.
     """
 
     due_s: NDArray[np.float64]
@@ -47,6 +49,7 @@ class Arrivals:
     session: NDArray[np.int64] | None = None
     class_of: NDArray[np.int64] | None = None
     content: tuple[tuple[int, ...], ...] | None = None
+    adapter: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Count the requests."""
@@ -63,6 +66,26 @@ class Arrivals:
         if last < 1 or due[-1] == 0:
             raise InputError("rate", requests_per_s, "none: all requests come at one time")
         return replace(self, due_s=due * (last / (due[-1] * requests_per_s)))
+
+    def with_adapters(self, workload: WorkloadSpec, rng: np.random.Generator) -> Arrivals:
+        """
+        Return the same requests with adapters drawn by a workload's popularity, if it has any.
+
+        A conversation keeps its adapter. Equal blocks of different adapters are different contents,
+        because adapters change keys and values: the ids get the adapter into them.
+        """
+        count = workload.lora_adapters
+        if not count or self.adapter is not None:
+            return self
+        shares = popularity(count, workload.lora_popularity_exponent)
+        adapter = rng.choice(count, size=len(self), p=shares)
+        if self.session is not None:
+            adapter = np.where(self.session >= 0, adapter[self.session % len(self)], adapter)
+        content = self.content and tuple(
+            tuple(block * count + at for block in blocks)
+            for blocks, at in zip(self.content, adapter.tolist(), strict=True)
+        )
+        return replace(self, adapter=adapter, content=content)
 
     def columns(self) -> dict[str, Any]:
         """Return the attributes that are known, by name: a value for each request."""

@@ -51,7 +51,7 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     """
     Draw *count* requests.
 
-    Gaps, prompt lengths, output lengths and classes come from independent streams of *seed*, so
+    Gaps, prompt lengths, output lengths, classes and adapters come from independent streams of *seed*, so
     that changing one distribution leaves the draws of the others as they were.
 
     Raises:
@@ -66,10 +66,18 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
         key = "turns" if source.users is None else "users"
         expected = "none with classes of requests, which have rates: plan each on its own"
         raise InputError(key, getattr(source, key), expected)
-    gaps, *others = (
-        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)
+    gaps, *others, adapters = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)
     )
     asked = _requests(workload, count, *others)
+    return _timed(workload, source, asked, gaps).with_adapters(workload, adapters)
+
+
+def _timed(
+    workload: WorkloadSpec, source: RequestSource, asked: Arrivals, gaps: np.random.Generator
+) -> Arrivals:
+    """Return the requests with their times, or with those that each one waits for."""
+    count = len(asked)
     if source.users is not None:
         number = np.arange(count)
         previous = np.where(number < source.users, -1, number - source.users)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from minicluster.config import overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
+from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
 from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu, list_prices
-from sizing.catalog.host_link import kv_offload
+from sizing.catalog.host_link import kv_offload, lora_spec
 from sizing.catalog.model import chosen_model
 
 if TYPE_CHECKING:
@@ -78,11 +79,16 @@ def inputs_of(
     cluster = find_cluster(chosen.cluster, place=f"{place}: cluster")
     gpu = find_gpu(cluster.gpu, place=f"{place}: cluster.gpu")
     engine = chosen_engine(chosen.engine, [*kinds.values()] or [gpu], place=f"{place}: engine")
-    offloading = [*kinds.values()] or [gpu]
-    kv_offload(chosen.engine, offloading, engine=engine.name, place=f"{place}: engine")
+    used = [*kinds.values()] or [gpu]
+    kv_offload(chosen.engine, used, engine=engine.name, place=f"{place}: engine")
+    lora = lora_spec(chosen, used, engine=engine.name, place=f"{place}: engine")
+    engine = replace(engine, lora=lora)
+    model = _model(chosen, gpu, engine, place)
+    if lora is not None:
+        check_lora(lora, model, place=f"{place}: engine")
     inputs = Inputs(
         scenario=chosen,
-        model=_model(chosen, gpu, engine, place),
+        model=model,
         gpu=gpu,
         cluster=cluster,
         engine=engine,

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minicluster.specs.lora import adapter_bytes
 from minicluster.specs.model import DTYPE_BYTES, draft_layer, weight_value_bytes
 from minicluster.specs.parameters import parameters
 from minicluster.specs.slicing import Slicing, stage_layers
@@ -222,7 +223,7 @@ def kv_space_bytes(
     """
     Bytes that a GPU has left for the KV cache; negative if the weights do not fit.
 
-        M_kv = f M - M_w - M_act - M_run - M_x - M_a      (docs/model.md, eq. M4)
+        M_kv = f M - M_w - M_lora - M_act - M_run - M_x - M_a      (docs/model.md, eq. M4)
 
     Args:
         gpu: M, its memory.
@@ -237,4 +238,22 @@ def kv_space_bytes(
     usable = gpu.require("hbm_bytes") * engine.gpu_memory_utilization
     working = activation_bytes(model, engine, slicing=slicing) + exchange_bytes(slicing)
     working += library_bytes(model, engine, slicing=slicing)
-    return usable - weight_bytes(model, slicing=slicing) - working - engine.runtime_bytes
+    weights = weight_bytes(model, slicing=slicing) + slot_bytes(model, engine, slicing=slicing)
+    return usable - weights - working - engine.runtime_bytes
+
+
+def slot_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) -> float:
+    """
+    Slots for adapters on one GPU of the longest pipeline stage; 0 without adapters.
+
+        M_lora = max_loras M_a      (docs/model.md, eq. M10)
+
+    Source:
+        vLLM 0.29.0, lora/layers/base_linear.py: every slot has the largest rank, and is allocated
+        with the model.
+    """
+    lora = engine.lora
+    if lora is None:
+        return 0.0
+    layers = max(stage_layers(model.num_layers, slicing.pp))
+    return lora.max_loras * adapter_bytes(lora, model, tp=slicing.tp, layers=layers)

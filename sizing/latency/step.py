@@ -14,6 +14,7 @@ from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec, draft_layer
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import step_exchanges
+from sizing.latency.lora import lora_ops
 from sizing.latency.op import gemm
 from sizing.latency.overlap import overlapped
 from sizing.latency.roofline import efficiency_of, multiply_dtype, op_time
@@ -120,8 +121,9 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
             + t_step + B t_seq, at least B t_stream
         (docs/model.md, eq. S5)
 
-    An engine that drafts tokens verifies them in the step, and runs its draft head (eq. S10). With
-    two-batch overlap the layers run in two halves where the step is large enough (eq. S11).
+    Adapters add the ops of eq. W12. An engine that drafts tokens verifies them in the step, and
+    runs its draft head (eq. S10). With two-batch overlap the layers run in two halves where the
+    step is large enough (eq. S11).
 
     Args:
         load: what the step holds on one data-parallel copy, arrays of any shape.
@@ -148,6 +150,7 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         runs += repeats * sum(each.repeats for each in _exchanges(head, passed, slicing))
     terms = (
         *_op_terms(machine, load, slicing),
+        *_timed(machine, lora_ops(engine.lora, machine.model, load, tp=slicing.tp)),
         *_network_terms(machine, exchanges),
         *_draft_terms(drafted, slicing),
         *_engine_terms(machine, load, exchanges=runs),
@@ -294,9 +297,13 @@ def _pass_terms(head: Machine, load: StepLoad, slicing: Slicing) -> Iterator[Ter
 
 
 def _op_terms(machine: Machine, load: StepLoad, slicing: Slicing, *more: Op) -> Iterator[Term]:
+    return _timed(machine, (*more, *_ops(machine, load, slicing)))
+
+
+def _timed(machine: Machine, ops: Iterable[Op]) -> Iterator[Term]:
     engine = machine.engine
     efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
-    for op in (*more, *_ops(machine, load, slicing)):
+    for op in ops:
         time, work = op_time(op, machine.gpu, efficiency), op.total
         yield Term(
             op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,

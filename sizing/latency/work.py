@@ -27,9 +27,6 @@ def step_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tuple[Op,
 
     Returns:
         Ops whose work has the shape of *load*; an op is repeated once a layer or once a step.
-
-    Ignores:
-        LoRA.
     """
     logits = model.vocab_size / slicing.tp
     return (

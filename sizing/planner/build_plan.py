@@ -77,7 +77,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
-    leave_out_unset(raw["scenario"]["engine"])
+    for table in ("engine", "workload"):
+        leave_out_unset(raw["scenario"][table])
+    del raw["engine"]["lora"]  # it follows from these
     text = json.dumps(raw, sort_keys=True, allow_nan=False)
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Plan(

@@ -87,6 +87,7 @@ def _deployment(
             kv_offload=kv_offload(
                 inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
             ),
+            lora=engine.lora,
         ),
         pools=found,
         routing=routing,

@@ -12,7 +12,7 @@ from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
-from sizing.latency.memory import kv_space_bytes, weight_bytes
+from sizing.latency.memory import kv_space_bytes, slot_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
@@ -185,8 +185,10 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     if left >= needed:
         return None
     weights = weight_bytes(inputs.model, slicing=shape.slicing)
+    slots = slot_bytes(inputs.model, inputs.engine, slicing=shape.slicing)
+    adapters = f" and {slots / 1e9:.1f} GB of slots for LoRA adapters" if slots else ""
     return (
-        f"{shape}: {weights / 1e9:.0f} GB of weights per GPU leave {max(0.0, left) / 1e9:.1f} GB of"
+        f"{shape}: {weights / 1e9:.0f} GB of weights{adapters} per GPU leave {max(0.0, left) / 1e9:.1f} GB of"
         f" {gpu.require('hbm_bytes') / 1e9:.0f} GB for the KV cache; two of the longest"
         f" requests need {needed / 1e9:.1f} GB"
     )

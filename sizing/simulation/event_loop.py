@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.kv_offload import MOST_BLOCKS, KvOffload
 from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
+from minicluster.engine_model.lora_slots import LoraSlots
 from minicluster.engine_model.prefix_cache import ContentCache, ConversationCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
@@ -48,6 +49,7 @@ class EventLoop:
         decode_of, prefill_of: replicas of each; -1: no prefill replica.
         prefilled_s, pull_s, pulled_s: end of the prompt's computation, begin and end of the pull.
         offloaded: prompt tokens of each that came from host memory, and from disk.
+        adapter_loads: copies of adapters to slots that each caused.
         samples: time, and per pool waiting and running requests and KV blocks in use.
     """
 
@@ -68,10 +70,14 @@ class EventLoop:
         self.num_arrivals, count = len(arrivals), len(prompts)
         self._session = None if arrivals.session is None else arrivals.session.tolist()
         self._content = arrivals.content
+        self._adapter = None if arrivals.adapter is None else arrivals.adapter.tolist()
+        if self._adapter is not None:  # sequences that decode at the begin have adapters, too
+            self._adapter += [self._adapter[at % len(arrivals)] for at in range(len(arrivals), count)]
         self.due_s: list[float] = arrivals.due_s.tolist() + [0.0] * (count - len(arrivals))
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count
         self.offloaded = ([0] * count, [0] * count)
+        self.adapter_loads = [0] * count
         self.samples: list[tuple[float, list[tuple[int, int, int]]]] = []
         self._rng = random.Random(seed)  # noqa: S311  (a simulation, not a secret)
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -143,6 +149,9 @@ class EventLoop:
         if pool.offload is not None and pool.prefix_cache:
             for replica in found:
                 replica.offload = self._offload(pool)
+        if pool.lora is not None and self._adapter is not None:
+            for replica in found:
+                replica.lora = LoraSlots(self._adapter, pool.lora, self.adapter_loads)
         ranks = [replica for replica in found if isinstance(replica, Rank)]
         for at, rank in enumerate(ranks):
             first = at - at % pool.group

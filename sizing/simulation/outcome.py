@@ -68,6 +68,7 @@ class Outcome(Shown):
         busy_fraction: per role, mean share of the time in which a replica computed.
         kv_capacity_blocks: per role, over the pool.
         host_tokens, disk_tokens: of `cached_tokens`, those loaded from host memory and from disk.
+        adapter_loads: copies of adapters to slots of either pool that each request caused.
     """
 
     due_s: Column
@@ -91,6 +92,7 @@ class Outcome(Shown):
     occupancy: Occupancy
     host_tokens: NDArray[np.int64]
     disk_tokens: NDArray[np.int64]
+    adapter_loads: NDArray[np.int64]
 
     def latencies(self, of: int | None = None) -> dict[str, dict[str, BatchMeansInterval]]:
         """Mean and percentiles of every latency, each with its interval, as `series` has them."""
@@ -193,6 +195,8 @@ def _check(system: System, arrivals: Arrivals) -> None:
             raise InputError(f"request {at}: {name}_tokens", int(tokens[at]), "at least 1")
     limits = system.decode.limits
     ahead = limits.speculative_tokens + limits.lookahead_tokens
+    if system.decode.lora is not None and arrivals.adapter is None:
+        raise InputError("requests", "without adapters", "an adapter of each: the plan has slots")
     longest = arrivals.input_tokens + arrivals.output_tokens - 1 + ahead
     longest_fit = limits.max_tokens
     pools = [("KV cache of a decode replica", longest, longest_fit)]
@@ -250,6 +254,7 @@ def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None)
         occupancy=_occupancy(run, tuple(pools)),
         host_tokens=np.array(run.offloaded[0][own]),
         disk_tokens=np.array(run.offloaded[1][own]),
+        adapter_loads=np.array(run.adapter_loads[own]),
     )
 
 

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
-from minicluster.engine_model.planned_limits import planned_limits, planned_offload
+from minicluster.engine_model.planned_limits import planned_limits, planned_lora, planned_offload
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.routing import pool_policy
@@ -126,6 +128,8 @@ def simulate_plan(
         InputError: a request that the plan cannot serve, or a plan that cannot be simulated.
     """
     _check_context(plan, arrivals)
+    # Those of a trace have none.
+    arrivals = arrivals.with_adapters(plan.workload, np.random.default_rng(seed))
     system = deployed_system(plan.deployment, plan.step_model, handshake_s=handshake_s)
     return simulate_system(system, arrivals, seed=seed, progress=progress)
 
@@ -152,4 +156,5 @@ def _pool(deployment: Deployment, pool: Pool, step: PlannedStep) -> SimulatedPoo
         group=pool.dp,
         prefix_cache=True,
         offload=planned_offload(deployment, pool),
+        lora=planned_lora(deployment, pool),
     )

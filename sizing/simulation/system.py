@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.engine_model.limits import EngineLimits, OffloadLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.engine_model.step_seconds import StepTime
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative, positive
@@ -27,6 +27,7 @@ class SimulatedPool:
         group: replicas that step together, as the data-parallel ranks of a group do (eq. Q11).
         prefix_cache: a replica finds earlier turns of a conversation and blocks of equal content.
         offload: it also finds these in host memory and on disk (eq. Q14); `None`: on GPUs alone.
+        lora: slots for adapters (eq. Q15); `None`: requests name none.
     """
 
     replicas: int
@@ -36,6 +37,7 @@ class SimulatedPool:
     group: int = 1
     prefix_cache: bool = False
     offload: OffloadLimits | None = None
+    lora: LoraLimits | None = None
 
     def __post_init__(self) -> None:
         """Check counts, and that a step takes time: else nothing ever passes."""
