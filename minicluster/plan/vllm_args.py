@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan.deployment import Deployment, Pool
+    from minicluster.specs.lora import LoraSpec
     from minicluster.specs.model import DraftSpec
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -49,7 +50,7 @@ def vllm_arguments(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         arguments["speculative_config"] = _speculative(deployment.model.draft, drafts)
     if pool.gpu != "cpu" and pool.dtype == "fp8":
         arguments["quantization"] = "fp8"
-    return arguments
+    return arguments | _lora(engine.lora)
 
 
 def kv_transfer_config(
@@ -134,6 +135,24 @@ def _groups(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         arguments["enable_eplb"] = True
         arguments["eplb_config"] = {"num_redundant_experts": copies}
     return arguments
+
+
+def _lora(lora: LoraSpec | None) -> dict[str, Any]:
+    """
+    Return the slots for adapters; by default vLLM would also give tables of some models slots.
+
+    Source:
+        vLLM 0.29.0 config/lora.py and lora/utils.py, get_supported_lora_modules.
+    """
+    if lora is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": lora.max_loras,
+        "max_lora_rank": lora.max_lora_rank,
+        "max_cpu_loras": lora.max_cpu_loras,
+        "lora_target_modules": list(lora.target_modules),
+    }
 
 
 def _speculative(draft: DraftSpec, tokens: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from sizing.report.plan_screen import (
     choice_line,
     class_plans_json,
     class_plans_table,
+    lora_text,
     offload_text,
     plan_details,
     plan_screen,
@@ -165,4 +166,6 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     ]
     if read.engine.kv_offload is not None:
         tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
+    if read.engine.lora is not None:
+        tables.append(f"LoRA: {lora_text(read)}")
     show(asdict(explained), *tables, as_json=as_json, sort_keys=True)

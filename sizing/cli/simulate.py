@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 from typer import Option
 
@@ -105,7 +106,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         read = read_trace(trace, skip_unanswered=skip_unanswered)
         if read.skipped:
             say(f"left out {read.skipped:,} requests without an answer")
-        source = read.arrivals
+        source = read.arrivals.with_adapters(planned.workload, np.random.default_rng(seed))
     with progress("simulating") as said:
         outcome = simulate_requests(
             planned,

@@ -131,6 +131,9 @@ def too_many(
 ) -> Infeasible:
     """Return that no pools that the search considers hold the SLO under the load."""
     check, candidate = _nearest(unloaded)
+    lora = inputs.engine.lora
+    few = lora is not None and lora.max_loras < lora.adapters
+    slots = "more engine.max_loras (requests wait for adapters to leave), " if few else ""
     return Infeasible(
         reason=f"no pools of up to {max_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
@@ -139,7 +142,8 @@ def too_many(
         nearest_gpus=candidate.gpus,
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
-        way_out="a larger cluster.max_gpus, a looser SLO, or a lower workload.requests_per_s",
+        way_out=f"{slots}a larger cluster.max_gpus, a looser SLO, or a lower"
+        " workload.requests_per_s",
     )
 
 

@@ -37,7 +37,7 @@ class StepModels:
         """
         if inputs.calibration is not None:
             _check(inputs.calibration.key, inputs)
-            _check_drafts(inputs)
+            _check_engine(inputs)
         elif inputs.gpu.kind == "cpu":
             raise InputError(
                 f"gpu {inputs.gpu.name}: step times",
@@ -126,8 +126,16 @@ class StepModels:
         return prompts, answers
 
 
-def _check_drafts(inputs: Inputs) -> None:
-    drafts = inputs.engine.speculative_tokens
+def _check_engine(inputs: Inputs) -> None:
+    """Refuse what the steps of a calibration were not timed with."""
+    drafts, lora = inputs.engine.speculative_tokens, inputs.engine.lora
+    if lora is not None:
+        raise InputError(
+            "engine.max_loras",
+            lora.max_loras,
+            "none with a calibration: its steps were timed without adapters",
+            "leave out max_loras and workload.lora_adapters",
+        )
     if drafts:
         raise InputError(
             "engine.speculative_tokens",

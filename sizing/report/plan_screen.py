@@ -10,8 +10,10 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from minicluster.engine_model.planned_limits import planned_lora
 from minicluster.plan import Plan, to_json
 from minicluster.units import seconds
+from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import spanning
 from sizing.planner.studies.cost import gpus_by_kind, running
 from sizing.planner.studies.result import layout_of
@@ -206,6 +208,8 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "Routing", f"prompts of up to {local:,} tokens are computed by their decode replica"
     if plan.engine.kv_offload is not None:
         yield "KV offload", offload_text(plan.engine.kv_offload)
+    if plan.engine.lora is not None:
+        yield "LoRA", lora_text(plan)
     if not plan.deployable.ok:
         rule = plan.deployable.rule_broken
         yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
@@ -220,6 +224,22 @@ def offload_text(offload: KvOffload) -> str:
         rate = f"{offload.disk_bytes_per_s / 1e9:.1f} GB/s"
         text += f"; {offload.disk_bytes / 1e9:,.0f} GB of disk, read at {rate}"
     return text
+
+
+def lora_text(plan: Plan) -> str:
+    """Say what slots for adapters take of each pool's GPUs, and how long the copy of one takes."""
+    lora, parts = plan.engine.lora, []
+    if lora is None:
+        return ""
+    for pool in plan.pools:
+        limits = planned_lora(plan.deployment, pool)
+        size = slot_bytes(plan.model, plan.inputs.engine, slicing=pool.slicing)
+        copy_s = 0.0 if limits is None else limits.load_s
+        parts.append(f"{pool.role} {size / 1e9:.2f} GB a GPU (M9), {seconds(copy_s)} a copy (Q15)")
+    return (
+        f"{lora.adapters} adapters of rank {lora.max_lora_rank} in {lora.max_loras} slots: "
+        + "; ".join(parts)
+    )
 
 
 def _network(

@@ -45,6 +45,11 @@ def simulation_json(outcome: Outcome, classes: Sequence[str] = ()) -> dict[str, 
         "preemptions": int(outcome.preemptions.sum()),
         "cached_fraction": _cached_fraction(outcome),
         **({"cached_fraction_by_tier": _by_tier(outcome)} if _offloaded(outcome) else {}),
+        **(
+            {"adapter_loads_per_request": _loads_per_request(outcome)}
+            if outcome.adapter_loads.any()
+            else {}
+        ),
         "kv_capacity_blocks": outcome.kv_capacity_blocks,
         "over_time": {
             "time_s": occupancy.time_s.tolist(),
@@ -145,6 +150,8 @@ def simulation_summary(outcome: Outcome) -> Text:
     if _offloaded(outcome):
         tiers = ", ".join(f"{share:.1%} {tier}" for tier, share in _by_tier(outcome).items())
         lines.append(f"by tier: {tiers}")
+    if outcome.adapter_loads.any():
+        lines.append(f"{_loads_per_request(outcome):.2g} copies of adapters a request")
     if outcome.preemptions.any():
         lines.append(f"{int(outcome.preemptions.sum()):,} preemptions for lack of KV cache")
     return Text("\n".join(lines))
@@ -152,6 +159,10 @@ def simulation_summary(outcome: Outcome) -> Text:
 
 def _cached_fraction(outcome: Outcome) -> float:
     return float(outcome.cached_tokens.sum() / outcome.input_tokens.sum())
+
+
+def _loads_per_request(outcome: Outcome) -> float:
+    return float(outcome.adapter_loads.mean())
 
 
 def _offloaded(outcome: Outcome) -> bool:

@@ -19,10 +19,12 @@ from minicluster.plan.vllm_args import (
     two_batch_overlap,
     vllm_arguments,
 )
-from sizing.latency.memory import weight_bytes
+from sizing.latency.memory import slot_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from minicluster.specs.lora import LoraSpec
 
 KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 """vLLM's KV transfer in llm-d and KServe, whose routers decide which engine prefills."""
@@ -127,7 +129,11 @@ def sglang(engines: Engines) -> list[list[str]]:
     """
     plan, pool = engines.plan, engines.pool
     engine, gpu = plan.engine, plan.inputs.kinds[pool.gpu]
-    static_bytes = weight_bytes(plan.model, slicing=pool.slicing) + pool.kv_bytes
+    static_bytes = (
+        weight_bytes(plan.model, slicing=pool.slicing)
+        + slot_bytes(plan.model, plan.inputs.engine, slicing=pool.slicing)
+        + pool.kv_bytes
+    )
     arguments: dict[str, Any] = {
         "model_path": plan.model.source,
         "served_model_name": plan.model.id,
@@ -151,6 +157,14 @@ def sglang(engines: Engines) -> list[list[str]]:
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": drafts + 1,
             **({"speculative_draft_model_path": draft.source} if draft.source else {}),
+        }
+    if engine.lora is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras_per_batch": engine.lora.max_loras,
+            "max_loaded_loras": engine.lora.max_cpu_loras,
+            "max_lora_rank": engine.lora.max_lora_rank,
+            "lora_target_modules": projections(engine.lora, 0),
         }
     if pool.role != "mixed":
         arguments |= {"disaggregation_mode": pool.role, "disaggregation_transfer_backend": "nixl"}
@@ -240,7 +254,28 @@ def trtllm(engines: Engines) -> dict[str, Any]:
             "decoding_type": "MTP",
             "num_nextn_predict_layers": engine.speculative_tokens,
         }
+    if engine.lora is not None:
+        found["lora_config"] = {
+            "max_loras": engine.lora.max_loras,
+            "max_cpu_loras": engine.lora.max_cpu_loras,
+            "max_lora_rank": engine.lora.max_lora_rank,
+            "lora_target_modules": projections(engine.lora, 1),
+        }
     return found
+
+
+PROJECTIONS = {
+    "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("attn_q", "attn_k", "attn_v")),
+    "o_proj": (("o_proj",), ("attn_dense",)),
+    "gate_up_proj": (("gate_proj", "up_proj"), ("mlp_gate", "mlp_h_to_4h")),
+    "down_proj": (("down_proj",), ("mlp_4h_to_h",)),
+}
+"""Names of what each of vLLM's modules packs: in SGLang and in TensorRT-LLM."""
+
+
+def projections(lora: LoraSpec, stack: int) -> list[str]:
+    """Return the layers that adapters change, as the first or second stack of them names these."""
+    return [name for module in lora.target_modules for name in PROJECTIONS[module][stack]]
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -248,7 +283,9 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in arguments.items():
         words.append("--" + name.replace("_", "-"))
-        if value is not True:
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
             words.append(json.dumps(value) if isinstance(value, dict) else str(value))
     return words
 

@@ -75,8 +75,10 @@ def _head(plan: Plan, pools: Mapping[str, Engines], checked: str) -> str:
         f"{role} {each.pool.replicas} x {each.pool.slicing}" for role, each in pools.items()
     )
     planned = f"{plan.engine.name} {plan.engine.version}"
+    adapters = "# LoRA: the adapters themselves are to be named, --lora-modules or --lora-paths" \
+        " NAME=PATH.\n" if plan.engine.lora else ""  # fmt: skip
     return (
-        f"# {checked}\n"
+        f"# {checked}\n{adapters}"
         f"# {plan.model.id}: {layout}; {plan.cost.gpus} GPUs, by minicluster"
         f" {plan.provenance.version} from inputs {plan.provenance.inputs_hash}.\n"
         f"# Planned for {planned}: predicted latencies are of that engine.\n"

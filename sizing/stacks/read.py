@@ -50,6 +50,10 @@ WITHOUT_EFFECT = {
 DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
 """vLLM's ways of tokens to their experts that are one library; in one pool neither is predicted."""
 
+LORA_FLAGS = ("max_loras", "max_lora_rank", "max_cpu_loras")
+SEVERAL = {"lora_target_modules", "lora_modules"}
+"""Flags with several values."""
+
 RUNS = ("vllm serve ", "vllm.entrypoints.openai.api_server ")
 """Begins of a command line of vLLM's server, after the interpreter."""
 
@@ -236,6 +240,7 @@ def read_vllm(
             keys[key] = _number(arguments.pop(name), f"{place}: --{name.replace('_', '-')}")
     keys |= _dtypes(arguments, place)
     keys |= _drafts(arguments, place)
+    keys |= _lora(arguments, place)
     copies = _table(arguments, "eplb_config", place).get("num_redundant_experts", 0)
     if arguments.pop("enable_eplb", False):
         keys["engine.redundant_experts"] = copies
@@ -274,6 +279,8 @@ def _arguments(words: Sequence[str], place: str) -> dict[str, Any]:
             found[name] = value
         elif rest and not re.match(r"-{1,2}[a-zA-Z]", rest[0]) and rest[0] not in {"&", "|"}:
             found[name] = rest.pop(0)
+            while name in SEVERAL and rest and not rest[0].startswith("-"):
+                found[name] += f" {rest.pop(0)}"
         else:
             found[name] = True
     return found
@@ -315,6 +322,19 @@ def _drafts(arguments: dict[str, Any], place: str) -> dict[str, Any]:
         expected = '"method" mtp or eagle3 with "num_speculative_tokens"'
         raise InputError(f"{place}: --speculative-config", config, expected)
     return {"engine.speculative_tokens": drafts}
+
+
+def _lora(arguments: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return slots for adapters; how many adapters there are is nowhere in a command."""
+    given = {name: arguments.pop(name, None) for name in LORA_FLAGS}
+    modules = str(arguments.pop("lora_target_modules", "")).split()
+    if not arguments.pop("enable_lora", False):
+        return {}
+    keys: dict[str, Any] = {
+        f"engine.{name}": _number(value, f"{place}: --{name.replace('_', '-')}")
+        for name, value in ({"max_loras": 1} | {n: v for n, v in given.items() if v}).items()
+    }
+    return keys | ({"engine.lora_target_modules": modules} if modules else {})
 
 
 def _table(arguments: dict[str, Any], name: str, place: str) -> dict[str, Any]:
