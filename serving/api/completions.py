@@ -195,5 +195,5 @@ class CompletionRoutes:
         """Return the body to pass on, or raise its refusal; needs nothing of the event loop."""
         longest = self.config.max_model_len
         body = parse_body(raw, longest)
-        checked = check(kind, body, model_id=self.config.model_id, max_model_len=longest)
+        checked = check(kind, body, models=self.config.models, max_model_len=longest)
         return apply_token_limit(kind, checked, self.token_limit, longest)

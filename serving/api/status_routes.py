@@ -59,24 +59,27 @@ class StatusRoutes:
         config = completions.config
         self._planned = _planned(config)
         self._schema = _schema(config, needs_key=bool(self._access.keys))
-        self._card = {
-            "id": config.model_id,
+        card = {
             "object": "model",
             "created": int(time.time()),
             "owned_by": "minicluster",
             "max_model_len": config.max_model_len,
         }
+        parent = {"parent": config.model_id}
+        self._cards = {config.model_id: {"id": config.model_id, **card}} | {
+            name: {"id": name, **card, **parent} for name in config.adapters
+        }
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
+        """List the model, and its adapters."""
         self._access.client(request)
-        return JSONResponse({"object": "list", "data": [self._card]})
+        return JSONResponse({"object": "list", "data": [*self._cards.values()]})
 
     async def model(self, request: Request) -> Response:
-        """Describe the model."""
+        """Describe the model, or an adapter."""
         self._access.client(request)
-        check_model(request.path_params["model"], self._completions.config.model_id)
-        return JSONResponse(self._card)
+        check_model(request.path_params["model"], self._completions.config.models)
+        return JSONResponse(self._cards[request.path_params["model"]])
 
     async def health(self, _request: Request) -> Response:
         """Answer OK: this process is alive; `/ready` reports whether requests get through."""
@@ -143,6 +146,7 @@ class StatusRoutes:
 def _schema(config: EndpointConfig, *, needs_key: bool) -> dict[str, Any]:
     longest = str(config.max_model_len - 1)
     text = SCHEMA.replace("LONGEST", longest).replace("MODEL_ID", json.dumps(config.model_id))
+    text = text.replace("MODELS", json.dumps(config.models))
     schema: dict[str, Any] = yaml.safe_load(text)
     del schema["x-responses"]  # anchors only
     return schema | ({"security": [{"key": []}]} if needs_key else {})

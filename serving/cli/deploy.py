@@ -21,7 +21,7 @@ from serving.cluster.ports import free_ports
 from serving.cluster.state import changing, read_state
 from serving.deployment.compile import hash_of, kind_of
 from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
-from serving.deployment.feasibility import plan_findings, refuse
+from serving.deployment.feasibility import lora_findings, plan_findings, refuse
 from serving.deployment.target import located
 from serving.measurement import cpu_dtype
 from serving.operations.deploy import Site, bring_up, drain, remove_application, take_down
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment
     from serving.protocol.messages import Readiness
 
-REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "replace"}
+REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "lora_modules", "replace"}
 """Parameters of `up` that another plan may bring; the others stay as they run."""
 
 
@@ -115,6 +115,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         str,
         typer.Option(help="vllm, or simulated: the plan's engines by the clock, on any machine."),
     ] = "vllm",
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapter, a folder as PEFT writes it, that requests name as their model; once"
+            " for each adapter.",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
@@ -141,8 +149,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
+    adapters = _adapters(lora_modules or [])
     if replace:
-        _replace(context, deployment, planned)
+        _replace(context, deployment, planned, adapters)
         return
     kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
     if kind == SIMULATED and planned is None:
@@ -153,6 +162,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
     if kind != SIMULATED and planned is not None:
         refuse(plan_findings(planned))
+    if kind != SIMULATED or adapters:
+        refuse(lora_findings(deployment, adapters))
     if not open_access:
         refuse_open(host, os.environ)
     tls = tls_files(tls_cert, tls_key)
@@ -163,6 +174,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
             media_domains=read_media_domains(os.environ),
+            lora_modules=adapters,
         ),
         host=host,
         port=port or _free_port(host),
@@ -192,8 +204,21 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo("stop:  serving down")
 
 
-def _replace(context: typer.Context, deployment: Deployment, plan: Plan | None) -> None:
-    """Put a plan in the place of the one that runs; deadlines that are not given stay."""
+def _adapters(named: list[str]) -> dict[str, str]:
+    """Return the folders of adapters by name."""
+    found: dict[str, str] = {}
+    for each in named:
+        name, _, path = each.partition("=")
+        if not (name and path) or name in found:
+            raise InputError("--lora-modules", each, "NAME=PATH, no name twice")
+        found[name] = str(Path(path).absolute())
+    return found
+
+
+def _replace(
+    context: typer.Context, deployment: Deployment, plan: Plan | None, adapters: dict[str, str]
+) -> None:
+    """Put a plan in the place of the one that runs; deadlines and adapters not given stay."""
     running, options = current(), context.params
     given = {
         option.opts[0]: options[name]
@@ -209,7 +234,9 @@ def _replace(context: typer.Context, deployment: Deployment, plan: Plan | None) 
         options["prefill_deadline_s"] or running.deadlines_s[0],
         options["kv_deadline_s"] or running.deadlines_s[1],
     )
+    adapters = adapters or (running.lora_modules if deployment.engine.lora else {})
     same = hash_of(plan or deployment) == running.plan_hash and not running.changes
+    same = same and adapters == running.lora_modules
     if same and deadlines_s == running.deadlines_s:
         typer.echo(f"nothing to do: {running.base_url} runs this plan")
         return
@@ -217,12 +244,15 @@ def _replace(context: typer.Context, deployment: Deployment, plan: Plan | None) 
         raise InputError("--replace", "a deployment to measure", "a plan with step times")
     if running.target != SIMULATED and plan is not None:
         refuse(plan_findings(plan))
+    if running.target != SIMULATED or adapters:
+        refuse(lora_findings(deployment, adapters))
     target = DeployTarget(
         kind=running.target,
         slowdown=running.slowdown,
         deadlines_s=deadlines_s,
         token_limit=running.token_limit,
         media_domains=read_media_domains(os.environ),
+        lora_modules=adapters,
     )
     os.environ.pop(KEYS, None)  # new raylets would inherit it; the endpoint has its keys
     with progress() as report, terminable(), changing():

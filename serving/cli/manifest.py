@@ -10,7 +10,7 @@ import typer
 from minicluster.errors import InputError
 from minicluster.plan import read_plan
 from serving.deployment.feasibility import plan_findings, refuse
-from serving.deployment.manifest import FORMATS, manifest_text
+from serving.deployment.manifest import FORMATS, manifest_findings, manifest_text
 
 
 def manifest(
@@ -31,6 +31,6 @@ def manifest(
     if kind not in FORMATS:
         raise InputError("--format", kind, "one of " + ", ".join(FORMATS))
     planned = read_plan(plan)
-    refuse(plan_findings(planned))
+    refuse([*plan_findings(planned), *manifest_findings(planned.deployment)])
     text = manifest_text(planned, plan, kind, image=image, model=model, open_access=open_access)
     typer.echo(text, nl=False)

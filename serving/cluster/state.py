@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +57,7 @@ class State:
         changes: differences from the plan that were asked for, by `scale`.
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer, if there is a limit.
+        lora_modules: folders of LoRA adapters by name.
         nixl_port: first of the engines' side-channel ports.
         slowdown: seconds that each second of a simulated engine takes.
         generation: of the replicas that serve, as in `serving.deployment.engine_args`.
@@ -82,6 +83,7 @@ class State:
     planned: bool = True
     slowdown: float = 1.0
     generation: int = 1
+    lora_modules: dict[str, str] = field(default_factory=dict)
 
     @property
     def logs(self) -> Path:

@@ -93,6 +93,7 @@ def compile_app(
             plan_hash=hash_of(plan or deployment),
             simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
             deadlines_s=target.deadlines_s,
+            adapters=tuple(target.lora_modules),
         ),
     )
 

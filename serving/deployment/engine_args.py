@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan.vllm_args import (
@@ -18,7 +18,7 @@ from minicluster.plan.vllm_args import (
 from serving.api.auth import names_in
 from serving.cluster.ports import NIXL_PORT
 from serving.cluster.processes import KEEP_AFFINITY
-from serving.protocol.app_spec import CORES
+from serving.protocol.app_spec import CORES, LORA_MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,6 +59,7 @@ class DeployTarget:
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
         media_domains: hosts from which engines may fetch what a request names by URL.
+        lora_modules: folders of LoRA adapters, by the names that requests give.
         generation: of the plan's replicas; each `serving up --replace` begins the next one.
     """
 
@@ -69,6 +70,7 @@ class DeployTarget:
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None
     media_domains: tuple[str, ...] = NO_MEDIA
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
     generation: int = 1
 
     @property
@@ -95,6 +97,8 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
         kwargs["kv_transfer_config"] = connectors
     if target.kind == "cpu":
         kwargs["enforce_eager"] = True
+    if target.lora_modules:
+        kwargs[LORA_MODULES] = dict(target.lora_modules)
     return kwargs
 
 
@@ -163,5 +167,13 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "redundant_experts": redundant_experts(deployment, pool),
         "all_to_all_backend": all_to_all_backend(deployment, pool),
         "two_batch_overlap": two_batch_overlap(deployment, pool),
+        "lora": None
+        if engine.lora is None
+        else {
+            "max_loras": engine.lora.max_loras,
+            "max_lora_rank": engine.lora.max_lora_rank,
+            "max_cpu_loras": engine.lora.max_cpu_loras,
+            "target_modules": list(engine.lora.target_modules),
+        },
         **({"dtype": DTYPES[pool.dtype]} if pool.dtype in DTYPES else {}),
     }

@@ -13,11 +13,12 @@ from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.plan.vllm_args import DTYPES, redundant_experts
+from minicluster.specs.lora import adapter_bytes
 from minicluster.specs.model import architecture_hash, mtp_layers
 from serving.deployment.target import is_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from minicluster.plan import Deployment, Plan, Pool
     from serving.deployment.target import Target
@@ -123,6 +124,37 @@ def offload_findings(deployment: Deployment, kind: str) -> Iterator[str]:
             f"engine.kv_offload: {offload.host_bytes:,.0f} bytes of host memory; {kind} engines"
             " offload nothing (plan without kv_offload_host_bytes)"
         )
+
+
+def lora_findings(deployment: Deployment, modules: Mapping[str, str]) -> Iterator[str]:
+    """
+    Yield why adapters cannot be served: none for the plan's slots, or more than host memory takes.
+
+    Args:
+        deployment: what is to run.
+        modules: folders of adapters by name.
+    """
+    lora, place = deployment.engine.lora, "--lora-modules"
+    if lora is None:
+        if modules:
+            yield f"{place}: {len(modules)} adapters; the plan has no slots (engine.max_loras)"
+        return
+    if not modules:
+        yield f"{place}: none; the plan has slots for adapters: NAME=PATH of each"
+    if len(modules) > lora.max_cpu_loras:
+        yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {lora.max_cpu_loras}"
+    for name, path in modules.items():
+        if name == deployment.model.id:
+            yield f"{place}: {name}; expected another name than the model's"
+        file = Path(path) / "adapter_config.json"
+        try:
+            rank = json.loads(file.read_text(encoding="utf-8"))["r"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            yield f"{place}: {name}: {file}: {error!r}; expected a PEFT adapter with its rank r"
+            continue
+        if not isinstance(rank, int) or not 1 <= rank <= lora.max_lora_rank:
+            expected = f"1 to engine.max_lora_rank, {lora.max_lora_rank}"
+            yield f"{place}: {name}: rank {rank}; expected {expected}"
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
@@ -235,8 +267,11 @@ def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) ->
 def _memory_bytes(deployment: Deployment) -> float:
     source = Path(deployment.model.source)
     stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
-    total = SYSTEM_BYTES
+    total, lora, model = SYSTEM_BYTES, deployment.engine.lora, deployment.model
     for pool in deployment.pools:
         weights = stored * (2 if pool.dtype == "fp32" else 1)
+        if lora is not None:  # in slots, and once more in host memory
+            each = adapter_bytes(lora, model, tp=pool.tp, layers=model.num_layers)
+            weights += pool.tp * (lora.max_loras + lora.max_cpu_loras) * each
         total += pool.engines * (REPLICA_BYTES + weights + pool.tp * pool.kv_bytes)
     return total

@@ -24,9 +24,9 @@ from serving.deployment.target import is_directory, located, this_machine
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from minicluster.plan import Plan
+    from minicluster.plan import Deployment, Plan
     from serving.protocol.app_spec import ServedApp
 
 FORMATS = ("ray-serve", "kuberay", "compose")
@@ -117,6 +117,15 @@ def manifest_text(
     return _rendered(kind, values)
 
 
+def manifest_findings(deployment: Deployment) -> Iterator[str]:
+    """Yield what a deployment has that no manifest says."""
+    if deployment.engine.lora is not None:
+        yield (
+            "engine.lora: a manifest names no adapters (`serving up --lora-modules`, or plan"
+            " without max_loras)"
+        )
+
+
 def _rendered(kind: str, values: Mapping[str, object]) -> str:
     """Return the template of a format with *values*, laid out evenly, with its first comments."""
     environment = Environment(
@@ -190,7 +199,13 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     kind = kind_of(deployment)
     # Serve waits for missing nodes, so the plan's nodes count as present.
     nodes = tuple(node.labels for node in ray_nodes(deployment, kind))
-    refuse([*plan_findings(plan), *findings(deployment, this_machine(kind, nodes))])
+    refuse(
+        [
+            *plan_findings(plan),
+            *manifest_findings(deployment),
+            *findings(deployment, this_machine(kind, nodes)),
+        ]
+    )
     target = DeployTarget(
         kind=kind,
         one_host=False,

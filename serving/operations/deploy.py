@@ -290,6 +290,7 @@ def bring_up(
         slowdown=target.slowdown,
         deadlines_s=target.deadlines_s,
         token_limit=target.token_limit,
+        lora_modules=dict(target.lora_modules),
         ready=False,
     )
 

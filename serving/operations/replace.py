@@ -140,6 +140,7 @@ def replace_plan(
             plan_hash=served.endpoint.plan_hash,
             planned=plan is not None,
             deadlines_s=target.deadlines_s,
+            lora_modules=dict(target.lora_modules),
             nixl_port=target.nixl_port,
             generation=target.generation,
             changes=(),

@@ -96,6 +96,7 @@ class EndpointConfig:
         kv_wait_deadline_s: limit from there to the first token.
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
+        adapters: names of LoRA adapters, which requests name as their model.
         simulated: simulated engines, with whose seconds all times here are; `None`: real ones.
     """
 
@@ -115,6 +116,12 @@ class EndpointConfig:
     pairing: dict[str, tuple[str, ...]]
     simulated: SimulatedEngines | None = None
     tokens_per_step: float = 1.0
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names that requests may give as their model: the model's and those of adapters."""
+        return self.model_id, *self.adapters
 
     @property
     def split(self) -> bool:
@@ -144,6 +151,7 @@ def endpoint_config(
     plan_hash: str = "",
     simulated: SimulatedEngines | None = None,
     deadlines_s: tuple[float | None, float | None] = (None, None),
+    adapters: tuple[str, ...] = (),
 ) -> EndpointConfig:
     """
     Take from the plan what answering requests needs.
@@ -155,6 +163,7 @@ def endpoint_config(
         plan_hash: of the plan's file.
         simulated: simulated engines, if the pools have them.
         deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
+        adapters: names of LoRA adapters.
     """
     pools = tuple(
         PoolConfig(
@@ -186,6 +195,7 @@ def endpoint_config(
         pairing=_pairing(pools),
         simulated=simulated,
         tokens_per_step=1.0 + deployment.engine.mean_accepted_tokens,
+        adapters=adapters,
     )
 
 

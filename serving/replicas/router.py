@@ -124,7 +124,9 @@ class PlannedRouter(RequestRouter):  # type: ignore[misc]
         for body, prompt in found:
             if prompt:
                 by_prefix = self._policy.by_prefix
-                blocks = prompt_blocks(prompt, body.get("cache_salt")) if by_prefix else ()
+                # vLLM's prefix cache keeps those of salts and of adapters apart.
+                apart = body.get("model"), body.get("cache_salt")
+                blocks = prompt_blocks(prompt, apart) if by_prefix else ()
                 return RoutedPrompt(prompt_tokens(prompt), blocks)
         return RoutedPrompt(1.0, ())
 

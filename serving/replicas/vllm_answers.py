@@ -148,6 +148,7 @@ class VllmAnswers:
         parallel = config.parallel_config
         ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
         kv_transfer, drafts = config.kv_transfer_config, config.speculative_config
+        lora = config.lora_config
         return {
             "tp": parallel.tensor_parallel_size,
             "pp": parallel.pipeline_parallel_size,
@@ -171,6 +172,13 @@ class VllmAnswers:
             ),
             "all_to_all_backend": parallel.all2all_backend,
             "two_batch_overlap": parallel.enable_dbo,
+            "lora": lora
+            and {
+                "max_loras": lora.max_loras,
+                "max_lora_rank": lora.max_lora_rank,
+                "max_cpu_loras": lora.max_cpu_loras,
+                "target_modules": lora.target_modules,
+            },
             "labels": ray.get_runtime_context().get_node_labels(),
             "cores": worker_cores(os.getpid()),
         }

@@ -12,7 +12,7 @@ from serving.protocol.messages import refuse
 from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
@@ -96,7 +96,9 @@ def _check_levels(body: dict[str, Any]) -> None:
         level = inner
 
 
-def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int) -> dict[str, Any]:
+def check(
+    kind: str, body: dict[str, Any], *, models: Sequence[str], max_model_len: int
+) -> dict[str, Any]:
     """
     Refuse what cannot be answered correctly; return the body to pass on.
 
@@ -105,20 +107,22 @@ def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int)
     Args:
         kind: `chat` or `completions`.
         body: parsed request.
-        model_id: the one model that is served.
+        models: names that are served: the model's, which a request without one means, and those
+            of its adapters.
         max_model_len: tokens of prompt and answer together.
 
     Raises:
         RequestRefused: with the parameter at fault.
     """
-    check_model(body.get("model", model_id), model_id)
+    model = body.get("model", models[0])
+    check_model(model, models)
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
     if not isinstance(body.get("stream"), bool | None):
         _refuse("stream", "true or false")
     checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
-    checked["model"] = model_id
+    checked["model"] = model
     if kind == "chat":
         _check_messages(body.get("messages"))
     elif "prompt" in body:
@@ -128,10 +132,11 @@ def check(kind: str, body: dict[str, Any], *, model_id: str, max_model_len: int)
     return checked
 
 
-def check_model(model: object, model_id: str) -> None:
-    """Refuse every model but the one that is served."""
-    if model != model_id:
-        message = f"The model {model!r} does not exist; this endpoint serves {model_id!r}."
+def check_model(model: object, models: Sequence[str]) -> None:
+    """Refuse every name but those that are served."""
+    if model not in models:
+        served = ", ".join(map(repr, models))
+        message = f"The model {model!r} does not exist; this endpoint serves {served}."
         refuse(404, message, param="model", code="model_not_found")
 
 

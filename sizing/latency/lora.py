@@ -32,9 +32,7 @@ def distinct_adapters(lora: LoraSpec, requests: NDArray[np.float64]) -> NDArray[
     return np.asarray(np.minimum(float(lora.max_loras), met.sum(axis=-1)))
 
 
-def lora_ops(
-    lora: LoraSpec | None, model: ModelSpec, load: StepLoad, *, tp: int
-) -> tuple[Op, ...]:
+def lora_ops(lora: LoraSpec | None, model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     """
     Multiply each token by A and B of its request's adapter, beside every layer that has slots.
 

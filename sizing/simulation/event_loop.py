@@ -72,7 +72,9 @@ class EventLoop:
         self._content = arrivals.content
         self._adapter = None if arrivals.adapter is None else arrivals.adapter.tolist()
         if self._adapter is not None:  # sequences that decode at the begin have adapters, too
-            self._adapter += [self._adapter[at % len(arrivals)] for at in range(len(arrivals), count)]
+            self._adapter += [
+                self._adapter[at % len(arrivals)] for at in range(len(arrivals), count)
+            ]
         self.due_s: list[float] = arrivals.due_s.tolist() + [0.0] * (count - len(arrivals))
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count

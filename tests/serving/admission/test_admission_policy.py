@@ -377,7 +377,7 @@ def test_the_cost_of_a_request(
 ) -> None:
     """Of what the endpoint passes on; prompts of up to 300 tokens are decode's own."""
     routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
-    checked = check(kind, body, model_id=config.model_id, max_model_len=config.max_model_len)
+    checked = check(kind, body, models=config.models, max_model_len=config.max_model_len)
     cost = request_cost(kind, checked, routed, size)
     assert {name: getattr(cost, name) for name in expected} == expected
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serving.protocol.messages import RequestRefused
 from serving.request.validation import check, parse_body
 
-LIMITS = {"model_id": "demo", "max_model_len": 100}
+LIMITS = {"models": ("demo",), "max_model_len": 100}
 HI = [{"role": "user", "content": "hi"}]
 
 
