@@ -226,14 +226,10 @@ class Replica(Scheduler):
             batch, context = self.batch, self.context_tokens
             if not self._mixed_steps:
                 batch = context = 0
-            self._seconds = self._step.step_s(chunks, batch, context)
-            if self.lora is not None:
-                self._seconds += self.lora.take_pending_s()
+            self._seconds = self._step.step_s(chunks, batch, context) + self._copies_s()
         elif self.batch:
-            if self.pending_delays:
+            if self.pending_delays or self.lora is not None:
                 self._delay_step()
-            if self.lora is not None and self.lora.pending:
-                self._wait(self.lora.take_pending_s())
             self.begin_steps()
             steps = 1 if one_step or self._stepwise else self.steps_to_finish()
             if self._late:
@@ -248,10 +244,16 @@ class Replica(Scheduler):
             return
         self.end_s = self.start_s + self._seconds
 
+    def _copies_s(self) -> float:
+        """Return the seconds for which the step that begins waits for its adapters (eq. Q15)."""
+        return 0.0 if self.lora is None else self.lora.take_pending_s()
+
     def _delay_step(self) -> None:
-        """Begin the next step later, by what coming requests take from the cores (eq. Q9)."""
-        delay_s = self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
-        if delay_s and self.batch > len(self.newly_joined):
+        """Begin the next step later, by what coming requests take from the cores (eq. Q9), too."""
+        delay_s = self._copies_s()
+        if self.batch > len(self.newly_joined):
+            delay_s += self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
+        if delay_s:
             self._wait(delay_s)
         self.pending_delays = 0
 

@@ -48,9 +48,9 @@ class Scheduler(DecodeBatch):
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
         "_num_blocks", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
-        "lora", "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling", "prefix_cache",
-        "remote_prefills", "running", "scheduled_prefills", "started_loads", "started_pulls",
-        "waiting", "waiting_for_kv",
+        "lora", "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling",
+        "prefix_cache", "remote_prefills", "running", "scheduled_prefills", "started_loads",
+        "started_pulls", "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(
@@ -307,16 +307,18 @@ class Scheduler(DecodeBatch):
                 num_new_tokens = min(
                     num_new_tokens, self._long_prefill_token_threshold, token_budget
                 )
-            self.used_blocks += -(-(cached + num_new_tokens) // size)
-            self._run(request)
-            self.prefilling[request] = cached
-            self.scheduled_prefills.append((request, num_new_tokens))
-            if self.prefix_cache is not None:
-                self.prefix_cache.cache(request, cached + num_new_tokens)
-            scheduled_s = self._requests.scheduled_s
-            scheduled_s[request] = min(scheduled_s[request], now_s)
+            self._start_prompt(request, cached, num_new_tokens, now_s)
             token_budget -= num_new_tokens
         waiting.extendleft(reversed(passed))
+
+    def _start_prompt(self, request: int, cached: int, num_new_tokens: int, now_s: float) -> None:
+        """Take the first tokens of a prompt that are not cached into the step."""
+        self._run(request)
+        self.prefilling[request] = cached
+        self.used_blocks += -(-cached // self._block_size)
+        self._compute(request, cached, num_new_tokens)
+        scheduled_s = self._requests.scheduled_s
+        scheduled_s[request] = min(scheduled_s[request], now_s)
 
     def _take_cached(self, request: int, num_tokens: int, now_s: float) -> int:
         """

@@ -51,8 +51,8 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     """
     Draw *count* requests.
 
-    Gaps, prompt lengths, output lengths, classes and adapters come from independent streams of *seed*, so
-    that changing one distribution leaves the draws of the others as they were.
+    Gaps, prompt lengths, output lengths, classes and adapters come from independent streams of
+    *seed*, so that changing one distribution leaves the draws of the others as they were.
 
     Raises:
         InputError: *count* is not positive, or users or turns of several classes.

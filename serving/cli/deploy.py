@@ -162,8 +162,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
     if kind != SIMULATED and planned is not None:
         refuse(plan_findings(planned))
-    if kind != SIMULATED or adapters:
-        refuse(lora_findings(deployment, adapters))
+    refuse(lora_findings(deployment, adapters, kind))
     if not open_access:
         refuse_open(host, os.environ)
     tls = tls_files(tls_cert, tls_key)
@@ -244,8 +243,7 @@ def _replace(
         raise InputError("--replace", "a deployment to measure", "a plan with step times")
     if running.target != SIMULATED and plan is not None:
         refuse(plan_findings(plan))
-    if running.target != SIMULATED or adapters:
-        refuse(lora_findings(deployment, adapters))
+    refuse(lora_findings(deployment, adapters, running.target))
     target = DeployTarget(
         kind=running.target,
         slowdown=running.slowdown,

@@ -126,35 +126,43 @@ def offload_findings(deployment: Deployment, kind: str) -> Iterator[str]:
         )
 
 
-def lora_findings(deployment: Deployment, modules: Mapping[str, str]) -> Iterator[str]:
+def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str) -> Iterator[str]:
     """
     Yield why adapters cannot be served: none for the plan's slots, or more than host memory takes.
 
     Args:
         deployment: what is to run.
         modules: folders of adapters by name.
+        kind: of the engines.
     """
     lora, place = deployment.engine.lora, "--lora-modules"
     if lora is None:
         if modules:
             yield f"{place}: {len(modules)} adapters; the plan has no slots (engine.max_loras)"
         return
-    if not modules:
+    if kind not in FURTHER_DTYPES:
+        yield f"engine.lora: {kind} engines serve no adapters (plan without max_loras)"
+    elif not modules:
         yield f"{place}: none; the plan has slots for adapters: NAME=PATH of each"
-    if len(modules) > lora.max_cpu_loras:
-        yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {lora.max_cpu_loras}"
+    elif deployment.model.id in modules:
+        yield f"{place}: {deployment.model.id}; expected other names than the model's"
+    most = lora.max_cpu_loras
+    if len(modules) > most:
+        yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {most}"
     for name, path in modules.items():
-        if name == deployment.model.id:
-            yield f"{place}: {name}; expected another name than the model's"
-        file = Path(path) / "adapter_config.json"
-        try:
-            rank = json.loads(file.read_text(encoding="utf-8"))["r"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            yield f"{place}: {name}: {file}: {error!r}; expected a PEFT adapter with its rank r"
-            continue
-        if not isinstance(rank, int) or not 1 <= rank <= lora.max_lora_rank:
-            expected = f"1 to engine.max_lora_rank, {lora.max_lora_rank}"
-            yield f"{place}: {name}: rank {rank}; expected {expected}"
+        for finding in _adapter(Path(path) / "adapter_config.json", lora.max_lora_rank):
+            yield f"{place}: {name}: {finding}"
+
+
+def _adapter(config: Path, most: int) -> Iterator[str]:
+    """Yield why an adapter fits no slot of rank *most*."""
+    try:
+        rank = json.loads(config.read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{config}: {error!r}; expected a PEFT adapter with its rank r"
+        return
+    if not isinstance(rank, int) or not 1 <= rank <= most:
+        yield f"rank {rank}; expected 1 to engine.max_lora_rank, {most}"
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
@@ -269,7 +277,7 @@ def _memory_bytes(deployment: Deployment) -> float:
     stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     total, lora, model = SYSTEM_BYTES, deployment.engine.lora, deployment.model
     for pool in deployment.pools:
-        weights = stored * (2 if pool.dtype == "fp32" else 1)
+        weights = stored * (2.0 if pool.dtype == "fp32" else 1.0)
         if lora is not None:  # in slots, and once more in host memory
             each = adapter_bytes(lora, model, tp=pool.tp, layers=model.num_layers)
             weights += pool.tp * (lora.max_loras + lora.max_cpu_loras) * each

@@ -122,8 +122,6 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
 def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
     """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
     yield from offload_findings(plan.deployment, SIMULATED)
-    if plan.engine.lora is not None:
-        yield "engine.lora: simulated engines serve no adapters (plan without max_loras)"
     replicas = sum(pool.engines for pool in plan.pools)
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:

@@ -143,7 +143,7 @@ class EndpointConfig:
         return (self.pairing.get(domain) or (domain,))[0]
 
 
-def endpoint_config(
+def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
     deployment: Deployment,
     *,
     domains: Mapping[str, str],

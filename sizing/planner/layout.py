@@ -188,9 +188,9 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     slots = slot_bytes(inputs.model, inputs.engine, slicing=shape.slicing)
     adapters = f" and {slots / 1e9:.1f} GB of slots for LoRA adapters" if slots else ""
     return (
-        f"{shape}: {weights / 1e9:.0f} GB of weights{adapters} per GPU leave {max(0.0, left) / 1e9:.1f} GB of"
-        f" {gpu.require('hbm_bytes') / 1e9:.0f} GB for the KV cache; two of the longest"
-        f" requests need {needed / 1e9:.1f} GB"
+        f"{shape}: {weights / 1e9:.0f} GB of weights{adapters} per GPU leave"
+        f" {max(0.0, left) / 1e9:.1f} GB of {gpu.require('hbm_bytes') / 1e9:.0f} GB for the KV"
+        f" cache; two of the longest requests need {needed / 1e9:.1f} GB"
     )
 
 

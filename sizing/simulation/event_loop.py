@@ -7,6 +7,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.kv_offload import MOST_BLOCKS, KvOffload
 from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
@@ -70,11 +72,9 @@ class EventLoop:
         self.num_arrivals, count = len(arrivals), len(prompts)
         self._session = None if arrivals.session is None else arrivals.session.tolist()
         self._content = arrivals.content
-        self._adapter = None if arrivals.adapter is None else arrivals.adapter.tolist()
-        if self._adapter is not None:  # sequences that decode at the begin have adapters, too
-            self._adapter += [
-                self._adapter[at % len(arrivals)] for at in range(len(arrivals), count)
-            ]
+        self._adapter: list[int] | None = None
+        if arrivals.adapter is not None:  # sequences that decode at the begin have adapters, too
+            self._adapter = np.resize(arrivals.adapter, count).tolist()
         self.due_s: list[float] = arrivals.due_s.tolist() + [0.0] * (count - len(arrivals))
         self.decode_of, self.prefill_of = [-1] * count, [-1] * count
         self.prefilled_s, self.pull_s, self.pulled_s = [inf] * count, [inf] * count, [inf] * count

@@ -158,14 +158,7 @@ def sglang(engines: Engines) -> list[list[str]]:
             "speculative_num_draft_tokens": drafts + 1,
             **({"speculative_draft_model_path": draft.source} if draft.source else {}),
         }
-    if engine.lora is not None:
-        arguments |= {
-            "enable_lora": True,
-            "max_loras_per_batch": engine.lora.max_loras,
-            "max_loaded_loras": engine.lora.max_cpu_loras,
-            "max_lora_rank": engine.lora.max_lora_rank,
-            "lora_target_modules": projections(engine.lora, 0),
-        }
+    arguments |= _sglang_lora(engine.lora)
     if pool.role != "mixed":
         arguments |= {"disaggregation_mode": pool.role, "disaggregation_transfer_backend": "nixl"}
     common = flags(arguments)
@@ -195,6 +188,17 @@ def _sglang_groups(plan: Plan, pool: Pool) -> dict[str, Any]:
     if copies is not None:
         arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
     return arguments
+def _sglang_lora(lora: LoraSpec | None) -> dict[str, Any]:
+    """Return the slots for adapters; docs.sglang.io, advanced_features/lora, read 2026-11-26."""
+    if lora is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras_per_batch": lora.max_loras,
+        "max_loaded_loras": lora.max_cpu_loras,
+        "max_lora_rank": lora.max_lora_rank,
+        "lora_target_modules": projections(lora, 0),
+    }
 
 
 def trtllm(engines: Engines) -> dict[str, Any]:

@@ -75,8 +75,7 @@ def _head(plan: Plan, pools: Mapping[str, Engines], checked: str) -> str:
         f"{role} {each.pool.replicas} x {each.pool.slicing}" for role, each in pools.items()
     )
     planned = f"{plan.engine.name} {plan.engine.version}"
-    adapters = "# LoRA: the adapters themselves are to be named, --lora-modules or --lora-paths" \
-        " NAME=PATH.\n" if plan.engine.lora else ""  # fmt: skip
+    adapters = "" if plan.engine.lora is None else NAME_ADAPTERS
     return (
         f"# {checked}\n{adapters}"
         f"# {plan.model.id}: {layout}; {plan.cost.gpus} GPUs, by minicluster"
@@ -322,6 +321,11 @@ def _dns_name(model_id: str) -> str:
 
 CHECKED = "Checked in a test with the argument parser of vLLM 0.29.0."
 CHECKED_RAY = "Checked in a test with the schemas of Ray Serve LLM 2.60.0."
+
+NAME_ADAPTERS = (
+    "# LoRA: name the adapters, NAME=PATH of --lora-modules (vLLM) or --lora-paths (SGLang).\n"
+)
+"""Comment of files for a plan with slots for adapters, which says none of their paths."""
 
 OFFLOADING_TARGETS = ("vllm", "llm-d", "kserve", "ray")
 """Stacks whose files name vLLM's connectors."""
