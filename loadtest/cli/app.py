@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadtest.cli.studies import LOCAL, Host, Insecure, Json, Seed, compare, search
 from loadtest.client.chat import learn_chat
-from loadtest.client.endpoint import base_address, check_model
+from loadtest.client.endpoint import base_address, check_models
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
@@ -205,8 +205,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
         seed=seed,
     )
     job = make_job(load, length, host=address, shape=shape, workers=processes)
-    served, slowdown = check_model(address, load.model, insecure=insecure)
-    job = replace(job, model=served, insecure=insecure, slowdown=slowdown)
+    served, adapters, slowdown = check_models(
+        address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
+    )
+    job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
     if slowdown is not None:
         shell.talk.print(SIMULATED.format(slowdown), highlight=False, soft_wrap=True)
     if api == "chat":

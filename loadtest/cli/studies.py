@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from loadtest.client.endpoint import base_address, check_model
+from loadtest.client.endpoint import base_address, check_models
 from loadtest.client.launch import run_with_progress_bar
 from loadtest.report.compare_page import (
     comparison_lines,
@@ -106,14 +106,16 @@ def search(  # noqa: PLR0913  (a command line is its options)
     state = resume_search(new, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
-    _, slowdown = check_model(address, load.model, insecure=insecure)
+    _, adapters, slowdown = check_models(
+        address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
+    )
 
     def measure(rate: float, num: int, name: str) -> Verdict:
         shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
         at_rate = replace(load, workload=load.workload.at_rate(rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, length, host=address)
-        job = replace(job, insecure=insecure, slowdown=slowdown)
+        job = replace(job, adapters=adapters, insecure=insecure, slowdown=slowdown)
         with held(output / name) as lock:
             prepare(output / name, job, job.requests(), plan)
             run_with_progress_bar(output / name, job, lock)

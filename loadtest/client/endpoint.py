@@ -181,21 +181,33 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...]
         raise TargetFailed(f"{wrong}; expected {expected}") from None
 
 
-def check_model(
-    host: str, model: str | None, *, insecure: bool = False
-) -> tuple[str, float | None]:
+def check_models(
+    host: str, model: str | None, *, adapters: int = 0, insecure: bool = False
+) -> tuple[str, tuple[str, ...], float | None]:
     """
-    Return the model to request, *model* or the only one served, and the engines' slowdown.
+    Return the model to request, names of its adapters, and the engines' slowdown.
+
+    Args:
+        host: address of the endpoint.
+        model: served name; `None`: the only one served.
+        adapters: number of LoRA adapters that requests name: the first that the endpoint lists
+            beside the model.
+        insecure: accept any certificate, and send no key.
 
     Raises:
-        InputError: *model* is not served, or it is `None` and several are.
+        InputError: *model* is not served, or it is `None` and several are; or too few adapters are.
         TargetFailed: as `served_models`.
     """
     models, slowdown = served_models(host, insecure=insecure)
     if model is None and len(models) == 1:
-        return models[0], slowdown
+        model = models[0]
     if model in models:
-        return model, slowdown
+        others = tuple(name for name in models if name != model)[:adapters]
+        if len(others) < adapters:
+            expected = f"at most {len(others)}, the adapters that {host} lists beside {model}"
+            way_out = "serve them all (`serving up --lora-modules`), or plan for fewer"
+            raise InputError("workload.lora_adapters", adapters, expected, way_out)
+        return model, others, slowdown
     expectation = f"one of those served at {host}: {', '.join(models)}"
     if model is None:
         raise InputError("--model", None, expectation)

@@ -45,13 +45,15 @@ class Prompts:
         self._overhead = job.chat.overhead_tokens if job.chat else 0
         self._prefix = self._fresh(job.workload.longest_prefix_tokens - self._overhead, 0)
         fields = {
-            "model": job.model,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "ignore_eos": True,
             "temperature": 0,
         }
-        self._head = json.dumps(fields)[:-1].encode()
+        self._heads = [
+            json.dumps({"model": name, **fields})[:-1].encode()
+            for name in (job.model, *job.adapters)
+        ]
 
     @property
     def path(self) -> str:
@@ -70,16 +72,17 @@ class Prompts:
 
     def body(self, request: ScheduledRequest, ids: Ids) -> bytes:
         """Return the HTTP body of *request* with the prompt *ids*."""
+        head = self._heads[0 if request.adapter is None else 1 + request.adapter]
         if self._job.chat:
             message = {"role": "user", "content": self._job.chat.text(ids.tolist())}
             fields = {"max_tokens": request.output_tokens, "messages": [message]}
-            return self._head + b", " + json.dumps(fields).encode()[1:]
+            return head + b", " + json.dumps(fields).encode()[1:]
         # Decimals of fixed width are a table lookup: formatting the ids of a long prompt would
         # delay every stream by milliseconds.
         prompt = self._decimals[ids].tobytes()[:-1]
         option = b', "return_token_ids": true' if request.session is not None else b""
         tail = b', "max_tokens": %d%s, "prompt": [%s]}' % (request.output_tokens, option, prompt)
-        return self._head + tail
+        return head + tail
 
     def conversation(self, request: ScheduledRequest, ids: Ids, answer: list[int]) -> Ids:
         """

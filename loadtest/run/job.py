@@ -65,6 +65,7 @@ class Job:
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
         chat: form of chat messages; `None`: completions of token ids.
         insecure: whether any certificate is accepted, and no API key sent.
+        adapters: names of LoRA adapters, the most popular one first.
         slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
             the engines are real.
     """
@@ -85,6 +86,7 @@ class Job:
     plan: str | None
     chat: ChatForm | None = None
     insecure: bool = False
+    adapters: tuple[str, ...] = ()
     slowdown: float | None = None
 
     def by_the_clock(self) -> Job:

@@ -131,7 +131,11 @@ def make_job(
     warmup_s = length.warmup_s if length.warmup_s is not None else default_warmup_s(load.e2e_s)
     workload = load.workload
     if workload.trace:
-        workload = _traced(workload.trace, shape)
+        workload = replace(
+            _traced(workload.trace, shape),
+            lora_adapters=workload.lora_adapters,
+            lora_popularity_exponent=workload.lora_popularity_exponent,
+        )
     if shape.stages:
         workload = workload.at_rate(mean_per_s(shape.stages))
         shape, warmup_s = _with_warmup_stage(shape, warmup_s)

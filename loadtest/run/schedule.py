@@ -166,7 +166,9 @@ def _open_loop(
     if workload.trace:
         read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
         # Each request of a trace has its own time: none waits for the answer before, as turns do.
-        return _until(replace(read.arrivals, session=None), horizon_s)
+        arrivals = replace(read.arrivals, session=None)
+        arrivals = arrivals.with_adapters(workload, np.random.default_rng(seed))
+        return _until(arrivals, horizon_s)
     rate, source = workload.requests_per_s, shape.source
     expected = expected_requests(shape.stages, horizon_s) if shape.stages else rate * horizon_s
     if expected > MAX_REQUESTS:

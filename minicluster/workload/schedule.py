@@ -27,6 +27,7 @@ class ScheduledRequest:
             tokens.
         prefix_tokens: first tokens of its prompt that all prompts of the run have in common.
         class_of: class of requests, as numbered in the workload; 0 where there are none.
+        adapter: LoRA adapter, the most popular one 0; `None`: none.
     """
 
     index: int
@@ -40,6 +41,7 @@ class ScheduledRequest:
     content: tuple[int, ...] = ()
     prefix_tokens: int = 0
     class_of: int = 0
+    adapter: int | None = None
 
     def slowed(self, factor: float) -> ScheduledRequest:
         """Return the request with all its times *factor* times as long."""

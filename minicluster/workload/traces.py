@@ -47,6 +47,7 @@ class TraceRow(NamedTuple):
         content: ids of the prompt's whole blocks.
         prefix_tokens: of the prompt, in the prefix cache.
         session: conversation; -1: none.
+        adapter: LoRA adapter; -1: none.
     """
 
     due_s: float
@@ -55,6 +56,7 @@ class TraceRow(NamedTuple):
     content: tuple[int, ...] = ()
     prefix_tokens: int = 0
     session: int = -1
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
 
 def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
     """Return the arrivals of at least one row, in the order of time, the first at 0 seconds."""
-    due, inputs, outputs, content, prefix, session = zip(*rows, strict=True)
+    due, inputs, outputs, content, prefix, session, adapter = zip(*rows, strict=True)
     return Arrivals(
         due_s=np.array(due, dtype=np.float64) - due[0],
         input_tokens=np.array(inputs, dtype=np.int64),
@@ -126,6 +128,7 @@ def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
         content=content if any(content) else None,
         prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
         session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
+        adapter=np.array(adapter, dtype=np.int64) if min(adapter) >= 0 else None,
     )
 
 
@@ -283,8 +286,9 @@ def _from_schedule(record: dict[str, Any]) -> TraceRow:
     session = -1 if record.get("session") is None else _whole(record["session"])
     if not 0 <= prefix <= max(0, input_tokens) or not -1 <= session < MAX_SESSIONS:
         raise ValueError(prefix, session)
-    content = tuple(map(_whole, ids))
-    return TraceRow(float(record["due_s"]), input_tokens, output_tokens, content, prefix, session)
+    adapter = -1 if record.get("adapter") is None else _whole(record["adapter"])
+    content, due_s = tuple(map(_whole, ids)), float(record["due_s"])
+    return TraceRow(due_s, input_tokens, output_tokens, content, prefix, session, adapter)
 
 
 def _whole(value: object) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from minicluster.plan import Deployment, Plan, Pool
+    from minicluster.specs.lora import LoraSpec
     from serving.deployment.target import Target
 
 SYSTEM = "Linux x86_64"
@@ -144,25 +145,25 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
         yield f"engine.lora: {kind} engines serve no adapters (plan without max_loras)"
     elif not modules:
         yield f"{place}: none; the plan has slots for adapters: NAME=PATH of each"
-    elif deployment.model.id in modules:
-        yield f"{place}: {deployment.model.id}; expected other names than the model's"
-    most = lora.max_cpu_loras
-    if len(modules) > most:
+    elif len(modules) > lora.max_cpu_loras:
+        most = lora.max_cpu_loras
         yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {most}"
     for name, path in modules.items():
-        for finding in _adapter(Path(path) / "adapter_config.json", lora.max_lora_rank):
-            yield f"{place}: {name}: {finding}"
+        if name == deployment.model.id:
+            yield f"{place}: {name}; expected another name than the model's"
+        yield from _adapter(f"{place}: {name}", Path(path) / "adapter_config.json", lora)
 
 
-def _adapter(config: Path, most: int) -> Iterator[str]:
-    """Yield why an adapter fits no slot of rank *most*."""
+def _adapter(place: str, config: Path, lora: LoraSpec) -> Iterator[str]:
+    """Yield why an adapter fits no slot."""
     try:
         rank = json.loads(config.read_text(encoding="utf-8"))["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield f"{config}: {error!r}; expected a PEFT adapter with its rank r"
+        yield f"{place}: {config}: {error!r}; expected a PEFT adapter with its rank r"
         return
-    if not isinstance(rank, int) or not 1 <= rank <= most:
-        yield f"rank {rank}; expected 1 to engine.max_lora_rank, {most}"
+    if not isinstance(rank, int) or not 1 <= rank <= lora.max_lora_rank:
+        expected = f"1 to engine.max_lora_rank, {lora.max_lora_rank}"
+        yield f"{place}: rank {rank}; expected {expected}"
 
 
 def _pairing(deployment: Deployment) -> Iterator[str]:
