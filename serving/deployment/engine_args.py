@@ -19,7 +19,7 @@ from minicluster.plan.vllm_args import (
 from serving.api.auth import names_in
 from serving.cluster.ports import NIXL_PORT
 from serving.cluster.processes import KEEP_AFFINITY
-from serving.protocol.app_spec import CORES, LORA_MODULES
+from serving.protocol.app_spec import CORES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,9 @@ def engine_kwargs(deployment: Deployment, pool: Pool, target: DeployTarget) -> d
     if target.kind == "cpu":
         kwargs["enforce_eager"] = True
     if target.lora_modules:
-        kwargs[LORA_MODULES] = dict(target.lora_modules)
+        # Of vLLM's server, which loads all adapters when it starts.
+        named = target.lora_modules.items()
+        kwargs["lora_modules"] = [{"name": name, "path": path} for name, path in named]
     return kwargs
 
 

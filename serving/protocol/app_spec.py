@@ -15,9 +15,6 @@ from serving.protocol.endpoint_config import EndpointConfig
 APP = "minicluster"
 """Name of the Ray Serve application."""
 
-LORA_MODULES = "lora_modules"
-"""Argument of vLLM's server: LoRA adapters; until the replica starts their folders by name."""
-
 CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica; `;` separates replicas, `|` workers."""
 

@@ -9,10 +9,9 @@ import ray
 from ray import serve
 from ray.llm._internal.serve.serving_patterns.data_parallel.dp_server import DPServer
 from ray.serve.llm.deployment import LLMServer
-from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 
 from serving.cluster.serve_compat import keep_log_open
-from serving.protocol.app_spec import CORES, LORA_MODULES, planned_cores
+from serving.protocol.app_spec import CORES, planned_cores
 from serving.replicas.generation import AnswerRole
 from serving.replicas.roles import EngineServer, PrefillRole
 from serving.replicas.vllm_answers import VllmAnswers
@@ -28,7 +27,6 @@ class PlannedServer(EngineServer):
         _prepare_cpu_engine()
         os.environ[REPLICA] = str(os.getpid())
         _take_side_channel_port(llm_config)
-        _take_adapters(llm_config.engine_kwargs)
         self.answers = answers = VllmAnswers(self)
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         answers.started()
@@ -70,13 +68,6 @@ class GroupedPrefillServer(PrefillServer, DPServer):  # type: ignore[misc]
 
 class GroupedAnswerServer(AnswerServer, DPServer):  # type: ignore[misc]
     """An engine that answers and is a rank of a data-parallel group."""
-
-
-def _take_adapters(engine_kwargs: dict[str, Any]) -> None:
-    """Name the adapters as vLLM's server does, which loads all of them when it starts."""
-    if LORA_MODULES in engine_kwargs:
-        named = engine_kwargs[LORA_MODULES].items()
-        engine_kwargs[LORA_MODULES] = [LoRAModulePath(name=n, path=path) for n, path in named]
 
 
 def _take_side_channel_port(llm_config: Any) -> None:  # noqa: ANN401

@@ -94,13 +94,14 @@ class Infeasible:
 def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     """Return that no layout leaves room for the KV cache."""
     kinds = " or ".join(inputs.kinds)
+    slots = "" if inputs.engine.lora is None else "fewer engine.max_loras, "
     return Infeasible(
         reason=f"{inputs.model.id} fits on no allowed layout of {kinds}: {rules[-1]}",
         binds="capacity",
         nearest=None,
         nearest_gpus=None,
         missed_by=rules[-1],
-        way_out="a GPU with more memory, quantised weights (model.weight_dtype), a shorter context,"
+        way_out=f"{slots}a GPU with more memory, quantised weights (model.weight_dtype), a shorter context,"
         ' a larger HB domain, or search.layouts = "any"',
     )
 

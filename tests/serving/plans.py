@@ -103,10 +103,12 @@ def make_deployment(
 
 def make_plan(deployment: Deployment) -> Plan:
     """Make the plan around a deployment; its predictions are of no interest here."""
-    memory_share = deployment.engine.gpu_memory_utilization
+    engine = deployment.engine
     return plan_of(
         deployment,
-        profile=replace(PROFILE, gpu_memory_utilization=memory_share),
+        profile=replace(
+            PROFILE, gpu_memory_utilization=engine.gpu_memory_utilization, lora=engine.lora
+        ),
         workload=LOAD,
         # Loose: what is tested is not how fast this machine is.
         slo=SloSpec(ttft_s=30.0, tpot_s=2.0),

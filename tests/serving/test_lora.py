@@ -9,15 +9,46 @@ from urllib.request import urlopen
 
 import pytest
 
-from minicluster.specs.lora import LoraSpec
+from minicluster.specs.lora import ATTENTION_MODULES, MODULES, LoraSpec, adapter_bytes
 
 from .adapters import RANK, make_adapter
 from .client import send
 from .command import serving
 from .deployed import Shared, up
+from .forks import Forks
 from .plans import make_deployment, make_plan
 
 pytestmark = pytest.mark.engine
+
+BUFFERS = """
+import os, sys
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from vllm import LLM
+slots, rank, *modules = sys.argv[2:]
+engine = LLM(
+    sys.argv[1], enable_lora=True, max_loras=int(slots), max_lora_rank=int(rank),
+    lora_target_modules=modules, enforce_eager=True, max_model_len=256,
+    kv_cache_memory_bytes=1 << 26, dtype="bfloat16",
+).llm_engine
+worker = engine.model_executor.driver_worker
+runner = getattr(worker, "worker", worker).model_runner
+layers = runner.lora_manager._adapter_manager.modules.values()
+slots = [each for layer in layers for each in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
+print("bytes", sum(each.numel() * each.element_size() for each in slots))
+"""
+
+
+@pytest.mark.parametrize("modules", [MODULES, ATTENTION_MODULES])
+def test_slots_are_as_large_as_those_of_vllm(
+    small_model: Path, forks: Forks, modules: tuple[str, ...]
+) -> None:
+    """Of all modules, and of those of attention; tables have none."""
+    lora = LoraSpec(
+        max_loras=3, max_lora_rank=8, max_cpu_loras=3, adapters=3, target_modules=modules
+    )
+    model = make_deployment(small_model).model
+    planned = lora.max_loras * adapter_bytes(lora, model, tp=1, layers=model.num_layers)
+    assert f"bytes {planned:.0f}" in forks.run(BUFFERS, str(small_model), "3", "8", *modules)
 
 
 def test_two_adapters_answer_differently_through_one_endpoint(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minicluster.plan import KvOffload
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import export
 from tests.sizing.stacks.deployments import deepseek, plan_with
@@ -39,6 +40,12 @@ def overlapping(plan: Plan) -> Plan:
     return replace(plan, engine=engine)
 
 
+def with_adapters(plan: Plan) -> Plan:
+    """Return the plan with slots for adapters."""
+    lora = LoraSpec(max_loras=2, max_lora_rank=16, max_cpu_loras=4, adapters=4)
+    return replace(plan, engine=replace(plan.engine, lora=lora))
+
+
 PLANS: dict[str, Callable[[], Plan]] = {
     "split": lambda: plan_with(prefill=(3, Slicing(tp=2)), decode=(2, Slicing(tp=4))),
     "mixed": lambda: plan_with(mixed=(2, Slicing(tp=1))),
@@ -46,6 +53,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "offloading in split pools": lambda: offloading(
         plan_with(prefill=(1, Slicing(tp=2)), decode=(1, Slicing(tp=2)))
     ),
+    "adapters": lambda: with_adapters(plan_with(mixed=(2, Slicing(tp=2)))),
     "stages on two nodes": lambda: plan_with(mixed=(1, Slicing(tp=8, pp=2))),
     "experts": lambda: deepseek(prefill=(2, GROUP), decode=(1, WIDE)),
     "two halves": lambda: overlapping(deepseek(prefill=(2, GROUP), decode=(1, WIDE))),
