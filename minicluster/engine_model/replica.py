@@ -85,7 +85,7 @@ class Replica(Scheduler):
         self.remote_prefills.add(request)
         prompts = self.waiting or self._late or self.scheduled_prefills
         decoding = self.active and not prompts
-        if decoding and self.adapter_fits(request) and self._pull_fits(request):
+        if decoding and self.lora is None and self._pull_fits(request):
             # Blocks are free at the next step whatever happens until then: the stretch goes on.
             num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
             self._used_end += num_blocks
@@ -119,6 +119,7 @@ class Replica(Scheduler):
         while at < len(self.waiting) and self.waiting[at] in self._loaded:
             at += 1
         self.waiting.insert(at, request)
+        self._passed += at < self._passed
         if not self.active:
             self.start_stretch(now_s)
         elif len(self.running) < self._max_num_seqs:

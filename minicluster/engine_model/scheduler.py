@@ -47,7 +47,7 @@ class Scheduler(DecodeBatch):
     __slots__ = (
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
-        "_num_blocks", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
+        "_num_blocks", "_passed", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
         "lora", "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling",
         "prefix_cache", "remote_prefills", "running", "scheduled_prefills", "started_loads",
         "started_pulls", "waiting", "waiting_for_kv",
@@ -100,6 +100,8 @@ class Scheduler(DecodeBatch):
         self.pending_delays = 0
         self.offload: KvOffload | None = None
         self.lora: LoraSlots | None = None
+        # First waiting requests that have been passed by others, because of their adapters.
+        self._passed = 0
         self.started_loads: list[tuple[int, float]] = []
         self._loaded: dict[int, int] = {}
 
@@ -283,7 +285,7 @@ class Scheduler(DecodeBatch):
         while waiting and token_budget > 0 and len(running) < self._max_num_seqs:
             request = waiting[0]
             if not self.adapter_fits(request):
-                passed.append(waiting.popleft())
+                passed.append(self._pop_waiting())
                 continue
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
@@ -293,7 +295,7 @@ class Scheduler(DecodeBatch):
                 whole and self._overfills(request, token_budget)
             ):
                 break
-            waiting.popleft()
+            self._pop_waiting()
             if self._kv_reserved_fraction:
                 self._final_blocks += self._blocks_at_end(request)
             if remote:
@@ -310,6 +312,12 @@ class Scheduler(DecodeBatch):
             self._start_prompt(request, cached, num_new_tokens, now_s)
             token_budget -= num_new_tokens
         waiting.extendleft(reversed(passed))
+        self._passed += len(passed)
+
+    def _pop_waiting(self) -> int:
+        """Take the first waiting request off the queue."""
+        self._passed -= self._passed > 0
+        return self.waiting.popleft()
 
     def _start_prompt(self, request: int, cached: int, num_new_tokens: int, now_s: float) -> None:
         """Take the first tokens of a prompt that are not cached into the step."""
@@ -440,7 +448,7 @@ class Scheduler(DecodeBatch):
             self.used_blocks -= -(-num_computed // self._block_size)
         self.free_to_cache(request, 0)
         requests.num_preemptions[request] += 1
-        self.waiting.appendleft(request)
+        self.waiting.insert(self._passed, request)
         return before - self.used_blocks
 
     def num_generated(self, request: int) -> int:
@@ -469,6 +477,7 @@ class Scheduler(DecodeBatch):
                 self._final_blocks -= self._blocks_at_end(request)
             self.free_to_cache(request, 0)
         else:
+            self._passed -= self.waiting.index(request) < self._passed
             self.waiting.remove(request)
             self.remote_prefills.discard(request)
 

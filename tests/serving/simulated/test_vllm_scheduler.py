@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits
+from minicluster.engine_model.lora_slots import LoraSlots
 from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
@@ -53,7 +54,8 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
     Draw one case.
 
     `hit` shares a prefix that the first request has left behind, `content` blocks of a tree, with
-    memory for all of them: there requests that share a block share its memory, too.
+    memory for all of them: there requests that share a block share its memory, too. `adapters`
+    has five of them for one to three slots.
     """
     rng = np.random.default_rng([seed, len(kind)])
     count = int(rng.integers(2, 25))
@@ -90,6 +92,8 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         "due_s": due.tolist(), "input_tokens": prompts.tolist(), "output_tokens": outputs.tolist(),
         "prefix": prefix.tolist(), "content": content,
         "pull_s": rng.uniform(0.001, 0.05, count).tolist() if kind == "pull" else None,
+        "slots": int(rng.integers(1, 4)) if kind == "adapters" else None,
+        "adapter": rng.integers(0, 5, count).tolist(),
     }  # fmt: skip
 
 
@@ -114,6 +118,9 @@ def simulated(case: dict[str, Any]) -> Recorder:
         else None
     )
     replica = Replica(requests, step, limits, prefix_cache=cache, stepwise=True)
+    if case["slots"] is not None:
+        lora = LoraLimits(slots=case["slots"], load_s=0.0)
+        replica.lora = LoraSlots(case["adapter"], lora, [0] * len(requests))
     recorder = Recorder(requests, replica)
     heap: list[tuple[float, int, int]] = [
         (due, 0, number) for number, due in enumerate(case["due_s"])
@@ -137,7 +144,7 @@ def simulated(case: dict[str, Any]) -> Recorder:
     return recorder
 
 
-KINDS = ("local", "pull", "hit", "content")
+KINDS = ("local", "pull", "hit", "content", "adapters")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config.lora import LoRAConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -95,6 +97,7 @@ class Engine:
                 async_scheduling=False,
             ),
             cache_config=cache,
+            lora_config=LoRAConfig(max_loras=case["slots"]) if case["slots"] else None,
         )
         layer = FullAttentionSpec(
             block_size=limits["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -136,6 +139,7 @@ class Engine:
             ),
             pooling_params=None,
             block_hasher=hasher if case["prefix_caching"] else None,
+            lora_request=self.adapter(number) if case["slots"] else None,
         )
 
     def take(self, now: float) -> None:
@@ -145,6 +149,11 @@ class Engine:
             if self.case["pull_s"] is not None:
                 self.pulls.remote.add(str(number))
             self.scheduler.add_request(self.request(number))
+
+    def adapter(self, number: int) -> LoRARequest:
+        """Return the adapter of request *number*."""
+        at = self.case["adapter"][number]
+        return LoRARequest(lora_name=str(at), lora_int_id=at + 1, lora_path="/none")
 
     def run(self) -> dict[str, Any]:
         """Step until nothing is left."""

@@ -21,9 +21,7 @@ from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
 STEP = PlannedStep(replace(plans.STEP, stream_s=7e-3, per_sequence_s=1e-4))
-LIMITS = EngineLimits(
-    max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=20_000, block_size=16
-)
+LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=20_000, block_size=16)
 COPY_S = 0.05
 LOAD = WorkloadSpec(
     requests_per_s=8.0, input_tokens=Lengths.fixed(300), output_tokens=Lengths.fixed(30),
@@ -138,9 +136,7 @@ def test_more_slots_copy_less_and_are_no_slower(
 def test_requests_without_adapters_are_as_before() -> None:
     """Drawing adapters moves no other draw; slots that take no time and hold all change nothing."""
     plain = replace(LOAD, lora_adapters=0, lora_popularity_exponent=0.0)
-    without, drawn_too = (
-        drawn(each, RequestSource(), count=300, seed=1) for each in (plain, LOAD)
-    )
+    without, drawn_too = (drawn(each, RequestSource(), count=300, seed=1) for each in (plain, LOAD))
     assert without.adapter is None
     for name, column in without.columns().items():
         assert (column == getattr(drawn_too, name)).all()
