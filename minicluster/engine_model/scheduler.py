@@ -47,10 +47,10 @@ class Scheduler(DecodeBatch):
     __slots__ = (
         "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
         "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
-        "_num_blocks", "_passed", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited", "kv_arrived",
-        "lora", "newly_joined", "offload", "pending_delays", "prefill_only", "prefilling",
-        "prefix_cache", "remote_prefills", "running", "scheduled_prefills", "started_loads",
-        "started_pulls", "waiting", "waiting_for_kv",
+        "_num_blocks", "_passed", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited",
+        "kv_arrived", "lora", "newly_joined", "offload", "pending_delays", "prefill_only",
+        "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
+        "started_loads", "started_pulls", "waiting", "waiting_for_kv",
     )  # fmt: skip
 
     def __init__(

@@ -332,7 +332,8 @@ def _values(scenario: ScenarioSpec, key: str) -> Iterator[tuple[str, float | Non
     for each in scenario.workload.classes:
         if table in {"workload", "slo"}:
             own = (each.place, each) if table == "workload" else (f"{each.place}.slo", each.slo)
-            holders.append(own)
+            if hasattr(own[1], name):  # adapters are the whole load's
+                holders.append(own)
     for place, holder in holders:
         value = getattr(holder, name)
         for attribute in inner:

@@ -101,8 +101,8 @@ def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
         nearest=None,
         nearest_gpus=None,
         missed_by=rules[-1],
-        way_out=f"{slots}a GPU with more memory, quantised weights (model.weight_dtype), a shorter context,"
-        ' a larger HB domain, or search.layouts = "any"',
+        way_out=f"{slots}a GPU with more memory, quantised weights (model.weight_dtype),"
+        ' a shorter context, a larger HB domain, or search.layouts = "any"',
     )
 
 

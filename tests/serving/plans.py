@@ -160,6 +160,7 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
         "redundant_experts": None,
         "all_to_all_backend": "allgather_reducescatter",
         "two_batch_overlap": False,
+        "lora": None,
         "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role],
         "kv_connector": "NixlConnector",
     }

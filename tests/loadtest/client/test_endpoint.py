@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.client.chat import learn_chat
-from loadtest.client.endpoint import VARIABLES, authorization, served_models
+from loadtest.client.endpoint import VARIABLES, authorization, check_models, served_models
 from loadtest.run.run_config import RunLength
-from minicluster.errors import Exit, TargetFailed
+from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.workload.samples import read_samples
 from tests.certificates import write_certificate
 from tests.loadtest.command import FAST, ServerStarter, run
@@ -94,6 +94,16 @@ def endpoint(
 def test_what_lists_no_models_is_refused_by_its_address(body: bytes) -> None:
     with endpoint(body) as (host, _), pytest.raises(TargetFailed, match=host):
         served_models(host)
+
+
+def test_adapters_are_the_other_models_that_are_listed() -> None:
+    """In their order; too few of them for the load are refused."""
+    listed = b'{"data": [{"id": "base"}, {"id": "red"}, {"id": "blue"}]}'
+    with endpoint(listed) as (host, _):
+        assert check_models(host, "base", adapters=2)[:2] == ("base", ("red", "blue"))
+        assert check_models(host, "base")[1] == ()
+        with pytest.raises(InputError, match=r"workload.lora_adapters is 3; expected at most 2"):
+            check_models(host, "base", adapters=3)
 
 
 def test_a_redirect_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,13 @@ def test_every_id_is_written_as_it_is(vocab_size: int) -> None:
     assert json.loads(prompts.body(request(0, len(ids)), ids))["prompt"] == ids.tolist()
 
 
+def test_a_request_names_its_adapter() -> None:
+    """The number of its adapter is a place among the names that the endpoint lists."""
+    prompts = Prompts(replace(JOB, adapters=("red", "blue")))
+    names = [body(prompts, replace(request(0, 9), adapter=at))["model"] for at in (None, 0, 1)]
+    assert names == [JOB.model, "red", "blue"]
+
+
 def test_prompts_share_the_prefix_and_nothing_else() -> None:
     """Only the prefix of the workload is common within a run, and nothing between runs."""
     other = Prompts(replace(JOB, prompt_salt=3))

@@ -106,6 +106,14 @@ def branch(rng: np.random.Generator, depth: int) -> tuple[int, ...]:
     return tuple(path)
 
 
+def slots_of(case: dict[str, Any]) -> LoraSlots | None:
+    """Return the case's slots for adapters, copied in no time."""
+    if case["slots"] is None:
+        return None
+    limits = LoraLimits(slots=case["slots"], load_s=0.0)
+    return LoraSlots(case["adapter"], limits, [0] * len(case["adapter"]))
+
+
 def simulated(case: dict[str, Any]) -> Recorder:
     """Run one replica over the case."""
     shared = [0, *case["prefix"][1:]]
@@ -118,9 +126,7 @@ def simulated(case: dict[str, Any]) -> Recorder:
         else None
     )
     replica = Replica(requests, step, limits, prefix_cache=cache, stepwise=True)
-    if case["slots"] is not None:
-        lora = LoraLimits(slots=case["slots"], load_s=0.0)
-        replica.lora = LoraSlots(case["adapter"], lora, [0] * len(requests))
+    replica.lora = slots_of(case)
     recorder = Recorder(requests, replica)
     heap: list[tuple[float, int, int]] = [
         (due, 0, number) for number, due in enumerate(case["due_s"])

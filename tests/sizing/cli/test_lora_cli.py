@@ -92,3 +92,37 @@ def test_more_slots_than_memory_takes_is_no_plan(sizing: Sizing) -> None:
     assert done.code == 3
     assert "GB of slots for LoRA adapters" in done.err
     assert "fewer engine.max_loras" in done.err
+
+
+def test_classes_share_the_adapters(sizing: Sizing, tmp_path: Path) -> None:
+    """Each class's requests name them by the same popularity, in pools of its own as well."""
+    scenario = tmp_path / "two.toml"
+    scenario.write_text(
+        """
+        [model]
+        id = "llama-3.1-8b"
+        [cluster]
+        preset = "h100-8"
+        [workload]
+        lora_adapters = 12
+        [[workload.classes]]
+        name = "chat"
+        requests_per_s = 3.0
+        input_tokens = 500
+        output_tokens = 100
+        [[workload.classes]]
+        name = "batch"
+        requests_per_s = 3.0
+        input_tokens = 2000
+        output_tokens = 100
+        [search]
+        class_pools = "own"
+        confidence_fraction = 0.5
+        [engine]
+        max_loras = 12
+        """
+    )
+    done = sizing("plan", str(scenario), "-o", str(tmp_path / "plan.json"))
+    assert done.code == 0, done.err
+    for path in tmp_path.glob("plan*.json"):
+        assert read_plan(path).workload.lora_adapters == 12

@@ -105,7 +105,7 @@ def test_pulled_prompts_wait_for_the_adapters_of_the_decode_batch() -> None:
 
 
 def test_a_shared_prefix_is_found_from_the_second_request_of_an_adapter_on() -> None:
-    """vLLM's prefix cache is keyed by adapter as well."""
+    """Because vLLM's prefix cache is keyed by adapter as well."""
     found = served(arriving([0, 1, 0, 1, 1], prefix=160), 2)
     assert found.cached_tokens.tolist() == [0, 0, 160, 160, 160]
     assert served(arriving([0, 1, 0, 1, 1], prefix=160), None).cached_tokens.tolist() == [160] * 5
