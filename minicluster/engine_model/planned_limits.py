@@ -83,7 +83,7 @@ def planned_lora(deployment: Deployment, pool: Pool) -> LoraLimits | None:
     """
     Return the slots for adapters of each replica of a pool, and the copy of one (eq. Q15).
 
-        t_a = M_a / BW_host, of the pipeline's longest stage      (docs/model.md, eq. Q15)
+        t_a = M_ad / B_host, of the pipeline's longest stage      (docs/model.md, eq. Q15)
     """
     lora = deployment.engine.lora
     if lora is None:

@@ -103,7 +103,7 @@ def adapter_bytes(lora: LoraSpec, model: ModelSpec, *, tp: int, layers: int) -> 
     """
     Return the bytes of an adapter, or of a slot, in *layers* layers on one GPU (eq. P7).
 
-        M_a = l r w sum over modules of (parts n + m)      (docs/model.md, eq. P7)
+        M_ad = l r w sum over modules of (parts n + m)      (docs/model.md, eq. P7)
 
     Ignores:
         Adapters of a lower rank, or of fewer modules, than the slots are for.

@@ -406,7 +406,6 @@ def _check_lora(engine: EngineChoice, workload: WorkloadSpec) -> None:
             " loads from disk are not modelled",
             "leave it out, or give host memory for all adapters",
         )
-    if engine.speculative_tokens:
-        raise InputError(
-            "engine.max_loras", slots, "none with speculative_tokens: not modelled together"
-        )
+    for name in ("speculative_tokens", "two_batch_overlap"):
+        if getattr(engine, name):
+            raise InputError("engine.max_loras", slots, f"none with {name}: not modelled together")

@@ -246,7 +246,7 @@ def slot_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) -> 
     """
     Slots for adapters on one GPU of the longest pipeline stage; 0 without adapters.
 
-        M_lora = max_loras M_a      (docs/model.md, eq. M10)
+        M_lora = max_loras M_ad      (docs/model.md, eq. M10)
 
     Source:
         vLLM 0.29.0, lora/layers/base_linear.py: every slot has the largest rank, and is allocated

@@ -124,7 +124,6 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     Adapters add the ops of eq. W12. An engine that drafts tokens verifies them in the step, and
     runs its draft head (eq. S10). With two-batch overlap the layers run in two halves where the
     step is large enough (eq. S11).
-    runs its draft head (eq. S10).
 
     Args:
         load: what the step holds on one data-parallel copy, arrays of any shape.

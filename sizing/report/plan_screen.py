@@ -235,7 +235,7 @@ def lora_text(plan: Plan) -> str:
         limits = planned_lora(plan.deployment, pool)
         size = slot_bytes(plan.model, plan.inputs.engine, slicing=pool.slicing)
         copy_s = 0.0 if limits is None else limits.load_s
-        parts.append(f"{pool.role} {size / 1e9:.2f} GB a GPU (M9), {seconds(copy_s)} a copy (Q15)")
+        parts.append(f"{pool.role} {size / 1e9:.2f} GB a GPU (M10), {seconds(copy_s)} a copy (Q15)")
     return (
         f"{lora.adapters} adapters of rank {lora.max_lora_rank} in {lora.max_loras} slots: "
         + "; ".join(parts)

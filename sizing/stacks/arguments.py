@@ -158,7 +158,7 @@ def sglang(engines: Engines) -> list[list[str]]:
             "speculative_num_draft_tokens": drafts + 1,
             **({"speculative_draft_model_path": draft.source} if draft.source else {}),
         }
-    arguments |= _sglang_lora(engine.lora)
+    arguments |= _lora("sglang", engine.lora)
     if pool.role != "mixed":
         arguments |= {"disaggregation_mode": pool.role, "disaggregation_transfer_backend": "nixl"}
     common = flags(arguments)
@@ -188,17 +188,6 @@ def _sglang_groups(plan: Plan, pool: Pool) -> dict[str, Any]:
     if copies is not None:
         arguments |= {"enable_eplb": True, "ep_num_redundant_experts": copies}
     return arguments
-def _sglang_lora(lora: LoraSpec | None) -> dict[str, Any]:
-    """Return the slots for adapters; docs.sglang.io, advanced_features/lora, read 2026-11-26."""
-    if lora is None:
-        return {}
-    return {
-        "enable_lora": True,
-        "max_loras_per_batch": lora.max_loras,
-        "max_loaded_loras": lora.max_cpu_loras,
-        "max_lora_rank": lora.max_lora_rank,
-        "lora_target_modules": projections(lora, 0),
-    }
 
 
 def trtllm(engines: Engines) -> dict[str, Any]:
@@ -258,28 +247,40 @@ def trtllm(engines: Engines) -> dict[str, Any]:
             "decoding_type": "MTP",
             "num_nextn_predict_layers": engine.speculative_tokens,
         }
-    if engine.lora is not None:
-        found["lora_config"] = {
-            "max_loras": engine.lora.max_loras,
-            "max_cpu_loras": engine.lora.max_cpu_loras,
-            "max_lora_rank": engine.lora.max_lora_rank,
-            "lora_target_modules": projections(engine.lora, 1),
-        }
+    found |= _lora("trtllm", engine.lora)
     return found
 
 
 PROJECTIONS = {
-    "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("attn_q", "attn_k", "attn_v")),
-    "o_proj": (("o_proj",), ("attn_dense",)),
-    "gate_up_proj": (("gate_proj", "up_proj"), ("mlp_gate", "mlp_h_to_4h")),
-    "down_proj": (("down_proj",), ("mlp_4h_to_h",)),
-}
-"""Names of what each of vLLM's modules packs: in SGLang and in TensorRT-LLM."""
+    "sglang": {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",),
+        "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",),
+    },
+    "trtllm": {
+        "qkv_proj": ("attn_q", "attn_k", "attn_v"), "o_proj": ("attn_dense",),
+        "gate_up_proj": ("mlp_gate", "mlp_h_to_4h"), "down_proj": ("mlp_4h_to_h",),
+    },
+}  # fmt: skip
+"""By stack, its names of what vLLM's modules pack."""
 
 
-def projections(lora: LoraSpec, stack: int) -> list[str]:
-    """Return the layers that adapters change, as the first or second stack of them names these."""
-    return [name for module in lora.target_modules for name in PROJECTIONS[module][stack]]
+def _lora(stack: str, lora: LoraSpec | None) -> dict[str, Any]:
+    """
+    Return the slots for adapters.
+
+    Source:
+        docs.sglang.io, advanced_features/lora; nvidia.github.io/TensorRT-LLM, features/lora, its
+        names of modules from memory; read 2026-11-26.
+    """
+    if lora is None:
+        return {}
+    modules = [name for each in lora.target_modules for name in PROJECTIONS[stack][each]]
+    common = {"max_lora_rank": lora.max_lora_rank, "lora_target_modules": modules}
+    if stack == "sglang":
+        own = {"max_loras_per_batch": lora.max_loras, "max_loaded_loras": lora.max_cpu_loras}
+        return {"enable_lora": True, **own, **common}
+    own = {"max_loras": lora.max_loras, "max_cpu_loras": lora.max_cpu_loras}
+    return {"lora_config": own | common}
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

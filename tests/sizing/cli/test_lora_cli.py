@@ -27,7 +27,7 @@ def test_a_plan_carries_them_and_commands_show_them(
     assert "lora" not in to_json(without)
     assert plan.pool("prefill").kv_bytes < without.pool("prefill").kv_bytes
     explained = sizing("explain", str(file)).out
-    assert "(M9)" in explained
+    assert "(M10)" in explained
     assert "LoRA gate up expand" in explained
     run = json.loads(sizing("simulate", str(file), "--requests", "2000", "--json").out)
     assert 0 < run["adapter_loads_per_request"] < 1
