@@ -376,32 +376,18 @@ def _check_offload(engine: EngineChoice) -> None:
 
 
 def _check_lora(engine: EngineChoice, workload: WorkloadSpec) -> None:
-    """Refuse adapters without slots, slots without adapters, and adapters beyond host memory."""
-    adapters, slots = workload.lora_adapters, engine.max_loras
-    if adapters and slots is None:
-        expected = "the distinct adapters of a batch, beside workload.lora_adapters"
-        raise InputError("engine.max_loras", None, expected, "such as 4")
+    """Refuse slots without adapters, adapters beyond host memory, and what is not modelled."""
+    adapters, slots, most = workload.lora_adapters, engine.max_loras, engine.max_cpu_loras
     if slots is None:
-        rest = {
-            "engine.max_lora_rank": engine.max_lora_rank,
-            "engine.max_cpu_loras": engine.max_cpu_loras,
-            "engine.lora_target_modules": engine.lora_target_modules,
-            "workload.lora_popularity_exponent": workload.lora_popularity_exponent,
-        }
-        for place, value in rest.items():
-            if value:
-                way_out = "give both, or leave it out"
-                raise InputError(
-                    place, value, "engine.max_loras and workload.lora_adapters beside it", way_out
-                )
+        _check_without_slots(engine, workload)
         return
     if not adapters:
         way_out = "give the number of adapters, or leave out engine.max_loras"
         raise InputError("workload.lora_adapters", adapters, "1 or more beside max_loras", way_out)
-    if engine.max_cpu_loras is not None and engine.max_cpu_loras < max(adapters, slots):
+    if most is not None and most < max(adapters, slots):
         raise InputError(
             "engine.max_cpu_loras",
-            engine.max_cpu_loras,
+            most,
             f"{max(adapters, slots)} or more, all of workload.lora_adapters and of max_loras:"
             " loads from disk are not modelled",
             "leave it out, or give host memory for all adapters",
@@ -409,3 +395,20 @@ def _check_lora(engine: EngineChoice, workload: WorkloadSpec) -> None:
     for name in ("speculative_tokens", "two_batch_overlap"):
         if getattr(engine, name):
             raise InputError("engine.max_loras", slots, f"none with {name}: not modelled together")
+
+
+def _check_without_slots(engine: EngineChoice, workload: WorkloadSpec) -> None:
+    """Refuse adapters, and keys about them, without slots."""
+    if workload.lora_adapters:
+        expected = "the distinct adapters of a batch, beside workload.lora_adapters"
+        raise InputError("engine.max_loras", None, expected, "such as 4")
+    keys = {
+        "engine.max_lora_rank": engine.max_lora_rank,
+        "engine.max_cpu_loras": engine.max_cpu_loras,
+        "engine.lora_target_modules": engine.lora_target_modules,
+        "workload.lora_popularity_exponent": workload.lora_popularity_exponent,
+    }
+    for place, value in keys.items():
+        if value:
+            expected = "engine.max_loras and workload.lora_adapters beside it"
+            raise InputError(place, value, expected, "give both, or leave it out")
