@@ -247,11 +247,13 @@ class LayoutSearch:
         """
         Return the cheapest pools by precise runs; *best* where none cost less.
 
-        No layout grows where another one holds at the sizes of its quick run. What a quick run
-        denied, perhaps by chance, is tried only where the others turn out dearer than it said.
+        No layout grows beyond the sizes of the next one's quick run while that may hold. What a
+        quick run denied, perhaps by chance, is tried only where the others turn out dearer than it
+        said.
         """
         looks = sorted(looks, key=lambda each: (each.denied, each.cost))
-        cheapest = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
+        costs = [each.cost for each in looks if not each.denied]
+        cheapest = min(costs, default=NO_LIMIT)
         for growth in (1 + QUICK_STEP, NO_LIMIT):
             for look in tuple(looks):
                 below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
@@ -259,7 +261,8 @@ class LayoutSearch:
                     continue
                 if look.denied and (below <= cheapest or growth < NO_LIMIT):
                     continue
-                below = min(below, look.cost * growth)
+                following = min((each for each in costs if each > look.cost), default=look.cost)
+                below = min(below, following * growth)
                 candidate = self._size(look.bounded, look.sizes, self.simulator, below)
                 found = None if candidate is None else self._verified(candidate, below)
                 if found is not None:
