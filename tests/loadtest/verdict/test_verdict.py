@@ -281,3 +281,16 @@ def test_an_endpoint_that_says_nothing_of_its_prefix_cache_is_named() -> None:
     assert not any(silent in note for note in verdict_on(changed(1, cached_tokens=0)).notes)
     cut = changed(1, cached_tokens=None, outcome="cut", detail="reset", chunk_s=())
     assert not any(silent in note for note in verdict_on(cut).notes)
+
+
+def test_requests_of_one_pool_are_in_it_from_their_arrival_to_their_end() -> None:
+    """Without a simulation Little's law at the plan's load stands beside."""
+    plan = make_plan()
+    mixed = replace(plan.pool("decode"), role="mixed")
+    plan = replace(plan, pools=(mixed,))
+    run = make_run(GOOD)
+    [load] = pool_loads(plan, GOOD, run.job.window, None)
+    stay_s = GOOD[0].end_s - GOOD[0].send_s
+    assert load.measured_concurrent == pytest.approx(480 * stay_s, rel=0.05)
+    asked = plan.workload.requests_per_s * plan.prediction.e2e.mean_s
+    assert load.predicted_concurrent == pytest.approx(asked)

@@ -200,3 +200,12 @@ def test_shares_are_what_the_smaller_demands_leave() -> None:
 
 def test_a_key_without_a_weight_has_that_of_the_others() -> None:
     assert KeyHolder().weight == 1
+
+
+def test_the_longest_prompt_of_late_is_forgotten_slowly() -> None:
+    """Another long one that is shorter takes half a per cent off; a longer one stands at once."""
+    prompts = LongPrompts()
+    prompts.note(0.1, admitted=True)
+    for idle_s, longest_s in ((1.0, 1.0), (0.5, 0.995), (2.0, 2.0)):
+        prompts.note(idle_s, admitted=True)
+        assert prompts.longest_s == pytest.approx(longest_s)

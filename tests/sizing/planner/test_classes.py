@@ -153,6 +153,7 @@ def test_only_the_pools_that_are_asked_for_are_planned(asked: str) -> None:
         plan_classes(replace(mix, scenario=replace(mix.scenario, search=search)))
     reason = found.value.infeasible.reason
     assert ("own pools of chat" in reason) == (asked == "own")
+    assert "shared pools" not in reason
     assert "E2E p99" in reason
 
 

@@ -23,6 +23,7 @@ from sizing.planner.pool_sizing import estimated_sizes
 from sizing.planner.result import Found
 from sizing.planner.step_models import StepModels
 from sizing.report.tables import explanation_tables
+from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import LARGE, inputs
 
 if TYPE_CHECKING:
@@ -84,3 +85,14 @@ def test_an_estimate_has_an_idle_group_where_a_step_is_too_long_to_wait_for(
     one = one_replica_each(given, layout, StepModels(given)).limited(8)
     groups, _ = estimated_sizes(one, given, StepErrors(), (1, 1))
     assert (groups > bounds.prefill_load(one.tandem)) == needs_idle_groups
+
+
+def test_each_rank_of_a_group_is_simulated_on_its_gpus(plan: Plan) -> None:
+    """All ranks together have the GPUs of the pool, whose uplinks they share (eq. N6)."""
+    system = deployed_system(plan.deployment, plan.step_model)
+    pools = {"prefill": system.prefill, "decode": system.decode}
+    for role, simulated in pools.items():
+        assert simulated is not None
+        pool = plan.pool(role)
+        assert simulated.replicas == pool.replicas * pool.dp
+        assert simulated.replicas * simulated.gpus == pool.gpus
