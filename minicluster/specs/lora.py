@@ -20,7 +20,7 @@ MODULES = (*ATTENTION_MODULES, "gate_up_proj", "down_proj")
 """Linear layers that adapters may change, as vLLM's modules are named: q, k and v are one."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM 0.29.0 takes as `max_lora_rank` (config/lora.py)."""
+"""Values that vLLM 0.29.0 takes as `max_lora_rank` (config/lora.py)."""
 
 DEFAULT_RANK = 16
 """vLLM's."""

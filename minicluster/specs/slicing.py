@@ -50,7 +50,7 @@ class Slicing(Spec):
 
     @property
     def routes_tokens(self) -> bool:
-        """Whether copies of attention send their tokens to ranks that hold whole experts."""
+        """Copies of attention send their tokens to ranks that hold whole experts."""
         return self.dp > 1 and self.ep > 1
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sizing.latency.load import StepLoad
 
 BUFFER_BYTES = DTYPE_BYTES["fp32"]
-"""Of a value between the two kernels (vLLM 0.29.0, lora/punica_wrapper/punica_gpu.py)."""
+"""Bytes of a value between the two kernels (vLLM 0.29.0, lora/punica_wrapper/punica_gpu.py)."""
 
 
 def distinct_adapters(lora: LoraSpec, requests: NDArray[np.float64]) -> NDArray[np.float64]:

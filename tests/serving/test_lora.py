@@ -42,7 +42,7 @@ print("bytes", sum(each.numel() * each.element_size() for each in slots))
 def test_slots_are_as_large_as_those_of_vllm(
     small_model: Path, forks: Forks, modules: tuple[str, ...]
 ) -> None:
-    """Of all modules, and of those of attention; tables have none."""
+    """Bytes follow from all modules, or from those of attention; tables have none."""
     lora = LoraSpec(
         max_loras=3, max_lora_rank=8, max_cpu_loras=3, adapters=3, target_modules=modules
     )

@@ -225,7 +225,7 @@ def test_the_margin_is_a_quantile_of_the_last_four_hundred() -> None:
 
 
 def test_half_of_the_requests_decide_the_margin() -> None:
-    """Of two tenants with as many requests each, what is enough for one of them."""
+    """With as many requests of each of two tenants, the lower quantile is the margin."""
     misses = ResidualWindow()
     for number in range(200):
         misses.add(0.01 if number % 2 else 10.0, number % 2)

@@ -187,7 +187,7 @@ def test_a_refusal_raises_a_reserve_by_three_hundredths() -> None:
 
 
 def test_shares_are_what_the_smaller_demands_leave() -> None:
-    """Of 30 s used, 3 and 5 s are asked for by two tenants; 22 s are left to the two others."""
+    """Two tenants ask for 3 and 5 of 30 s that are used; 22 s are left to the two others."""
     demands, used = (3.0, 5.0, 40.0, 14.0), (3.0, 5.0, 11.0, 11.0)
     tenants = {str(at): Tenant(number=at) for at in range(4)}
     shares = FairShares()
