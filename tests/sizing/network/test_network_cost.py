@@ -13,6 +13,8 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
+from sizing.latency.load import decode_load
+from sizing.latency.step import Machine, step_s
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.spares import availability_of
 from sizing.planner.build_plan import build_plan
@@ -118,9 +120,10 @@ def test_groups_over_domains_pay_and_share_nics_with_pulls() -> None:
     assert found.pulling_fraction == pytest.approx(pulls_s / 2)
     exchanges_s = found.shared_s / found.pulling_fraction
     assert exchanges_s > found.beyond_s
-    assert 0 < found.pulls_longer_fraction < 1
-    step_s = exchanges_s / found.pulls_longer_fraction
-    assert exchanges_s < step_s
+    decode = wide.pools[-1]
+    full = decode_load(decode.max_num_seqs, tokens)
+    whole_s = float(step_s(Machine.of(given), full, slicing=decode.slicing))
+    assert found.pulls_longer_fraction == pytest.approx(exchanges_s / whole_s)
     assert predict(given, prefill="6xTP8", decode="2xTP8").spanning == ()
     [alone] = predict(given, mixed="8xTP16").spanning
     assert alone.beyond_s > 1e-3

@@ -81,7 +81,7 @@ def test_an_adapter_in_no_slot_delays_the_first_token_by_its_copy(
 
 
 def test_one_adapter_is_copied_once() -> None:
-    """And is in its slot from then on, whatever comes."""
+    """The adapter stays in its slot while all requests use it."""
     found = served(arriving([0] * 40, gap_s=0.01), 1)
     assert found.adapter_loads.sum() == 1
 
