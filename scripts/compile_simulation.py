@@ -3,7 +3,7 @@ Compile the simulation's modules with mypyc, which halves the time of a search (
 
     python scripts/compile_simulation.py
 
-About ten seconds; nothing where it was done for these sources. `minicluster/compiled.py` says
+About twenty seconds; nothing where it was done for these sources. `minicluster/compiled.py` says
 which modules, where to, and when they are used. Where they cannot be compiled, for want of a C
 compiler or of Python's headers, the sources serve, and this says so.
 """
