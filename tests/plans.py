@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minicluster.plan import (
     Deployable,
     Deployment,
@@ -17,6 +19,7 @@ from minicluster.plan import (
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients, StepTable
@@ -102,3 +105,9 @@ def plan_of(
         deployable=Deployable(profile="vllm-0.29-nixl"),
         provenance=Provenance(version="0", inputs_hash="0" * 16),
     )
+
+
+def with_lora(plan: Plan, lora: LoraSpec) -> Plan:
+    """Return the plan with slots for adapters."""
+    inputs = replace(plan.inputs, engine=replace(plan.inputs.engine, lora=lora))
+    return replace(plan, engine=replace(plan.engine, lora=lora), inputs=inputs)

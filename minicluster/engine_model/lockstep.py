@@ -17,8 +17,8 @@ class Stretch:
     Attributes:
         start_s: begin of the first.
         steps: their number.
-        line_s: with *half_s* the terms of eq. Q2; those of a step that computes prompts are its
-            seconds and 0.
+        line_s: with *half_s* the terms of eq. Q2; those of a step that computes prompts, or copies
+            adapters, are its seconds and 0.
     """
 
     __slots__ = ("half_s", "line_s", "start_s", "steps")
@@ -65,7 +65,7 @@ class Rank(Replica):
     def stretch(self) -> Stretch:
         """The stretch that has begun, before `follow` as this rank would do it alone."""
         line_s, half_s = self._line_s, self._half_s
-        if self.scheduled_prefills:
+        if self.scheduled_prefills or self.copies_s:
             line_s, half_s = self._seconds, 0.0
         return Stretch(self.start_s, self._steps, line_s, half_s)
 

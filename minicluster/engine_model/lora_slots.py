@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from minicluster.engine_model.limits import LoraLimits
 
+NO_ADAPTER = -1
+"""Of a request for the model itself, which needs no slot."""
+
 
 class LoraSlots:
     """
@@ -20,7 +23,7 @@ class LoraSlots:
     used longest ago; the step waits for the copy.
 
     Attributes:
-        pending: copies that the next step waits for.
+        pending: copies that the step which begins, or is in progress, waits for.
 
     Ignores: that the slot of an adapter which is needed again in the same step may be given away
     (vLLM takes a step's adapters in no order).
@@ -31,7 +34,7 @@ class LoraSlots:
         Start with empty slots.
 
         Args:
-            adapter: of each request.
+            adapter: of each request, or `NO_ADAPTER`.
             limits: slots, and seconds of a copy.
             loads: what to count each request's copies in.
         """
@@ -43,12 +46,14 @@ class LoraSlots:
 
     def fits(self, request: int) -> bool:
         """Say whether a batch with a request more has no more adapters than slots."""
-        running = self._running
-        return len(running) < self._limits.slots or self._adapter[request] in running
+        running, adapter = self._running, self._adapter[request]
+        return len(running) < self._limits.slots or adapter in running or adapter == NO_ADAPTER
 
     def add(self, request: int) -> None:
         """Take a request that runs from the next step on, whose adapter has to be in a slot."""
         adapter = self._adapter[request]
+        if adapter == NO_ADAPTER:
+            return
         self._running[adapter] = self._running.get(adapter, 0) + 1
         if self._running[adapter] > 1:
             return
@@ -63,16 +68,17 @@ class LoraSlots:
     def remove(self, request: int) -> None:
         """Take out a request that runs no more; its adapter stays in its slot for now."""
         adapter = self._adapter[request]
+        if adapter == NO_ADAPTER:
+            return
         self._running[adapter] -= 1
         if not self._running[adapter]:
             del self._running[adapter]
             self._idle[adapter] = None
 
-    def take_pending_s(self) -> float:
-        """Return the seconds for which the step that begins waits for copies."""
-        seconds = self.pending * self._limits.load_s
-        self.pending = 0
-        return seconds
+    @property
+    def pending_s(self) -> float:
+        """Seconds by which that step is longer."""
+        return self.pending * self._limits.load_s
 
     def knows_prefix(self, request: int) -> bool:
         """

@@ -154,6 +154,8 @@ class Replica(Scheduler):
         taken = self._steps if steps is None else steps
         if not taken:
             return []
+        if self.lora is not None:
+            self.lora.pending = 0
         seconds = self._seconds if taken == self._steps else self.steps_s(taken)
         end_s = self.start_s + seconds
         if self.running:
@@ -227,35 +229,35 @@ class Replica(Scheduler):
             batch, context = self.batch, self.context_tokens
             if not self._mixed_steps:
                 batch = context = 0
-            self._seconds = self._step.step_s(chunks, batch, context) + self._copies_s()
+            self._seconds = self._step.step_s(chunks, batch, context) + self.copies_s
         elif self.batch:
-            if self.pending_delays or self.lora is not None:
+            if self.pending_delays:
                 self._delay_step()
             self.begin_steps()
-            steps = 1 if one_step or self._stepwise else self.steps_to_finish()
+            copies_s = self.copies_s
+            one_step = one_step or self._stepwise or copies_s > 0
+            steps = 1 if one_step else self.steps_to_finish()
             if self._late:
                 steps = min(steps, self._receive_steps - self._unseen_steps)
             self._used_end = self.used_blocks + self.new_blocks(steps)
             if self._used_end > self._num_blocks:
                 steps = self._until_full(steps)
             self._steps = steps
-            self._seconds = self.steps_s(steps)
+            self._seconds = self.steps_s(steps) + copies_s
         else:
             self.active = False
             return
         self.end_s = self.start_s + self._seconds
 
-    def _copies_s(self) -> float:
-        """Return the seconds for which the step that begins waits for its adapters (eq. Q15)."""
-        return 0.0 if self.lora is None else self.lora.take_pending_s()
+    @property
+    def copies_s(self) -> float:
+        """Seconds by which copies of adapters make the step longer (eq. Q15)."""
+        return 0.0 if self.lora is None else self.lora.pending_s
 
     def _delay_step(self) -> None:
-        """Begin the next step later, by what coming requests take from the cores (eq. Q9), too."""
-        delay_s = self._copies_s()
+        """Begin the next step later, by what coming requests take from the cores (eq. Q9)."""
         if self.batch > len(self.newly_joined):
-            delay_s += self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST
-        if delay_s:
-            self._wait(delay_s)
+            self._wait(self.pending_delays * self._step.join_delay_s / DELAYS_PER_REQUEST)
         self.pending_delays = 0
 
     def _wait(self, seconds: float) -> None:

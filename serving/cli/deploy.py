@@ -120,7 +120,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         typer.Option(
             metavar="NAME=PATH",
             help="LoRA adapter, a folder as PEFT writes it, that requests name as their model; once"
-            " for each adapter.",
+            " for each adapter. Simulated engines need no folder: NAME.",
         ),
     ] = None,
     tls_cert: Annotated[
@@ -149,9 +149,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
-    adapters = _adapters(lora_modules or [])
     if replace:
-        _replace(context, deployment, planned, adapters)
+        _replace(context, deployment, planned, lora_modules or [])
         return
     kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
     if kind == SIMULATED and planned is None:
@@ -162,6 +161,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
     if kind != SIMULATED and planned is not None:
         refuse(plan_findings(planned))
+    adapters = _adapters(lora_modules or [], kind)
     refuse(lora_findings(deployment, adapters, kind))
     if not open_access:
         refuse_open(host, os.environ)
@@ -203,19 +203,21 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo("stop:  serving down")
 
 
-def _adapters(named: list[str]) -> dict[str, str]:
-    """Return the folders of adapters by name."""
+def _adapters(named: list[str], kind: str) -> dict[str, str]:
+    """Return the folders of adapters by name; those of simulated engines may have none."""
     found: dict[str, str] = {}
     for each in named:
-        name, _, path = each.partition("=")
-        if not (name and path) or name in found:
-            raise InputError("--lora-modules", each, "NAME=PATH, no name twice")
-        found[name] = str(Path(path).absolute())
+        name, given, path = each.partition("=")
+        bare = kind == SIMULATED and not given
+        if not (name and (path or bare)) or name in found:
+            form = "NAME or NAME=PATH" if kind == SIMULATED else "NAME=PATH"
+            raise InputError("--lora-modules", each, f"{form}, no name twice")
+        found[name] = str(Path(path).absolute()) if path else ""
     return found
 
 
 def _replace(
-    context: typer.Context, deployment: Deployment, plan: Plan | None, adapters: dict[str, str]
+    context: typer.Context, deployment: Deployment, plan: Plan | None, lora_modules: list[str]
 ) -> None:
     """Put a plan in the place of the one that runs; deadlines and adapters not given stay."""
     running, options = current(), context.params
@@ -233,6 +235,7 @@ def _replace(
         options["prefill_deadline_s"] or running.deadlines_s[0],
         options["kv_deadline_s"] or running.deadlines_s[1],
     )
+    adapters = _adapters(lora_modules, running.target)
     adapters = adapters or (running.lora_modules if deployment.engine.lora else {})
     same = hash_of(plan or deployment) == running.plan_hash and not running.changes
     same = same and adapters == running.lora_modules

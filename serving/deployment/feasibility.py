@@ -15,6 +15,7 @@ from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.plan.vllm_args import DTYPES, redundant_experts
 from minicluster.specs.lora import adapter_bytes
 from minicluster.specs.model import architecture_hash, mtp_layers
+from serving.deployment.engine_args import SIMULATED
 from serving.deployment.target import is_directory
 
 if TYPE_CHECKING:
@@ -134,24 +135,24 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
     Args:
         deployment: what is to run.
         modules: folders of adapters by name.
-        kind: of the engines.
+        kind: of the engines; simulated ones read no folder.
     """
     lora, place = deployment.engine.lora, "--lora-modules"
     if lora is None:
         if modules:
             yield f"{place}: {len(modules)} adapters; the plan has no slots (engine.max_loras)"
         return
-    if kind not in FURTHER_DTYPES:
-        yield f"engine.lora: {kind} engines serve no adapters (plan without max_loras)"
-    elif not modules:
-        yield f"{place}: none; the plan has slots for adapters: NAME=PATH of each"
+    if not modules:
+        form = "NAME" if kind == SIMULATED else "NAME=PATH"
+        yield f"{place}: none; the plan has slots for adapters: {form} of each"
     elif len(modules) > lora.max_cpu_loras:
         most = lora.max_cpu_loras
         yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {most}"
     for name, path in modules.items():
         if name == deployment.model.id:
             yield f"{place}: {name}; expected another name than the model's"
-        yield from _adapter(f"{place}: {name}", Path(path) / "adapter_config.json", lora)
+        if kind != SIMULATED:
+            yield from _adapter(f"{place}: {name}", Path(path) / "adapter_config.json", lora)
 
 
 def _adapter(place: str, config: Path, lora: LoraSpec) -> Iterator[str]:

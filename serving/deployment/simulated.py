@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minicluster.engine_model.planned_limits import planned_limits
+from minicluster.engine_model.planned_limits import planned_limits, planned_lora
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import StepTable
 from minicluster.workload.arrivals import equally_likely
@@ -84,7 +84,7 @@ def simulated_settings(
         pool: of the plan.
         domain: of these replicas.
         nodes: planned node of each of them.
-        target: with the slowdown.
+        target: with the slowdown, and the adapters.
 
     Raises:
         InputError: the KV cache has no room for a block.
@@ -97,10 +97,12 @@ def simulated_settings(
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
         lanes=pool.pp,
+        lora=planned_lora(plan.deployment, pool),
         step=step_model.of(pool.role),
         path=step_model.path,
         lease_s=LEASE_S[target.transport],
         model=model.id,
+        adapters=tuple(target.lora_modules),
         source=model.source,
         vocab_size=model.vocab_size,
         max_model_len=plan.engine.max_model_len,

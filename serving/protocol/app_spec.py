@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import PathCoefficients, StepSpec
 from serving.protocol.endpoint_config import EndpointConfig
@@ -86,9 +86,11 @@ class SimulatedSettings:
         slowdown: seconds of the clock that each of them takes.
         limits: of each lane.
         lanes: batches of one replica, each with its own queue and KV cache.
+        lora: slots for adapters of each lane.
         path: the way to an engine, and of KV caches between two.
         lease_s: for how long a prefill engine keeps a KV cache.
         model: name at the endpoint.
+        adapters: names of LoRA adapters.
         source: directory of the model, which may hold a tokenizer.
         unasked_tokens: length of an answer that names none.
         facts: settings that the plan decides, as vLLM reports them.
@@ -100,10 +102,12 @@ class SimulatedSettings:
     slowdown: float
     limits: EngineLimits
     lanes: int
+    lora: LoraLimits | None
     step: StepSpec
     path: PathCoefficients
     lease_s: float
     model: str
+    adapters: tuple[str, ...]
     source: str
     vocab_size: int
     max_model_len: int

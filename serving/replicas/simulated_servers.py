@@ -49,6 +49,7 @@ class SimulatedServer(EngineServer):
             prefill_only=settings.role == "prefill",
             lanes=settings.lanes,
             group=gang and await join_gang(gang.gang_id, gang.rank, gang.world_size),
+            lora=settings.lora,
         )
         if settings.role == "prefill":
             self._source = KvSource(self._engine, settings.path)
@@ -62,6 +63,7 @@ class SimulatedServer(EngineServer):
                 block_size=settings.limits.block_size,
                 unasked_tokens=settings.unasked_tokens,
                 tokenizer=read_tokenizer(settings.source),
+                adapters=settings.adapters,
             ),
             settings.facts | {"labels": labels},
             source=self._source,

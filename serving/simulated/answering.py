@@ -115,7 +115,9 @@ class SimulatedAnswers:
     async def compute(self, request: SimulatedRequest, *, keep: bool) -> Prefilled | Refusal:
         """See `AnswerEngine`."""
         try:
-            sequence = self._engine.add(request.prompt_tokens, request.blocks, 1)
+            sequence = self._engine.add(
+                request.prompt_tokens, request.blocks, 1, adapter=request.adapter
+            )
         except EngineDied as error:
             raise EngineFailed(repr(error)) from error
         try:
@@ -151,10 +153,11 @@ class SimulatedAnswers:
         return self._settings
 
     def _add(self, request: SimulatedRequest) -> Sequence:
-        place = request.kv_transfer_params
+        place, adapter = request.kv_transfer_params, request.adapter
+        asked = request.prompt_tokens, request.blocks, request.max_tokens
         if place and self._sink is not None:
-            return self._sink.add(request.prompt_tokens, request.blocks, request.max_tokens, place)
-        return self._engine.add(request.prompt_tokens, request.blocks, request.max_tokens)
+            return self._sink.add(*asked, place, adapter=adapter)
+        return self._engine.add(*asked, adapter=adapter)
 
     def _metrics_ms(self, sequence: Sequence) -> dict[str, float]:
         """Return the engine's own times of a request, by vLLM's names, as the clock has them."""

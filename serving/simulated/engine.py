@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.lockstep import Rank
+from minicluster.engine_model.lora_slots import NO_ADAPTER, LoraSlots
 from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
@@ -16,7 +17,7 @@ from minicluster.engine_model.request_table import RequestTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from minicluster.engine_model.limits import EngineLimits
+    from minicluster.engine_model.limits import EngineLimits, LoraLimits
     from minicluster.engine_model.lockstep import Stretch
     from minicluster.engine_model.step_seconds import StepTime
     from serving.simulated.clock import EngineClock, EngineTimer
@@ -199,11 +200,12 @@ class _Lane:
                 self.release(sequence, self.engine.clock.now_s())
 
     def _report(self, finished: list[int]) -> None:
-        """Give every request the tokens of the step that is over."""
+        """Give every request the tokens of the step that is over, first those that end, in order."""
         replica, now_s = self.replica, self.replica.end_s
         replica.gaps.clear()
-        for sequence in [each for each in self.sequences.values() if not each.done]:
-            index = sequence.index
+        others = [index for index, each in self.sequences.items() if not each.done]
+        for index in dict.fromkeys([*finished, *others]):
+            sequence = self.sequences[index]
             done = index in finished
             max_tokens = self.engine.table.max_tokens[index]
             tokens = max_tokens if done else replica.num_generated(index)
@@ -289,8 +291,9 @@ class SimulatedEngine:
     """
     An engine that computes nothing and takes the time that the plan's model says.
 
-    Its scheduler, KV blocks, prefix cache and step seconds are those that `sizing` drives with
-    virtual time; here every step is a stretch of its own, and ends by the clock.
+    Its scheduler, KV blocks, prefix cache, slots for adapters and step seconds are those that
+    `sizing` drives with virtual time; here every step is a stretch of its own, and ends by the
+    clock.
 
     Attributes:
         table: the requests.
@@ -306,6 +309,7 @@ class SimulatedEngine:
         prefill_only: bool = False,
         lanes: int = 1,
         group: Group | None = None,
+        lora: LoraLimits | None = None,
     ) -> None:
         """
         Start idle and empty.
@@ -317,6 +321,7 @@ class SimulatedEngine:
             prefill_only: requests keep their blocks until `release`.
             lanes: batches of the engine, each with its own queue and KV cache.
             group: that it is a rank of, with one lane.
+            lora: slots for adapters of each lane; `None`: requests name none.
         """
         self.clock = clock
         self.step = SlowedStep(step)
@@ -324,19 +329,29 @@ class SimulatedEngine:
         self.pull_begins: Callable[[Sequence, float], None] = _no_pull
         self.died = False
         self._content: list[tuple[int, ...]] = []
-        self._group = group
+        self._adapter: list[int] = []
+        self._adapter_loads: list[int] = []
+        self._group, self._lora = group, lora
         self._lanes = [self._lane(limits, prefill_only=prefill_only) for _ in range(lanes)]
 
     def _lane(self, limits: EngineLimits, *, prefill_only: bool) -> _Lane:
         cache = ContentCache(self._content, limits.block_size, tokens_each=limits.block_size)
         make = partial(Replica if self._group is None else Rank, self.table, self.step, limits)
         replica = make(prefill_only=prefill_only, prefix_cache=cache, stepwise=True)
+        if self._lora is not None:
+            replica.lora = LoraSlots(self._adapter, self._lora, self._adapter_loads)
         if self._group is not None and isinstance(replica, Rank):
             return _RankLane(self, replica, self._group)
         return _Lane(self, replica)
 
     def add(
-        self, prompt_tokens: int, blocks: tuple[int, ...], max_tokens: int, *, pulled: bool = False
+        self,
+        prompt_tokens: int,
+        blocks: tuple[int, ...],
+        max_tokens: int,
+        *,
+        adapter: int = NO_ADAPTER,
+        pulled: bool = False,
     ) -> Sequence:
         """
         Take a request that arrives now.
@@ -345,6 +360,7 @@ class SimulatedEngine:
             prompt_tokens: length of its prompt.
             blocks: ids of the contents of its whole blocks, for the prefix cache.
             max_tokens: tokens to generate.
+            adapter: LoRA adapter, which needs a slot.
             pulled: its KV cache comes from another engine: see `pull_begins` and `kv_received`.
 
         Raises:
@@ -356,6 +372,8 @@ class SimulatedEngine:
         now_s = lane.catch_up()
         index = self.table.add(prompt_tokens, max_tokens)
         self._content.append(blocks)
+        self._adapter.append(adapter)
+        self._adapter_loads.append(0)
         sequence = Sequence(lane=lane, index=index, prompt_tokens=prompt_tokens, arrived_s=now_s)
         lane.sequences[index] = sequence
         take = lane.replica.add_remote_prefill if pulled else lane.replica.add

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.kv_pull import pull_times
+from minicluster.engine_model.lora_slots import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -103,13 +104,19 @@ class KvSink:
         engine.pull_begins = self._begin
 
     def add(
-        self, prompt_tokens: int, blocks: tuple[int, ...], max_tokens: int, place: Mapping[str, Any]
+        self,
+        prompt_tokens: int,
+        blocks: tuple[int, ...],
+        max_tokens: int,
+        place: Mapping[str, Any],
+        *,
+        adapter: int = NO_ADAPTER,
     ) -> Sequence:
         """Give the engine a request whose KV cache is at *place*; arguments as of its `add`."""
         index = len(self._engine.table)
         self._expected[index] = place
         try:
-            return self._engine.add(prompt_tokens, blocks, max_tokens, pulled=True)
+            return self._engine.add(prompt_tokens, blocks, max_tokens, adapter=adapter, pulled=True)
         except BaseException:
             self._expected.pop(index, None)
             raise

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from minicluster.engine_model.lora_slots import NO_ADAPTER
 from serving.protocol.messages import Refusal
 from serving.request.length import answer_tokens, prompt_size, prompts_in, texts_in
 from serving.request.validation import engine_request_id
@@ -40,6 +41,8 @@ class SimulatedRequest:
     One answer that is asked for.
 
     Attributes:
+        model: name that the request gives.
+        adapter: LoRA adapter of that name.
         prompt_tokens: length of the prompt.
         blocks: ids of the contents of its whole KV blocks; equal beginnings have equal ids.
         seed: a number that the prompt determines; the answer, ids below *vocab_size*, follows.
@@ -52,6 +55,7 @@ class SimulatedRequest:
     kind: str
     request_id: str
     model: str
+    adapter: int
     prompt_tokens: int
     blocks: tuple[int, ...]
     seed: int
@@ -71,9 +75,11 @@ class AnswerRules:
     What requests are read by.
 
     Attributes:
+        model: its name, which a request may leave out.
         block_size: tokens of a KV block.
         unasked_tokens: length of an answer that names none: the mean of the planned load.
         tokenizer: of the model; `None`: tokens are counted from bytes.
+        adapters: names of LoRA adapters, which requests give in place of the model's.
     """
 
     model: str
@@ -82,6 +88,7 @@ class AnswerRules:
     block_size: int
     unasked_tokens: int
     tokenizer: Any = None
+    adapters: tuple[str, ...] = ()
 
     def read(self, kind: str, body: Mapping[str, Any]) -> SimulatedRequest | Refusal:
         """Return the request of a body that `serving.request.validation.check` accepted."""
@@ -106,13 +113,15 @@ class AnswerRules:
                 f" has {len(tokens)} in the prompt and asks for {asked or 1} more."
             )
             return _refusal("prompt", message, code="context_length_exceeded")
-        options = body.get("stream_options") or {}
+        options, model = body.get("stream_options") or {}, body.get("model", self.model)
+        adapter = self.adapters.index(model) if model in self.adapters else NO_ADAPTER
         return SimulatedRequest(
             kind=kind,
             request_id=engine_request_id(body),
-            model=self.model,
+            model=model,
+            adapter=adapter,
             prompt_tokens=len(tokens),
-            blocks=block_ids(tokens, self.block_size, salt or ""),
+            blocks=block_ids(tokens, self.block_size, (salt or "", adapter)),
             seed=prompt_seed(tokens),
             vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),
@@ -150,9 +159,13 @@ def read_tokenizer(source: str) -> Any:  # noqa: ANN401  (of a library without t
     return Tokenizer.from_file(str(file))
 
 
-def block_ids(tokens: list[int], block_size: int, cache_salt: str = "") -> tuple[int, ...]:
-    """Return an id for each whole block, which it, all blocks before it and the salt determine."""
-    found, before = [], int.from_bytes(hashlib.sha256(cache_salt.encode()).digest()[:8])
+def block_ids(tokens: list[int], block_size: int, apart: tuple[str, int]) -> tuple[int, ...]:
+    """
+    Return an id for each whole block, which it and all blocks before it determine.
+
+    What is *apart*, by its salt and its adapter, has other ids.
+    """
+    found, before = [], int.from_bytes(hashlib.sha256(repr(apart).encode()).digest()[:8])
     for start in range(0, len(tokens) - block_size + 1, block_size):
         before = hash((before, *tokens[start : start + block_size]))
         found.append(before)

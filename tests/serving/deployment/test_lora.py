@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from minicluster.engine_model.limits import LoraLimits
 from minicluster.plan import Deployment, Plan, plan_from, to_json
-from minicluster.specs.lora import LoraSpec
+from minicluster.specs.lora import LoraSpec, adapter_bytes
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
 from serving.deployment.feasibility import findings, lora_findings
@@ -43,6 +44,20 @@ def test_both_pools_get_slots_and_adapters(adapting: Deployment) -> None:
         assert facts == found | {"target_modules": kwargs["lora_target_modules"]}
     served = compile_app(adapting, target, plan=make_plan(adapting))
     assert served.endpoint.models == ("demo", "red", "blue")
+
+
+def test_simulated_engines_get_slots_and_names(adapting: Deployment) -> None:
+    """The copy of an adapter takes as long as in the simulation, in the plan's seconds."""
+    rated = replace(LORA, host_bytes_per_s={"cpu": 1e9})
+    adapting = replace(adapting, engine=replace(adapting.engine, lora=rated))
+    target = DeployTarget(kind="simulated", slowdown=4.0, lora_modules={"red": "", "blue": ""})
+    served = compile_app(adapting, target, plan=make_plan(adapting))
+    assert served.endpoint.models == ("demo", "red", "blue")
+    for pool, planned in zip(served.pools, adapting.pools, strict=True):
+        size = adapter_bytes(rated, adapting.model, tp=planned.tp, layers=adapting.model.num_layers)
+        assert pool.simulated is not None
+        assert pool.simulated.adapters == ("red", "blue")
+        assert pool.simulated.lora == LoraLimits(slots=2, load_s=size / 1e9)
 
 
 def test_without_slots_nothing_is_said(deployment: Deployment, plan: Plan) -> None:
@@ -86,13 +101,16 @@ def test_what_cannot_be_served_is_named(
     large = str(make_adapter(tmp_path / "large", small_model, seed=0, rank=16))
     assert not [*lora_findings(adapting, {"a": fits}, "cpu")]
     assert not [*lora_findings(deployment, {}, "simulated")]
+    assert not [*lora_findings(adapting, {"a": "", "b": "/nowhere"}, "simulated")]
     for modules, kind, said in (
         ({}, "cpu", "NAME=PATH of each"),
         ({"demo": fits}, "cpu", "another name than the model's"),
         ({"a": large}, "cpu", "rank 16; expected 1 to engine.max_lora_rank, 8"),
         ({"a": "/nowhere"}, "cpu", "expected a PEFT adapter"),
         (dict.fromkeys("abcd", fits), "cpu", "at most engine.max_cpu_loras, 3"),
-        ({"a": fits}, "simulated", "serve no adapters"),
+        ({}, "simulated", "NAME of each"),
+        ({"demo": ""}, "simulated", "another name than the model's"),
+        (dict.fromkeys("abcd", ""), "simulated", "at most engine.max_cpu_loras, 3"),
     ):
         assert said in "\n".join(lora_findings(adapting, modules, kind)), said
     assert "has no slots" in "\n".join(lora_findings(deployment, {"a": fits}, "cpu"))

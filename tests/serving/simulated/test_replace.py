@@ -21,7 +21,9 @@ from urllib.request import urlopen
 import pytest
 
 from minicluster.plan import Plan, to_json
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slo import SloSpec
+from tests.plans import with_lora
 from tests.serving.client import Reply, send
 from tests.serving.command import LIMIT_S, SERVING, serving
 from tests.serving.deployed import series, up
@@ -124,6 +126,16 @@ class Running:
         ends = [(each.reply, complaint(each.body, each.reply, self.limits)) for each in log]
         return [wrong or str(reply) for reply, wrong in ends if wrong or not reply.done]
 
+    def statuses(self, *models: str) -> list[int]:
+        """Return the status of a request for each model, whose answer says its name."""
+        found = []
+        for model in models:
+            body = body_of(900, tokens=50, max_tokens=2, stream=False) | {"model": model}
+            reply = send(f"{self.url}/v1/completions", body, 60)
+            assert reply.status != 200 or reply.body["model"] == model
+            found.append(reply.status)
+        return found
+
     def replicas(self) -> set[tuple[str, int]]:
         """Return role and process of every replica."""
         roles = ("prefill", "decode", "ingress")
@@ -136,11 +148,20 @@ def running(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iter
     """Have one replica of each role up, and a plan of two for another SLO."""
     place = tmp_path_factory.mktemp("replaced")
     slo = SloSpec(ttft_s=1.5 * SLO.ttft_s, tpot_s=0.2)
-    other = plan_for_gpus(small_model, 2).under(slo=slo)
+    other = with_slots(plan_for_gpus(small_model, 2).under(slo=slo))
     (place / "other.json").write_text(to_json(other))
-    options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
-    with up(place, plan_for_gpus(small_model, 1), *options) as url:
+    options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN), "--lora-modules", "red")
+    with up(place, with_slots(plan_for_gpus(small_model, 1)), *options) as url:
         yield Running(url=url, place=place, other=other, limits=answer_limits(small_model))
+
+
+def with_slots(plan: Plan) -> Plan:
+    """Return the plan with a slot for two adapters."""
+    lora = LoraSpec(
+        max_loras=1, max_lora_rank=8, max_cpu_loras=2, adapters=2,
+        host_bytes_per_s={"h100-sxm": 1e9},
+    )  # fmt: skip
+    return with_lora(plan, lora)
 
 
 @pytest.fixture
@@ -212,13 +233,15 @@ def test_no_request_fails_while_a_plan_is_replaced(
     Every stream ends with all its tokens, on replicas of one generation.
 
     Once the command has returned, the new ones alone run and answer, and the endpoint's limits,
-    `verify`, `status` and `scale` are those of the new plan.
+    adapters, `verify`, `status` and `scale` are those of the new plan.
     """
     endpoint = {each for each in running.replicas() if each[0] == "ingress"}
+    adapters = ("--lora-modules", "red", "--lora-modules", "blue")
+    assert running.statuses("demo", "red", "blue") == [200, 200, 404]
     with Steady(running.url) as load:
         time.sleep(STEADY_S)
         begin_s = load.now_s
-        done = serving(running.place, "up", "other.json", "--replace")
+        done = serving(running.place, "up", "other.json", "--replace", *adapters)
         end_s = load.now_s
         upgraded = running.replicas()
         scaled = serving(running.place, "scale", "--apply", "--prefill", "1")
@@ -227,6 +250,7 @@ def test_no_request_fails_while_a_plan_is_replaced(
     with capsys.disabled():
         sys.stdout.write(f"\n{_table(load.log, begin_s, end_s)}\n")
     assert running.failed(load.log) == []
+    assert running.statuses("red", "blue", "green") == [200, 200, 404]
 
     answered_by = running.answered_by
     pairs = [(each.at_s, *answered_by[each.reply.headers["x-request-id"]]) for each in load.log]

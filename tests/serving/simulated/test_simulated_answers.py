@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.simulated.answering import ENGINE_DIED, SimulatedAnswers
@@ -101,6 +101,53 @@ def test_another_salt_shares_no_block() -> None:
     assert len({*plain, *salted[0], *salted[1]}) == 3 * len(plain)
     for bad in ("", 5):
         assert isinstance(RULES.read("completions", {"prompt": "a", "cache_salt": bad}), Refusal)
+
+
+def test_a_request_names_an_adapter() -> None:
+    """The answer says its name, and its contents are those of no other."""
+    rules = replace(RULES, adapters=("red", "blue"))
+    plain, *named = (
+        read(rules=rules, prompt=list(range(64)), **model)
+        for model in ({}, {"model": "m"}, {"model": "red"}, {"model": "blue"})
+    )
+    assert [(each.model, each.adapter) for each in named] == [("m", -1), ("red", 0), ("blue", 1)]
+    assert plain.blocks == named[0].blocks
+    assert len({*plain.blocks, *named[1].blocks, *named[2].blocks}) == 3 * len(plain.blocks)
+
+
+def test_the_adapter_goes_with_a_request_to_both_engines() -> None:
+    """Its copy is waited for in prefill and in decode, and what has been copied stays."""
+    lora, rules = LoraLimits(slots=2, load_s=0.5), replace(RULES, adapters=("red", "blue"))
+
+    async def seconds() -> list[float]:
+        clock, told = EngineClock(1.0), []
+        prefill, decode = (
+            SimulatedEngine(LIMITS, PlannedStep(STEP), clock, prefill_only=of, lora=lora)
+            for of in (True, False)
+        )
+        source = KvSource(prefill, PATH)
+        first = SimulatedAnswers(prefill, rules, {}, source=source, lease_s=9.0)
+        last = SimulatedAnswers(decode, rules, {})
+
+        async def fetch(place: Any, start_in_s: float) -> Any:  # noqa: ANN401
+            return source.fetch(place["key"], start_in_s)
+
+        last.pull_by(KvSink(decode, fetch))
+        for name in ("m", "red", "red", "blue"):
+            request = read(rules=rules, prompt=[1] * 50, max_tokens=1, model=name)
+            begun_s = clock.now_s()
+            prefilled = await first.compute(request, keep=True)
+            assert isinstance(prefilled, Prefilled)
+            [answer] = [item async for item in last.answer(last.for_decode(request, prefilled))]
+            assert isinstance(answer, dict)
+            assert answer["model"] == name
+            told.append(clock.now_s() - begun_s)
+        return told
+
+    plain_s, first_s, again_s, other_s = run(seconds())
+    assert first_s - plain_s == pytest.approx(2 * lora.load_s, abs=0.01)
+    assert again_s <= plain_s
+    assert other_s == pytest.approx(first_s)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits
+from minicluster.engine_model.lora_slots import NO_ADAPTER
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -45,19 +47,29 @@ STEP = PlannedStep(
 LIMITS = EngineLimits(max_num_seqs=32, max_num_batched_tokens=2048, kv_blocks=900, block_size=16)
 PATH = Path(request_s=0.0, transfer_base_s=2e-3, transfer_per_token_s=1e-5)
 
+LORA = LoraLimits(slots=2, load_s=0.0123)
+ADAPTERS = 5
+either_lora = st.sampled_from([None, LORA])
+
 ONE_BY_ONE_S = 1e-8
 """Between prompts that end in one step, so that they reach decode in the order of their engines."""
 
 Engines = Seq[SimulatedEngine]
 
 
-def load(rate: float, count: int, seed: int) -> Arrivals:
+def load(rate: float, count: int, seed: int, lora: LoraLimits | None = None) -> Arrivals:
+    """Return requests, of adapters where there are slots."""
     workload = WorkloadSpec(
         requests_per_s=rate,
         input_tokens=Lengths(distribution="uniform", low=20, high=900),
         output_tokens=Lengths(distribution="uniform", low=1, high=60),
+        lora_adapters=0 if lora is None else ADAPTERS,
     )
     return drawn(workload, RequestSource(), count=count, seed=seed)
+
+
+def adapter_of(arrivals: Arrivals, at: int) -> int:
+    return NO_ADAPTER if arrivals.adapter is None else int(arrivals.adapter[at])
 
 
 async def follow(sequence: Sequence, clock: EngineClock) -> tuple[float, float, list[int]]:
@@ -78,10 +90,11 @@ class Pair:
         limits: EngineLimits = LIMITS,
         lanes: int = 1,
         pause_s: Callable[[], float] = lambda: 0.0,
+        lora: LoraLimits | None = None,
     ) -> None:
         self.clock = EngineClock(slowdown)
-        self.prefill = SimulatedEngine(limits, STEP, self.clock, prefill_only=True, lanes=lanes)
-        self.decode = SimulatedEngine(limits, STEP, self.clock, lanes=lanes)
+        make = partial(SimulatedEngine, limits, STEP, self.clock, lanes=lanes, lora=lora)
+        self.prefill, self.decode = make(prefill_only=True), make()
         self.source = KvSource(self.prefill, PATH)
         self._sink = KvSink(self.decode, self._fetch)
         self._pause_s = pause_s
@@ -96,8 +109,8 @@ class Pair:
         await prompt.more_than(0)
         return self.source.keep(prompt, lease_s)
 
-    def pull(self, key: str, tokens: int, answer: int) -> Sequence:
-        return self._sink.add(tokens, (), answer, {"key": key})
+    def pull(self, key: str, tokens: int, answer: int, adapter: int = NO_ADAPTER) -> Sequence:
+        return self._sink.add(tokens, (), answer, {"key": key}, adapter=adapter)
 
     def is_empty(self) -> bool:
         return self.prefill.num_requests == self.decode.num_requests == 0
@@ -109,7 +122,8 @@ async def mixed(arrivals: Arrivals, engines: Engines) -> np.ndarray:
     async def send(at: int) -> tuple[float, float]:
         engine = engines[at % len(engines)]
         await engine.clock.sleep(float(arrivals.due_s[at]))
-        sequence = engine.add(int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at]))
+        lengths = int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at])
+        sequence = engine.add(*lengths, adapter=adapter_of(arrivals, at))
         first_s, last_s, seen = await follow(sequence, engine.clock)
         assert seen == list(range(seen[-1] + 1)), "every token is seen when it comes"
         return first_s, last_s
@@ -136,12 +150,14 @@ async def split(
 
     async def send(at: int, source: int, sink: int) -> tuple[float, float]:
         tokens, clock = int(arrivals.input_tokens[at]), decode[sink].clock
+        adapter = adapter_of(arrivals, at)
         await clock.sleep(float(arrivals.due_s[at]))
-        prompt = prefill[source].add(tokens, (), 1)
+        prompt = prefill[source].add(tokens, (), 1, adapter=adapter)
         await prompt.more_than(0)
         await clock.sleep(source * ONE_BY_ONE_S)
         place = {"rank": source, "key": sources[source].keep(prompt, 60.0)}
-        sequence = sinks[sink].add(tokens, (), int(arrivals.output_tokens[at]), place)
+        answer = int(arrivals.output_tokens[at])
+        sequence = sinks[sink].add(tokens, (), answer, place, adapter=adapter)
         return (await follow(sequence, clock))[:2]
 
     sent = zip(range(len(arrivals)), routes, strict=False)
@@ -154,17 +170,19 @@ async def split(
     seed=st.integers(0, 1000),
     slowdown=st.sampled_from([1.0, 3.7, 50.0]),
     kv_blocks=st.sampled_from([120, 900]),
+    lora=either_lora,
 )
 def test_an_engine_takes_the_time_that_is_simulated(
-    seed: int, slowdown: float, kv_blocks: int
+    seed: int, slowdown: float, kv_blocks: int, lora: LoraLimits | None
 ) -> None:
-    """With too few blocks as well, where requests are preempted."""
-    arrivals, limits = load(30.0, 40, seed), replace(LIMITS, kv_blocks=kv_blocks)
-    pool = SimulatedPool(replicas=1, limits=limits, step=STEP)
+    """With too few blocks as well, where requests are preempted, and too few slots for adapters."""
+    arrivals, limits = load(30.0, 40, seed, lora), replace(LIMITS, kv_blocks=kv_blocks)
+    pool = SimulatedPool(replicas=1, limits=limits, step=STEP, lora=lora)
     expected = simulate(System(decode=pool, path=Path()), arrivals, seed=0)
 
     async def run() -> np.ndarray:
-        return await mixed(arrivals, [SimulatedEngine(limits, STEP, EngineClock(slowdown))])
+        engine = SimulatedEngine(limits, STEP, EngineClock(slowdown), lora=lora)
+        return await mixed(arrivals, [engine])
 
     times = run_virtual(run())
 
@@ -172,14 +190,16 @@ def test_an_engine_takes_the_time_that_is_simulated(
     assert times[:, 1] - arrivals.due_s == pytest.approx(expected.e2e_s, rel=1e-6)
 
 
-@given(seed=st.integers(0, 1000), slowdown=st.sampled_from([1.0, 20.0]))
-def test_split_engines_take_the_time_that_is_simulated(seed: int, slowdown: float) -> None:
-    arrivals = load(20.0, 40, seed)
-    pool = SimulatedPool(replicas=1, limits=LIMITS, step=STEP)
+@given(seed=st.integers(0, 1000), slowdown=st.sampled_from([1.0, 20.0]), lora=either_lora)
+def test_split_engines_take_the_time_that_is_simulated(
+    seed: int, slowdown: float, lora: LoraLimits | None
+) -> None:
+    arrivals = load(20.0, 40, seed, lora)
+    pool = SimulatedPool(replicas=1, limits=LIMITS, step=STEP, lora=lora)
     expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
 
     async def run() -> np.ndarray:
-        pair = Pair(slowdown)
+        pair = Pair(slowdown, lora=lora)
         return await split(arrivals, [pair.prefill], [pair.decode], repeat((0, 0)))
 
     times = run_virtual(run())
@@ -202,6 +222,25 @@ def test_equal_beginnings_are_computed_once() -> None:
 
     assert other == pytest.approx(STEP.step_s([(800, 0)], 0, 0))
     assert same == pytest.approx(STEP.step_s([(16, 784)], 0, 0))
+
+
+def test_requests_for_the_model_itself_wait_for_no_slot() -> None:
+    """Nor for a copy: they are as fast as on an engine without slots, and take none."""
+
+    async def ttft_s(adapter: int, lora: LoraLimits | None) -> float:
+        engine = SimulatedEngine(LIMITS, STEP, EngineClock(1.0), lora=lora)
+        holds = engine.add(100, (), 20, adapter=NO_ADAPTER if lora is None else 0)
+        await holds.more_than(0)
+        begun_s = engine.clock.now_s()
+        await engine.add(100, (), 5, adapter=adapter).more_than(0)
+        assert holds.done == (adapter > 0)
+        return engine.clock.now_s() - begun_s
+
+    one = replace(LORA, slots=1)
+    alone_s = run_virtual(ttft_s(NO_ADAPTER, None))
+    assert run_virtual(ttft_s(NO_ADAPTER, one)) == pytest.approx(alone_s)
+    assert run_virtual(ttft_s(0, one)) == pytest.approx(alone_s)
+    assert run_virtual(ttft_s(1, one)) > alone_s + LORA.load_s
 
 
 def test_an_aborted_request_gives_back_its_blocks() -> None:
@@ -301,7 +340,7 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
     """Return what two engines have inside after requests left, froze and lost KV caches."""
     rng = random.Random(seed)  # noqa: S311
     limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
-    pair = Pair(limits=limits, lanes=2, pause_s=lambda: rng.choice([0.0, 0.05]))
+    pair = Pair(limits=limits, lanes=2, pause_s=lambda: rng.choice([0.0, 0.05]), lora=LORA)
 
     async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
         """Wait for tokens as one that may leave; say whether it has stayed."""
@@ -319,10 +358,11 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
         await pair.clock.sleep(rng.uniform(0, 2))
         pair.source.fail_next += rng.random() < 0.2
         tokens, answer = rng.randint(1, 900), rng.randint(1, 60)
-        prompt = pair.prefill.add(tokens, tuple(range(tokens // 16)), 1)
+        adapter = rng.randint(NO_ADAPTER, ADAPTERS)
+        prompt = pair.prefill.add(tokens, tuple(range(tokens // 16)), 1, adapter=adapter)
         if await wait(pair.prefill, prompt, 1):
             key = pair.source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))
-            await wait(pair.decode, pair.pull(key, tokens, answer), answer)
+            await wait(pair.decode, pair.pull(key, tokens, answer, adapter), answer)
 
     asyncio.get_running_loop().call_later(rng.uniform(0, 2), pair.prefill.freeze, 0.3)
     await asyncio.gather(*(send() for _ in range(40)))

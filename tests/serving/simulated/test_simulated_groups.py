@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import EngineDied, SimulatedEngine
@@ -25,7 +25,7 @@ from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
 
-from .test_simulated_engine import LIMITS, STEP, load, mixed, split
+from .test_simulated_engine import LIMITS, STEP, either_lora, load, mixed, split
 
 BY_BATCH = PlannedStep(
     replace(STEP.spec, stream_s=1e-3, per_sequence_s=2e-3, per_context_token_s=0.0)
@@ -68,10 +68,18 @@ async def ranks(
     *,
     prefill_only: bool = False,
     groups: Groups = in_one_process,
+    lora: LoraLimits | None = None,
 ) -> AsyncIterator[list[SimulatedEngine]]:
     """Have one group, which fails in the end."""
     engines = [
-        SimulatedEngine(limits, step, EngineClock(slowdown), prefill_only=prefill_only, group=group)
+        SimulatedEngine(
+            limits,
+            step,
+            EngineClock(slowdown),
+            prefill_only=prefill_only,
+            group=group,
+            lora=lora,
+        )
         for group in await groups()
     ]
     try:
@@ -87,18 +95,19 @@ async def ranks(
     seed=st.integers(0, 1000),
     slowdown=st.sampled_from([1.0, 50.0]),
     kv_blocks=st.sampled_from([120, 900]),
+    lora=either_lora,
 )
 def test_a_group_takes_the_time_that_is_simulated(
-    groups: Groups, seed: int, slowdown: float, kv_blocks: int
+    groups: Groups, seed: int, slowdown: float, kv_blocks: int, lora: LoraLimits | None
 ) -> None:
-    """With too few blocks as well, where requests are preempted."""
-    arrivals, limits = load(60.0, 40, seed), replace(LIMITS, kv_blocks=kv_blocks)
-    pool = SimulatedPool(replicas=RANKS, limits=limits, step=BY_BATCH, group=RANKS)
+    """With too few blocks as well, where requests are preempted, and too few slots for adapters."""
+    arrivals, limits = load(60.0, 40, seed, lora), replace(LIMITS, kv_blocks=kv_blocks)
+    pool = SimulatedPool(replicas=RANKS, limits=limits, step=BY_BATCH, group=RANKS, lora=lora)
     system = System(decode=pool, path=Path(), decode_policy="round-robin")
     expected = simulate(system, arrivals, seed=0)
 
     async def run() -> np.ndarray:
-        async with ranks(limits, BY_BATCH, slowdown, groups=groups) as engines:
+        async with ranks(limits, BY_BATCH, slowdown, groups=groups, lora=lora) as engines:
             return await mixed(arrivals, engines)
 
     times = run_virtual(run())
@@ -126,7 +135,12 @@ def test_a_rank_that_becomes_the_slowest_makes_little_difference() -> None:
 
 @given(seed=st.integers(0, 1000), slowdown=st.sampled_from([1.0, 20.0]))
 def test_split_groups_take_the_time_that_is_simulated(seed: int, slowdown: float) -> None:
-    """Each request by the ranks that the simulation chose for it."""
+    """
+    Each request by the ranks that the simulation chose for it.
+
+    Without adapters: of pulls that end at one moment, the first would decide whose copies come
+    first.
+    """
     arrivals = load(40.0, 40, seed)
     pool = SimulatedPool(replicas=RANKS, limits=LIMITS, step=BY_BATCH, group=RANKS)
     expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
