@@ -154,15 +154,9 @@ class Replica(Scheduler):
         taken = self._steps if steps is None else steps
         if not taken:
             return []
-        if self.lora is not None:
-            self.lora.pending = 0
         seconds = self._seconds if taken == self._steps else self.steps_s(taken)
         end_s = self.start_s + seconds
-        if self.running:
-            self.busy_s += seconds
-        if self._scheduled_ahead:
-            self._began_s = self.start_s + (self.steps_s(taken - 1) if taken > 1 else 0.0)
-        self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + taken
+        self._note_end(taken, seconds)
         done: list[int] = []
         if self.scheduled_prefills and not self._mixed_steps:
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
@@ -175,6 +169,16 @@ class Replica(Scheduler):
             done += self.update_from_output(end_s)
         self.start_s = end_s
         return done
+
+    def _note_end(self, steps: int, seconds: float) -> None:
+        """Note that a stretch is over, and with it the copies that it waited for."""
+        if self.running:
+            self.busy_s += seconds
+        if self._scheduled_ahead:
+            self._began_s = self.start_s + (self.steps_s(steps - 1) if steps > 1 else 0.0)
+        self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + steps
+        if self.lora is not None:
+            self.lora.pending = 0
 
     def _count_steps(self, steps: int, seconds: float) -> None:
         """Count decode steps that are over; pulled requests got their first token in the first."""

@@ -200,7 +200,7 @@ class _Lane:
                 self.release(sequence, self.engine.clock.now_s())
 
     def _report(self, finished: list[int]) -> None:
-        """Give every request the tokens of the step that is over, first those that end, in order."""
+        """Give requests the tokens of the step that is over, first to those that end, in order."""
         replica, now_s = self.replica, self.replica.end_s
         replica.gaps.clear()
         others = [index for index, each in self.sequences.items() if not each.done]
@@ -300,7 +300,7 @@ class SimulatedEngine:
         pull_begins: called when a request may pull its KV cache, with the engine time of it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what an engine is, by name)
         self,
         limits: EngineLimits,
         step: StepTime,
