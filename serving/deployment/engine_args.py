@@ -60,8 +60,8 @@ class DeployTarget:
         deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
         media_domains: hosts from which engines may fetch what a request names by URL.
-        lora_modules: folders of LoRA adapters, by the names that requests give; of simulated engines
-            the names alone count.
+        lora_modules: folders of LoRA adapters, by the names that requests give; simulated engines
+            take the names alone.
         generation: of the plan's replicas; each `serving up --replace` begins the next one.
     """
 
