@@ -144,7 +144,7 @@ def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
     costs = ("power_w", "joules_per_output_token", "usd_per_million_output_tokens")
     return {
         **{name: getattr(point, name) for name in names},
-        "output_tokens_per_s": predicted and predicted.output_tokens_per_s,
+        "output_tokens_per_s": point.output_tokens_per_s,
         f"ttft_{percentile}_s": predicted and predicted.ttft.at(percentile),
         f"tpot_{percentile}_s": predicted and predicted.tpot.at(percentile),
         **{name: cost and getattr(cost, name) for name in costs},
