@@ -227,7 +227,9 @@ class RateSearch:
             rate *= min(max(_factor(ratio, QUICK[1]), 1 / stride), stride)
             if best is None and stride > INSENSITIVE:
                 rate = min(rate, high / stride)
-            if best is not None and not low * (1 + RESOLUTION / 2) < rate < high:
+            known = best is not None and not low * (1 + RESOLUTION / 2) < rate < high
+            overshot = rate < low and high > low * STRIDE**2  # what fewer GPUs carry holds
+            if known or overshot:
                 rate = (low * high) ** 0.5
             stride = min(stride**2, 1 / LEAST_SHARE)
         return None if best is None else Held(best, binds)

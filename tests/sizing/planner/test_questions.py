@@ -98,6 +98,13 @@ def test_the_gpus_of_a_plan_carry_its_rate() -> None:
     assert point.requests_per_s > 0.9 * 30
 
 
+def test_an_estimate_that_is_far_off_ends_no_curve() -> None:
+    """Waits for adapters let each GPU carry a fifteenth of its estimate; twice the GPUs, twice."""
+    lora = ("engine.max_loras=4", "engine.max_lora_rank=16", "workload.lora_adapters=20")
+    two, four = capacity(inputs("search.pools=mixed", *lora), [2, 4]).points
+    assert four.requests_per_s > 2 * two.requests_per_s > 0
+
+
 def test_spares_take_gpus_from_the_load() -> None:
     """With a spare per pool as many GPUs carry less, and the spares are counted."""
     (with_spare,) = capacity(inputs("search.spare_replicas=1", "search.pools=mixed"), [4]).points
