@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -120,7 +119,7 @@ def followed(place: Path, profile: DayProfile, seconds: float) -> Run:
             load = ("loadtest", "run", "plan.json", "--host", host, *rates, "-o", "load")
             typed(place, *load, check=False)
             ended_s = time.monotonic()
-            scaling.send_signal(signal.SIGINT)
+            scaling.terminate()
             reader.join()
     finally:
         typed(place, "serving", "down", check=False)

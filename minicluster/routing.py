@@ -17,7 +17,7 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    Choose = Callable[[Sequence[float], "Rng", int], int]
+    Choose = Callable[[list[float], "Rng", int], int]
     """Loads, source of randomness, number of the request → index of the replica."""
 
 
@@ -74,7 +74,7 @@ def routing_policy(
 
 
 @routing_policy(POWER_OF_TWO)
-def power_of_two(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+def power_of_two(loads: list[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """
     Pick two different replicas and take the less loaded one; the first of the two on a tie.
 
@@ -91,19 +91,23 @@ def power_of_two(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: A
 
 
 @routing_policy(ROUND_ROBIN)
-def round_robin(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+def round_robin(loads: list[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """Take the replicas in turn, whatever their loads."""
     return turn % len(loads)
 
 
 @routing_policy(LEAST_TOKENS, counts_tokens=True)
-def least_tokens(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+def least_tokens(loads: list[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """Take the replica with the fewest prompt tokens outstanding, the first on a tie."""
-    return loads.index(min(loads))
+    best, least = 0, loads[0]
+    for at, load in enumerate(loads):  # compiled, a loop takes a third of what `min` does
+        if load < least:
+            best, least = at, load
+    return best
 
 
 @routing_policy(PREFIX_AWARE, counts_tokens=True, by_prefix=True)
-def least_uncached_tokens(loads: Sequence[float], rng: Rng, turn: int) -> int:
+def least_uncached_tokens(loads: list[float], rng: Rng, turn: int) -> int:
     """
     Take the replica that would have computed the prompt first, its own cached tokens left out.
 
@@ -113,7 +117,7 @@ def least_uncached_tokens(loads: Sequence[float], rng: Rng, turn: int) -> int:
 
 
 @routing_policy("random")
-def uniform(loads: Sequence[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
+def uniform(loads: list[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
     """Take any replica with equal chance, whatever their loads."""
     return int(rng.random() * len(loads))
 
@@ -252,7 +256,7 @@ class Balancer:
         self._choose = found.choose
         self._by_tokens = found.counts_tokens
         self._index = index if found.by_prefix else None
-        self._loads: list[float] = [0] * replicas
+        self._loads = [0.0] * replicas
         self._sent: dict[int, tuple[int, float]] = {}
         self._group = group
         self._rng = rng

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any, NoReturn
 
@@ -25,6 +26,9 @@ class ErrorConsole(Console):
         self.quiet = True
 
 
+COLLECTED_OBJECTS = 100_000
+"""Objects made between two looks for cycles: a command ends before it has many."""
+
 talk = ErrorConsole()
 """Console for messages, on stderr; data goes to stdout. No colour under NO_COLOR or a pipe."""
 
@@ -36,6 +40,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     An expected error is one line on stderr. Any other is our bug: its traceback is shown,
     exit code 1.
     """
+    gc.set_threshold(COLLECTED_OBJECTS)
     command = typer.main.get_command(app)
     try:
         # Not `app()`: Typer's own way to run makes exit code 130 of Ctrl-C, without a word.

@@ -3,7 +3,7 @@ Compile the simulation's modules with mypyc, which halves the time of a search (
 
     python scripts/compile_simulation.py
 
-About ten seconds; nothing where it was done for these sources. `minicluster/compiled.py` says
+About twenty seconds; nothing where it was done for these sources. `minicluster/compiled.py` says
 which modules, where to, and when they are used. Where they cannot be compiled, for want of a C
 compiler or of Python's headers, the sources serve, and this says so.
 """
@@ -23,8 +23,16 @@ from minicluster.compiled import ROOT, SOURCES, folder
 
 from mypyc.build import mypycify  # isort: skip
 
-TYPES = "[mypy]\nfollow_imports = skip\n"
-"""mypy's settings: `make check` checks the types with the project's own."""
+TYPES = """
+[mypy]
+follow_imports = silent
+[mypy-numpy.*,pydantic.*,rich.*,typer.*]
+follow_imports = skip
+"""
+"""
+mypy's settings: `make check` checks the types with the project's own. Types of our other modules
+are followed, for an attribute of unknown type is slow; those of libraries are not, to compile fast.
+"""
 
 
 def build(work: Path) -> Path:

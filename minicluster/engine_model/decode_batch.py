@@ -177,11 +177,11 @@ class DecodeBatch:
         first, tokens = self.num_tokens % size, self.tokens_in(steps)
         if tokens == 1:
             return offsets[first]
-        whole, rest = divmod(tokens, size)
-        end = first + rest
-        if end <= size:
-            return whole * self.batch + sum(offsets[first:end])
-        return whole * self.batch + sum(offsets[first:]) + sum(offsets[: end - size])
+        rest = tokens % size
+        blocks = tokens // size * self.batch
+        for at in range(first, first + rest):  # compiled, faster than sums of slices
+            blocks += offsets[at if at < size else at - size]
+        return blocks
 
     def begin_steps(self) -> None:
         """
@@ -234,7 +234,7 @@ class DecodeBatch:
         gaps = batch * steps - firsts
         if gaps:
             mean_s = (batch * seconds - firsts_s + self._delayed_s) / gaps
-            self.gaps += (mean_s, gaps, start_s)
+            self.note_gaps(mean_s, gaps, start_s)
         last_s = seconds if steps == 1 else seconds - self.steps_s(steps - 1)
         if self._delays:
             self._note_delays(last_s)
@@ -247,6 +247,13 @@ class DecodeBatch:
         self.num_steps += steps
         self.num_tokens += tokens
         self.context_tokens += batch * tokens
+
+    def note_gaps(self, mean_s: float, count: int, start_s: float) -> None:
+        """Note gaps between tokens; see the attribute."""
+        gaps = self.gaps
+        gaps.append(mean_s)
+        gaps.append(count)
+        gaps.append(start_s)
 
     def _note_delays(self, step_s: float) -> None:
         """Count the gaps that delays have made longer, by who waited for them, and forget them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from minicluster.engine_model.replica import Replica
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Stretch(NamedTuple):
+class Stretch:
     """
     Steps that a rank would do by itself, or that all ranks of its group do.
 
@@ -21,22 +21,24 @@ class Stretch(NamedTuple):
             seconds and 0.
     """
 
-    start_s: float
-    steps: int
-    line_s: float
-    half_s: float
+    __slots__ = ("half_s", "line_s", "start_s", "steps")
+
+    def __init__(self, start_s: float, steps: int, line_s: float, half_s: float) -> None:
+        """Keep what other ranks are told."""
+        self.start_s, self.steps = start_s, steps
+        self.line_s, self.half_s = line_s, half_s
 
 
-def common_stretch(stretches: Iterable[Stretch]) -> Stretch:
+def common_stretch(stretches: list[Stretch]) -> Stretch:
     """Return the stretch of a group, by those of its ranks with work: the slowest's, cut short."""
-    proposed = iter(stretches)
-    start_s, steps, line_s, half_s = next(proposed)
-    for other_start_s, other_steps, other_line_s, other_half_s in proposed:
-        start_s, steps = max(start_s, other_start_s), min(steps, other_steps)
-        slower_s = other_line_s + other_half_s - line_s - half_s
-        if slower_s > 0 or (slower_s == 0 and other_line_s > line_s):
-            line_s, half_s = other_line_s, other_half_s
-    return Stretch(start_s, steps, line_s, half_s)
+    slowest = stretches[0]
+    start_s, steps = slowest.start_s, slowest.steps
+    for each in stretches:
+        start_s, steps = max(start_s, each.start_s), min(steps, each.steps)
+        slower_s = each.line_s + each.half_s - slowest.line_s - slowest.half_s
+        if slower_s > 0 or (slower_s == 0 and each.line_s > slowest.line_s):
+            slowest = each
+    return Stretch(start_s, steps, slowest.line_s, slowest.half_s)
 
 
 class Rank(Replica):

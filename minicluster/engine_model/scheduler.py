@@ -514,7 +514,7 @@ class Scheduler(DecodeBatch):
             requests.first_token_s[request] = end_s
         else:
             gap_s = end_s - requests.last_token_s[request]
-            self.gaps += (gap_s, 1, requests.last_token_s[request])
+            self.note_gaps(gap_s, 1, requests.last_token_s[request])
             requests.stall_s[request] = max(requests.stall_s[request], gap_s)
         if remaining:
             self.join(request, num_computed, remaining)

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
@@ -84,7 +85,7 @@ DERIVED = ("model", "calibration", "cost")
 """Fields of the file that follow from others: written for other programs, compared when read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inputs(Spec):
     """
     A scenario and everything that it names.
@@ -114,7 +115,11 @@ class Inputs(Spec):
 
     def engine_on(self, gpu: str) -> EngineProfile:
         """Return the engine with its limits on one of `kinds`."""
-        return self.engine.on(self.kinds[gpu])
+        return self._engines[gpu]
+
+    @cached_property
+    def _engines(self) -> dict[str, EngineProfile]:
+        return {name: self.engine.on(gpu) for name, gpu in self.kinds.items()}
 
     @property
     def calibration_note(self) -> CalibrationNote:

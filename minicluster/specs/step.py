@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -163,6 +164,7 @@ class StepTable(Spec):
         """Return the table of a step that takes *factor* times as long."""
         return self.slowed(prompts=factor, decode=factor)
 
+    @lru_cache(maxsize=1024)  # noqa: B019  (tables are few, and values)
     def slowed(self, *, prompts: float, decode: float) -> StepTable:
         """Return a step that takes *decode* times as long, and prompts in it *prompts* times."""
         without = decode - prompts

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import struct
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from minicluster.engine_model.lockstep import Stretch
@@ -185,7 +184,7 @@ class _DistantRank:
         self._call("ask")
 
     def begin(self, common: Stretch | None) -> None:
-        self._call("begin", common)
+        self._call("begin", _numbers(common))
 
     def freeze(self, seconds: float) -> None:
         self._call("freeze", seconds)
@@ -210,13 +209,20 @@ class _DistantGroup:
             },
             ended=member.died,
         )
-        return partial(self._connection.call, "propose")
+        return lambda stretch: self._connection.call("propose", _numbers(stretch))
 
     def freeze(self, seconds: float) -> None:
         self._connection.call("freeze", seconds)
 
     def fail(self) -> None:
         self._connection.close()
+
+
+def _numbers(stretch: Stretch | None) -> list[float] | None:
+    """Return a stretch as a message has it."""
+    if stretch is None:
+        return None
+    return [stretch.start_s, stretch.steps, stretch.line_s, stretch.half_s]
 
 
 def _stretch(given: list[float] | None) -> Stretch | None:

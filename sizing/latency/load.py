@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
 
@@ -77,6 +79,15 @@ def decode_load(batch: ArrayLike, context: ArrayLike) -> StepLoad:
     return StepLoad(
         prompts=none, prompt_tokens=none, cached_tokens=none, sequences=b, context_tokens=s
     )
+
+
+def joined(loads: Sequence[StepLoad]) -> StepLoad:
+    """Return the steps of several loads, of one dimension each, one load after the other."""
+    parts = {
+        name: np.concatenate([getattr(load, name) for load in loads])
+        for name in ("prompts", "prompt_tokens", "cached_tokens", "sequences", "context_tokens")
+    }
+    return replace(loads[0], **parts)
 
 
 def pairs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from minicluster.plan import Inputs
+    from minicluster.specs.efficiency import GpuEfficiency
     from minicluster.specs.slicing import Slicing
     from sizing.latency.communication import Exchange
     from sizing.latency.load import StepLoad
@@ -44,7 +46,7 @@ DRAFT = "draft "
 BOUNDS = ("compute", "memory bandwidth", "network", "launch")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """The setting of a step: one model on one kind of GPU in one cluster under one engine."""
 
@@ -59,6 +61,11 @@ class Machine:
         kind = inputs.gpu if gpu is None else inputs.kinds[gpu]
         engine = inputs.engine.on(kind)
         return cls(model=inputs.model, gpu=kind, cluster=inputs.cluster, engine=engine)
+
+    @cached_property
+    def efficiency(self) -> GpuEfficiency:
+        """The efficiencies of the GPU with the kernels of the engine."""
+        return efficiency_of(self.gpu).of_engine(self.engine.name, self.engine.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +308,8 @@ def _op_terms(machine: Machine, load: StepLoad, slicing: Slicing, *more: Op) -> 
 
 
 def _timed(machine: Machine, ops: Iterable[Op]) -> Iterator[Term]:
-    engine = machine.engine
-    efficiency = efficiency_of(machine.gpu).of_engine(engine.name, engine.kernels)
     for op in ops:
-        time, work = op_time(op, machine.gpu, efficiency), op.total
+        time, work = op_time(op, machine.gpu, machine.efficiency), op.total
         yield Term(
             op.name, op.equation, time.seconds, compute_s=time.compute_s, memory_s=time.memory_s,
             launch_s=time.launch_s, flops=work.flops, hbm_bytes=work.hbm_bytes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.specs.step import StepTable
-from sizing.latency.load import StepLoad, decode_load
+from sizing.latency.load import StepLoad, decode_load, joined
 from sizing.latency.step import Machine, interval_s
 
 if TYPE_CHECKING:
@@ -57,18 +57,24 @@ def step_table(
         each = 1 + machine.engine.speculative_tokens
         sequences = _with_step(sequences, -(-machine.engine.overlap_decode_tokens // each))
 
-    def seconds(load: StepLoad) -> NDArray[np.float64]:
-        return interval_s(machine, load, slicing=slicing, batches=batches)
-
-    n, b = np.meshgrid(tokens, sequences)
-    fixed_s = seconds(replace(_prompts(n, prompt_tokens, 0.0), sequences=b))
-    fixed_s[0, 0] = min(fixed_s[0, 1], fixed_s[1, 0])  # no step holds nothing: only interpolated
+    n, b = (each.ravel() for each in np.meshgrid(tokens, sequences))
     prompts, batch = tokens[1:], sequences[1:]
-    behind_s = seconds(_prompts(prompts, prompt_tokens, FAR_TOKENS))
-    key_s = (behind_s - seconds(_prompts(prompts, prompt_tokens, 0.0))) / FAR_TOKENS
-    fixed_s[:, 1:] -= key_s * (np.minimum(prompts, prompt_tokens) + 1) / 2
     short, long = contexts[0], max(contexts[1], contexts[0] + 1)
-    low_s, high_s = (seconds(decode_load(batch, context)) for context in (short, long))
+    loads = (
+        replace(_prompts(n, prompt_tokens, 0.0), sequences=b),
+        _prompts(prompts, prompt_tokens, FAR_TOKENS),
+        _prompts(prompts, prompt_tokens, 0.0),
+        decode_load(batch, short),
+        decode_load(batch, long),
+    )
+    # All at once: most of an op's time is numpy's, however few steps there are.
+    seconds = interval_s(machine, joined(loads), slicing=slicing, batches=batches)
+    ends = np.cumsum([len(load.prompts) for load in loads])
+    fixed_s, behind_s, alone_s, low_s, high_s = np.split(seconds, ends[:-1])
+    fixed_s = fixed_s.reshape(len(sequences), len(tokens))
+    fixed_s[0, 0] = min(fixed_s[0, 1], fixed_s[1, 0])  # no step holds nothing: only interpolated
+    key_s = (behind_s - alone_s) / FAR_TOKENS
+    fixed_s[:, 1:] -= key_s * (np.minimum(prompts, prompt_tokens) + 1) / 2
     # Where the floor of S5 binds, two contexts cost the same, up to rounding.
     context_s = np.maximum(0.0, high_s - low_s) / (long - short) / batch
     fixed_s[1:] += (low_s - fixed_s[1:, 0] - context_s * batch * short)[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,6 +137,7 @@ class _Corners:
     per_context_token_s: float
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, step: StepSpec, max_tokens: int, max_sequences: int) -> _Corners:
         """Return the points of a table up to the limits of a step, or the limits themselves."""
         if isinstance(step, StepTable):

@@ -394,19 +394,19 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
     its share of a full decode step (docs/model.md, eq. T2 and T3).
     """
     tandem, split = candidate.tandem, candidate.layout.prefill is not None
-    prefill_load, decode_load = _loads(candidate.sized(1, 1).tandem, split=split)
+    one = candidate.sized(1, 1).tandem
+    decode_load = _decode_load(one.only("decode"), split=split)
     if not split:
         return {"mixed": decode_load / tandem.decode.replicas}
     return {
-        "prefill": prefill_load / tandem.prefill.replicas,
+        "prefill": _prefill_load(one.only("prefill")) / tandem.prefill.replicas,
         "decode": decode_load / tandem.decode.replicas,
     }
 
 
-@lru_cache(maxsize=1024)
-def _loads(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
-    prefill_load = bounds.prefill_load(tandem) if split else 0.0
-    return prefill_load, bounds.decode_load(tandem, split=split)
+_prefill_load, _decode_load = (
+    lru_cache(maxsize=1024)(load) for load in (bounds.prefill_load, bounds.decode_load)
+)
 
 
 def fewest_by_utilisation(candidate: Candidate, inputs: Inputs) -> tuple[int, int]:

@@ -49,6 +49,7 @@ class StepModels:
         self._inputs = inputs
         self._batches: dict[tuple[LayoutShape, float, float], int] = {}
         self._tables: dict[tuple[LayoutShape, int, float], StepTable] = {}
+        self._machines = {gpu: Machine.of(inputs, gpu) for gpu in inputs.kinds}
 
     def of(self, layout: Layout) -> StepModel:
         """Return the step model of *layout*, of one batch of each replica."""
@@ -80,7 +81,7 @@ class StepModels:
         first = layout.prefill or last
         paths = [
             path_coefficients(
-                Machine.of(self._inputs, gpu),
+                self._machines[gpu],
                 prefill_tp=first.slicing.tp,
                 decode_tp=last.slicing.tp,
                 tokens=float(prompts.mean()),
@@ -112,9 +113,9 @@ class StepModels:
         if key not in self._tables:
             prompts, answers = (float(each.mean()) for each in self._lengths())
             self._tables[key] = step_table(
-                Machine.of(self._inputs, shape.gpu),
+                self._machines[shape.gpu],
                 shape.slicing,
-                most=(self._inputs.engine_on(shape.gpu).max_num_batched_tokens, max_sequences),
+                most=(self._machines[shape.gpu].engine.max_num_batched_tokens, max_sequences),
                 contexts=(prompts, prompts + answers),
                 prompt_tokens=prompt_tokens,
                 batches=shape.slicing.pp,

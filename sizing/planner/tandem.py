@@ -113,6 +113,13 @@ class TandemLoad:
     def _requests(self) -> EquallyLikely:
         return equally_likely(self.workload, QUANTILES)
 
+    def only(self, role: str) -> TandemLoad:
+        """Return the same with both pools as that of *role* is: one load for all that share it."""
+        stage = self.prefill if role == "prefill" else self.decode
+        step = self.step_model.of(role)
+        both = replace(self.step_model, prefill=step, decode=step)
+        return replace(self, prefill=stage, decode=stage, step_model=both)
+
     @property
     def by_class(self) -> tuple[TandemLoad, ...]:
         """The same under the requests of each class alone; itself where there are none."""

@@ -350,13 +350,13 @@ class EventLoop:
             rank.start_stretch(now_s)
         step_together(ranks)
         self._queue_changes(ranks[0])
-        for rank, requests in zip(ranks, done, strict=True):
+        for at, rank in enumerate(ranks):
             if rank.started_pulls:
                 self._begin_pulls(rank)
             if rank.started_loads:
                 self._begin_loads(rank)
-            if requests:
-                self._pass_on(rank, requests, now_s)
+            if done[at]:
+                self._pass_on(rank, done[at], now_s)
 
     def _pass_on(self, replica: Replica, done: list[int], now_s: float) -> None:
         """Send computed prompts to decode replicas; take finished requests off the load."""

@@ -22,6 +22,9 @@ QUIET = {
 }
 """Options of Streamlit: nothing is sent or asked of the internet."""
 
+START = "import sizing.ui.answer; from streamlit.web.cli import main; main(prog_name='streamlit')"
+"""Streamlit's command; what the page imports is there before the first browser asks for it."""
+
 
 def serve(host: str, port: int) -> NoReturn:
     """
@@ -38,7 +41,7 @@ def serve(host: str, port: int) -> NoReturn:
     options = {"server.address": host, "server.port": str(port), **QUIET}
     page = Path(__file__).with_name("page.py")
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    command = [sys.executable, "-m", "streamlit", "run", str(page), *words]
+    command = [sys.executable, "-c", START, "run", str(page), *words]
     os.execv(command[0], command)  # noqa: S606  (no shell is wanted)
 
 
