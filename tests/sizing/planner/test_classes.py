@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+import sizing
 from minicluster.errors import InputError
 from minicluster.plan import Inputs, Plan, plan_from, to_json
 from minicluster.specs.scenario import CostChoice
@@ -19,7 +20,6 @@ from sizing.planner.candidates import cost_of_plan, list_candidates, utilisation
 from sizing.planner.class_pools import own_inputs, plan_classes
 from sizing.planner.error_model import StepErrors
 from sizing.planner.step_models import StepModels
-from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
 from sizing.planner.studies.sweep import Swept
@@ -175,10 +175,12 @@ def test_the_capacity_of_classes_is_that_of_the_better_pools() -> None:
     """Own pools hold their class's share of the rate; the GPUs of a plan carry its rate."""
     asked = Scenario.load("chat-and-summaries-8b", {"search.pools": "mixed"})
     planned = sum(each.cost.gpus for each in plan_classes(asked).chosen.values())
-    shared, best = (
-        capacity(asked.with_({"search.class_pools": pools}), [1, planned]).points
+    curves = [
+        sizing.capacity(asked.with_({"search.class_pools": pools}), [1, planned])
         for pools in ("shared", "any")
-    )
+    ]
+    assert list(curves[1].to_frame()["class"]) == ["", "", "chat", "summaries"]
+    shared, best = (curve.points for curve in curves)
     assert best[1].requests_per_s > 0.9 * 50
     assert best[1].requests_per_s > shared[1].requests_per_s >= shared[0].requests_per_s
     assert best[0] == shared[0]  # one GPU is none for two classes
