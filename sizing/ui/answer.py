@@ -508,6 +508,7 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
 }
 .kit td, .kit th { padding: 4px 7px; font-size: 13px; }
 .kit { container-type: inline-size; }
+[data-testid=stPopoverBody] .kit { width: min(640px, 78vw); }
 @keyframes hidden-right { from { box-shadow: inset -12px 0 8px -8px #8888; } }
 @container (width < 420px) { .kit td, .kit th { padding: 4px 3px; font-size: 12px; } }
 @container (width < 300px) {

@@ -29,7 +29,7 @@ THINK_S = 10.0
 MAX_GPUS = 131_072
 """GPUs beyond which a search is no matter of minutes."""
 
-MAX_DIVISIONS = 6
+MAX_DIVISIONS = 8
 """Divisions of GPUs between the own pools of classes that are tried."""
 
 
@@ -252,7 +252,12 @@ class _OwnPools:
         self.needs = dict.fromkeys(self.pools, 1.0)
 
     def point(self, gpus: int) -> CapacityPoint:
-        """Divide *gpus* between the classes until a division comes again; return the best."""
+        """
+        Divide *gpus* between the classes until a division comes again; return the best.
+
+        The next division is as the needs are at the last one, and where that was tried the best
+        one, with a GPU moved from the class with the most room to the one that limits the rate.
+        """
         if gpus < len(self.pools):
             return CapacityPoint(gpus=gpus, reason="own pools have a GPU for each class at least")
         tried: list[dict[str, int]] = []
@@ -261,14 +266,17 @@ class _OwnPools:
         while division not in tried and len(tried) < MAX_DIVISIONS:
             tried.append(division)
             rates = {name: self._rate(name, count) for name, count in division.items()}
-            tightest, highest = min(rates, key=rates.__getitem__), max(rates.values())
+            tightest, loosest = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
             if rates[tightest] > best[0]:
                 best = rates[tightest], tightest, division
+                spare = {tightest: division[tightest] + 1, loosest: division[loosest] - 1}
+                moved = division | (spare if division[loosest] > 1 else {})
             for name, count in division.items():
                 held = self.pools[name].highest(count)
                 used = count if held is None else self._used(held).total()
-                self.needs[name] = used * (highest / rates[name] if rates[name] else 2.0)
+                self.needs[name] = used * (rates[loosest] / rates[name] if rates[name] else 2.0)
             division = self._divided(gpus, tightest)
+            division = moved if division in tried else division
         return self._point(gpus, *best)
 
     def _divided(self, gpus: int, rest: str) -> dict[str, int]:

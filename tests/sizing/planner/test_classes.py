@@ -198,6 +198,14 @@ def test_the_capacity_of_classes_is_that_of_the_better_pools() -> None:
     assert best[1].binds.split()[0] in own
 
 
+def test_gpus_are_divided_so_that_no_class_limits_the_rate_more_than_it_has_to() -> None:
+    """Three to one and one to three are both worse than half of the GPUs for each class."""
+    asked = Scenario.load("chat-and-summaries-8b", {"search.class_pools": "own"})
+    two, four = sizing.capacity(asked, [2, 4]).points
+    assert [each.gpus for each in four.own.values()] == [2, 2]
+    assert four.requests_per_s > 2 * two.requests_per_s
+
+
 def test_studies_that_know_no_own_pools_say_so() -> None:
     asked = Scenario.load("chat-and-summaries-8b", {"search.class_pools": "own"})
     with pytest.raises(InputError, match="looks at shared pools only"):
