@@ -53,7 +53,8 @@ def capacity(
         str | None,
         Option(
             metavar="N[,N..]",
-            help="Numbers of GPUs, such as 16, 8,16,32 or 8..64 (doubling); absent: max_gpus",
+            help="Numbers of GPUs, such as 16, 8,16,32 or 8..64 (doubling); absent: as many as"
+            " max_gpus and the budgets of [cost] allow",
         ),
     ] = None,
     usd_per_hour: Annotated[
@@ -68,8 +69,8 @@ def capacity(
     counts = [] if gpus is None else parse_gpus(gpus)
     if usd_per_hour is not None:
         counts.append(capacities.gpus_for_usd(inputs, usd_per_hour))
-    counts = counts or [inputs.cluster.max_gpus]
     with naming(asked.scenario), progress("searching rates") as told:
+        counts = counts or [capacities.gpus_within_budgets(inputs)]
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
     name, said = str(asked.scenario), capacity_lines(found)
     asked.answer(lambda: capacity_page(name, found), asdict(found), capacity_table(found), *said)
@@ -205,7 +206,7 @@ def decisions(
     name, said = str(asked.scenario), decisions_lines(found)
     asked.answer(lambda: decisions_page(name, found), data, decisions_table(found), *said)
     asked.leave(
-        found=found.base.plan is not None or any(each.result.plan for each in found.rows),
+        found=any(each.plans for each in (found.base, *(row.result for row in found.rows))),
         stopped=found.interrupted,
         so_far="the changes so far",
     )

@@ -124,8 +124,8 @@ def _rows(
                 inputs = Scenario.load(
                     scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
                 )
-            stem = scenario.stem if len(scenarios) > 1 or not name else ""
-            rows.append((" ".join(filter(None, [stem, name])), scenario, inputs))
+            own = scenario.name.removesuffix(".toml") if len(scenarios) > 1 or not name else ""
+            rows.append((" ".join(filter(None, [own, name])), scenario, inputs))
     return rows
 
 
@@ -178,7 +178,7 @@ def sweep(
         data,
         sweep_table(keys, combinations, results),
     )
-    found = any(result.plan for result in results)
+    found = any(result.plans for result in results)
     asked.leave(found=found, stopped=stopped, so_far="the points so far")
 
 

@@ -15,7 +15,6 @@ from sizing.planner.search import search
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
-    from sizing.planner.candidates import Candidate
     from sizing.planner.result import Found
     from sizing.planner.search import Told
 
@@ -96,29 +95,38 @@ def search_within_budgets(inputs: Inputs, *, told: Told | None = None) -> Found 
         over = _exceeded(inputs, known, found)
     if over is None or isinstance(found, Infeasible):
         return found
-    missed = _over_budget(inputs, over, found.candidate)
+    gpus = gpus_with_spares(inputs, found.candidate)
+    missed = _over_budget(over, gpus, str(found.candidate))
     if found.interrupted:
         raise KeyboardInterrupt(f"nothing within cost.{over.key} so far: {missed.reason}")
     return missed
+
+
+def beyond_budget(inputs: Inputs, gpus: Mapping[str, int]) -> Infeasible | None:
+    """Return that GPUs, counts by kind, which hold the SLO take too much; `None`: they do not."""
+    over = _first_exceeded(budgets(inputs), gpus)
+    return None if over is None else _over_budget(over, gpus, None)
 
 
 def _exceeded(inputs: Inputs, known: list[Budget], found: Found | Infeasible) -> Budget | None:
     """Return the first budget that a configuration exceeds; `None`: it exceeds none."""
     if isinstance(found, Infeasible):
         return None
-    gpus = gpus_with_spares(inputs, found.candidate)
+    return _first_exceeded(known, gpus_with_spares(inputs, found.candidate))
+
+
+def _first_exceeded(known: list[Budget], gpus: Mapping[str, int]) -> Budget | None:
     return next((each for each in known if (each.taken(gpus) or 0.0) > each.most), None)
 
 
-def _over_budget(inputs: Inputs, budget: Budget, best: Candidate) -> Infeasible:
-    gpus = gpus_with_spares(inputs, best)
+def _over_budget(budget: Budget, gpus: Mapping[str, int], nearest: str | None) -> Infeasible:
     needed, taken = sum(gpus.values()), budget.taken(gpus) or 0.0
     enough = ceil(round(taken * 100, 6)) / 100  # with at most two decimals
     return Infeasible(
         reason=f"the SLO holds with {needed} {' and '.join(gpus)} at {budget.written(taken)};"
         f" cost.{budget.key} is {budget.written(budget.most)}",
         binds=budget.key,
-        nearest=str(best),
+        nearest=nearest,
         nearest_gpus=needed,
         missed_by=budget.written(taken - budget.most),
         way_out=f"cost.{budget.key} = {enough:g}, a looser SLO, a lower rate, or another GPU",

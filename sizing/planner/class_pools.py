@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan import Plan
+from sizing.planner.budget import beyond_budget
 from sizing.planner.build_plan import NoPlan, plan
 from sizing.planner.candidates import cost_of_plan
 from sizing.planner.result import Infeasible
@@ -27,21 +30,20 @@ class ClassPlans(Shown):
         shared: of all requests on the same pools; `None`: not asked for.
         own: of each class on pools of its own, by its name; up to the first that has none; empty:
             not asked for.
-        max_gpus: that pools of their own may have together.
+        beyond: why pools of their own take too much together, though each alone does not.
         interrupted: whether a search was stopped: the best plan so far, and no pools of their own.
     """
 
     shared: Planned | None
     own: dict[str, Planned] = field(default_factory=dict)
-    max_gpus: int
+    beyond: Infeasible | None = None
     interrupted: bool = False
 
     @property
     def own_plans(self) -> dict[str, Plan]:
         """The plans of pools of their own; empty where a class has none, or all are too many."""
         found = {name: each for name, each in self.own.items() if isinstance(each, Plan)}
-        gpus = sum(each.cost.gpus for each in found.values())
-        return found if len(found) == len(self.own) and gpus <= self.max_gpus else {}
+        return found if len(found) == len(self.own) and self.beyond is None else {}
 
     @property
     def chosen(self) -> dict[str, Plan]:
@@ -71,7 +73,7 @@ def plan_classes(inputs: Inputs, *, told: Told | None = None) -> ClassPlans:
     """
     scenario = inputs.scenario
     classes, wanted = scenario.workload.classes, scenario.search.class_pools
-    found = ClassPlans(shared=None, max_gpus=inputs.cluster.max_gpus)
+    found = ClassPlans(shared=None)
     if wanted != "own" or len(classes) <= 1:
         shared = _planned(inputs, told)
         found = replace(found, shared=shared, interrupted=_stopped(shared))
@@ -94,7 +96,27 @@ def _with_own(inputs: Inputs, found: ClassPlans) -> ClassPlans:
         if not isinstance(found.shared, Plan):
             raise
         return replace(found, interrupted=True)
-    return replace(found, own=own)
+    found = replace(found, own=own)
+    return replace(found, beyond=_beyond(inputs, found.own_plans))
+
+
+def _beyond(inputs: Inputs, own: dict[str, Plan]) -> Infeasible | None:
+    """Return why plans take too much together; `None`: they do not."""
+    gpus: Counter[str] = Counter()
+    for pool in (pool for each in own.values() for pool in each.pools):
+        gpus[pool.gpu] += pool.gpus
+    needed, most = gpus.total(), inputs.cluster.max_gpus
+    if needed <= most:
+        over = beyond_budget(inputs, gpus)
+        return None if over is None else replace(over, reason=f"own pools together: {over.reason}")
+    return Infeasible(
+        reason=f"own pools need {needed} GPUs together, cluster.max_gpus is {most}",
+        binds="max_gpus",
+        nearest=None,
+        nearest_gpus=needed,
+        missed_by=f"{needed - most} GPUs",
+        way_out=f"cluster.max_gpus = {needed}, looser limits, or a lower rate",
+    )
 
 
 def _searched_to_the_end(inputs: Inputs) -> Planned:
@@ -120,6 +142,24 @@ def own_inputs(inputs: Inputs) -> dict[str, Inputs]:
     }
 
 
+def sharing_classes(inputs: Inputs, study: str) -> int:
+    """
+    Return how many classes of requests share the pools of a study that knows no own ones.
+
+    Raises:
+        InputError: a scenario that asks for own pools.
+    """
+    search, classes = inputs.scenario.search, len(inputs.scenario.workload.classes)
+    if classes > 1 and search.class_pools == "own":
+        raise InputError(
+            "search.class_pools",
+            search.class_pools,
+            f'"any" or "shared": {study} looks at shared pools only',
+            "a scenario for each class",
+        )
+    return classes if classes > 1 else 0
+
+
 def _planned(inputs: Inputs, told: Told | None = None) -> Planned:
     try:
         return plan(inputs, told=told)
@@ -134,17 +174,8 @@ def _neither(found: ClassPlans) -> Infeasible:
     reasons = {"shared pools": found.shared} if found.shared else {}
     reasons |= {f"own pools of {name}": each for name, each in found.own.items()}
     none = {of: each for of, each in reasons.items() if isinstance(each, Infeasible)}
-    gpus = sum(each.cost.gpus for each in found.own.values() if isinstance(each, Plan))
-    together = f"own pools need {gpus} GPUs together, cluster.max_gpus is {found.max_gpus}"
     said = [f"{of}: {each.reason}" for of, each in none.items()]
-    said += [together] if gpus > found.max_gpus else []
-    if none:
-        return replace(next(iter(none.values())), reason="; ".join(said))
-    return Infeasible(
-        reason=together,
-        binds="max_gpus",
-        nearest=None,
-        nearest_gpus=gpus,
-        missed_by=f"{gpus - found.max_gpus} GPUs",
-        way_out=f"cluster.max_gpus = {gpus}, looser limits, or a lower rate",
-    )
+    if found.beyond is not None:
+        none["own pools together"] = found.beyond
+        said.append(found.beyond.reason)
+    return replace(next(iter(none.values())), reason="; ".join(said))

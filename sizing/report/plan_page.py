@@ -90,7 +90,7 @@ def _asked(plan: Plan) -> str:
 
 def plan_tiles(plan: Plan) -> Iterator[Tile]:
     """Yield the most important figures: latencies, confidence, headroom, energy and price."""
-    found = figures(plan)
+    found = figures({"": plan})
     for of, slo in plan.promises.items():
         for name in ("ttft", "tpot", *(["e2e"] if slo.e2e_s else [])):
             limit_s = slo.limits_s.get(name)

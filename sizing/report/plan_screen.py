@@ -324,9 +324,9 @@ def class_plans_table(found: ClassPlans) -> Table:
 
 def class_plans_columns(found: ClassPlans) -> dict[str, list[Any]]:
     """Return a row per plan, and one of own pools together, which says what is cheaper."""
-    rows = list(_rows(found))
     heads = ("pools", "GPUs", "$/hour", "layout")
-    return {head: [str(row[at]) for row in rows] for at, head in enumerate(heads)}
+    columns = zip(heads, zip(*_rows(found), strict=True), strict=True)
+    return {head: list(map(str, each)) for head, each in columns if head != "$/hour" or any(each)}
 
 
 def _rows(found: ClassPlans) -> Iterator[tuple[str, int | str, str, str]]:

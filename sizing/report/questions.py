@@ -12,11 +12,11 @@ from minicluster.units import seconds
 from sizing.planner.studies.decisions import needed
 from sizing.planner.studies.result import figures
 from sizing.planner.studies.split_map import UNSIZED
-from sizing.report.study import FROM_ZERO, charts_page, number, series_figure
+from sizing.report.study import FROM_ZERO, charts_page, latency, number, series_figure
 from sizing.report.tables import columns_table, interval, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
     from rich.table import Table
@@ -35,6 +35,8 @@ NO_PRICE = (
 )
 BREAK_EVEN = -0.5
 """Per cent at which the line is drawn: just below zero, because whole replicas often tie."""
+OWN = "own pools of each class"
+"""Layout of classes of requests that share no pools."""
 PARTIAL = "partial: interrupted before the last of what was asked"
 """Line of an answer that was stopped."""
 SURE = 0.8
@@ -53,21 +55,30 @@ def capacity_table(found: Capacity) -> Table:
     heads += [f"TTFT {at}", "80 % interval", f"TPOT {at}", "layout", "then binds"]
     made = table("Highest rate within the SLO", heads, (), left=LEFT, whole=("layout",))
     for each in found.points:
-        made.add_row(*_capacity_cells(each, at, priced=bool(priced)))
+        made.add_row(*_capacity_cells(str(each.gpus), each, at, priced=bool(priced)))
+        for name, one in each.own.items():
+            made.add_row(*_capacity_cells(name, one, at, priced=bool(priced)))
     return made
 
 
-def _capacity_cells(point: CapacityPoint, at: str, *, priced: bool) -> Iterable[str | Text]:
+def _capacity_cells(
+    name: str, point: CapacityPoint, at: str, *, priced: bool
+) -> Iterator[str | Text]:
     predicted, cost = point.prediction, point.running
-    if predicted is None or cost is None:
-        yield str(point.gpus)
-        yield from ("", Text(f"none: {point.reason}", style="red"))
+    if cost is None:
+        yield from (name, "")
+        yield Text("none", style="red")
+        yield from ("",) * (8 if priced else 7)
+        yield point.reason
         return
-    yield from (str(point.gpus), str(point.used_gpus), f"{point.requests_per_s:,.4g}")
-    yield from (f"{point.users:,.0f}", f"{predicted.output_tokens_per_s:,.0f}")
+    yield from (name, str(point.used_gpus), f"{point.requests_per_s:,.4g}")
+    yield from (f"{point.users:,.0f}", f"{point.output_tokens_per_s:,.0f}")
     yield number(cost.joules_per_output_token)
     if priced:
         yield number(cost.usd_per_million_output_tokens)
+    if predicted is None:
+        yield from ("", "", "", OWN, point.binds)
+        return
     yield from (seconds(predicted.ttft.at(at)), interval(predicted.ttft, at))
     yield from (seconds(predicted.tpot.at(at)), point.layout, point.binds)
 
@@ -92,7 +103,7 @@ def capacity_lines(found: Capacity) -> Iterable[str]:
 
 def capacity_page(scenario: str, found: Capacity) -> Page:
     """Return the page of a capacity curve."""
-    known = [each for each in found.points if each.prediction is not None]
+    known = [each for each in found.points if each.requests_per_s]
     best = known[-1] if known else None
     headline = f"No number of GPUs asked for holds the SLO of {scenario}"
     if best is not None:
@@ -147,6 +158,7 @@ def split_map_lines(found: SplitMap) -> Iterable[str]:
     """Yield what the words in the map mean, and reasons of points without pools."""
     if found.interrupted:
         yield PARTIAL
+    yield from _sharing(found.classes)
     words = {cell.plain for _, row in _rows(found) for cell in map(_split_cell, row)}
     yield "In brackets: chance that the sign is right, from the error model of the plans"
     if "aggregated" in words:
@@ -155,6 +167,12 @@ def split_map_lines(found: SplitMap) -> Iterable[str]:
         yield "split: aggregated pools miss the SLO"
     reasons = {each.reason for each in found.points} - {"", UNSIZED}
     yield from sorted(f"none: {each}" for each in reasons)
+
+
+def _sharing(classes: int) -> Iterable[str]:
+    """Say of classes of requests that pools of their own were not looked at."""
+    if classes:
+        yield f"the {classes} classes of requests share pools here; own pools were not looked at"
 
 
 def split_map_page(scenario: str, found: SplitMap) -> Page:
@@ -231,10 +249,10 @@ def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
     """Return GPUs needed, the change, latencies and the first limit."""
     gpus = needed(answer)
     first = ("none" if gpus is None else str(gpus), "" if against is None else f"{against:+d}")
-    if answer.plan is None:
+    if not answer.plans:
         return (*first, "", "", answer.reason)
-    found = figures(answer.plan)
-    return (*first, seconds(found.ttft_s), seconds(found.tpot_s), found.binds)
+    found = figures(answer.plans)
+    return (*first, latency(found.ttft_s), latency(found.tpot_s), found.binds)
 
 
 def decisions_lines(found: Decisions) -> Iterable[str]:
@@ -297,6 +315,7 @@ def day_lines(found: Day) -> Iterable[str]:
     else:
         yield f"{reason}: one replica of each pool is enough, more take more GPU-hours"
     yield f"plan for the peak: {found.layout}"
+    yield from _sharing(found.classes)
     yield (
         f"cold start {asked.cold_start_s:g} s, forecast error up to"
         f" {asked.forecast_error_fraction:.0%}; the policy decides every {asked.interval_s:g} s,"

@@ -59,7 +59,7 @@ from sizing.scenario import Scenario
 from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sizing.planner.studies.capacity import CapacityPoint
 
@@ -138,13 +138,20 @@ def _run_sections(outcome: Outcome) -> list[Section]:
     return [Section(title, (latencies, said)), *_sections(pools_table(outcome))]
 
 
+def _capacity_rows(found: Capacity) -> Iterator[dict[str, Any]]:
+    """Yield a row for each number of GPUs, and below it one for each class's own pools."""
+    for point in found.points:
+        for name, each in {"": point, **point.own}.items():
+            yield {"class": name, **_capacity_row(each, found.percentile)}
+
+
 def _capacity_row(point: CapacityPoint, percentile: str) -> dict[str, Any]:
     cost, predicted = point.running, point.prediction
     names = ("gpus", "used_gpus", "requests_per_s", "users", "layout", "binds", "reason")
     costs = ("power_w", "joules_per_output_token", "usd_per_million_output_tokens")
     return {
         **{name: getattr(point, name) for name in names},
-        "output_tokens_per_s": predicted and predicted.output_tokens_per_s,
+        "output_tokens_per_s": point.output_tokens_per_s,
         f"ttft_{percentile}_s": predicted and predicted.ttft.at(percentile),
         f"tpot_{percentile}_s": predicted and predicted.tpot.at(percentile),
         **{name: cost and getattr(cost, name) for name in costs},
@@ -187,7 +194,7 @@ SHOWN: tuple[tuple[type, Sections | None, Columns], ...] = (
     (
         Capacity,
         lambda found: _sections(capacity_table(found), capacity_lines(found)),
-        lambda found: _columns(_capacity_row(each, found.percentile) for each in found.points),
+        lambda found: _columns(_capacity_rows(found)),
     ),
     (
         Day,

@@ -31,16 +31,17 @@ MOST_ROWS = 20
 
 def comparison_table(answers: Sequence[StudyResult], statistic: str) -> Table:
     """Return one row per scenario: its size, cost, latencies, headroom and confidence."""
-    priced = any(a.plan and a.plan.cost.price_usd_per_hour is not None for a in answers)
+    found_all = [figures(each.plans) for each in answers if each.plans]
+    priced = any(each.running.usd_per_hour is not None for each in found_all)
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
     heads += ["$/h", "$/Mtok"] if priced else []
     heads += [f"TTFT {statistic}", f"TPOT {statistic}", "headroom", "then binds", "confidence"]
     made = table("Compared", heads, (), left=LEFT)
     for answer in answers:
-        if answer.plan is None:
+        if not answer.plans:
             made.add_row(answer.label, "", "", Text("infeasible", style="red"))
             continue
-        found = figures(answer.plan)
+        found = figures(answer.plans)
         cost = found.running
         costs = [number(cost.power_w, ",.0f"), number(cost.joules_per_output_token, ".2f")]
         if priced:
@@ -56,7 +57,12 @@ def _size(found: Figures) -> tuple[str, str, str]:
 
 def _limits(found: Figures) -> tuple[str, str, str, str]:
     headroom = f"{found.headroom_factor:.2f}"
-    return seconds(found.ttft_s), seconds(found.tpot_s), headroom, found.binds
+    return latency(found.ttft_s), latency(found.tpot_s), headroom, found.binds
+
+
+def latency(value_s: float | None) -> str:
+    """Write a latency; nothing where each class of requests has its own."""
+    return "" if value_s is None else seconds(value_s)
 
 
 def number(value: float | None, form: str = ",.2f") -> str:
@@ -67,9 +73,9 @@ def number(value: float | None, form: str = ",.2f") -> str:
 def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
     """Yield why there is no plan, and the sources of power and price."""
     for answer in answers:
-        if answer.plan is None:
+        if not answer.plans:
             yield f"{answer.label}: {answer.reason}"
-    known = [figures(answer.plan).running for answer in answers if answer.plan]
+    known = [figures(answer.plans).running for answer in answers if answer.plans]
     for name, sources in (
         ("W and J/token", {each.power_source for each in known}),
         ("$", {each.price_source for each in known}),
@@ -89,10 +95,10 @@ def sweep_table(
     made = table(title, heads, (), left=(*LEFT, *names))
     for combination, answer in zip(combinations, answers, strict=True):
         values = [each.partition("=")[2] for each in combination]
-        if answer.plan is None:
+        if not answer.plans:
             made.add_row(*values, *[""] * 6, Text(answer.reason, style="red"))
         else:
-            found = figures(answer.plan)
+            found = figures(answer.plans)
             made.add_row(*values, *_size(found), *_limits(found))
     return made
 
@@ -140,13 +146,13 @@ def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
     )
 
 
-MEASURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("GPUs", "GPUs", lambda found: found.gpus),
-    ("TTFT at the SLO's percentile", "ms", lambda found: 1e3 * found.ttft_s),
-    ("TPOT at the SLO's percentile", "ms", lambda found: 1e3 * found.tpot_s),
-    ("Headroom", "times the load", lambda found: found.headroom_factor),
+MEASURES: tuple[tuple[str, str, Callable[[Figures], float | None], float], ...] = (
+    ("GPUs", "GPUs", lambda found: found.gpus, 1),
+    ("TTFT at the SLO's percentile", "ms", lambda found: found.ttft_s, 1e3),
+    ("TPOT at the SLO's percentile", "ms", lambda found: found.tpot_s, 1e3),
+    ("Headroom", "times the load", lambda found: found.headroom_factor, 1),
 )
-"""Title, unit and value of each chart of a sweep."""
+"""Title, unit, value and its factor of each chart of a sweep."""
 
 FROM_ZERO = {"rangemode": "tozero"}
 """Layout of an axis that begins at 0."""
@@ -187,7 +193,7 @@ def sweep_page(
     answers: Sequence[StudyResult],
 ) -> Page:
     """Return the page of a scenario planned for many values of its keys."""
-    planned = sum(answer.plan is not None for answer in answers)
+    planned = sum(bool(answer.plans) for answer in answers)
     swept = " and ".join(key.key for key in keys)
     return charts_page(
         f"{scenario}: {swept}",
@@ -205,19 +211,20 @@ def _sweep_figures(
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}
     for (first, *others), answer in zip(combinations, answers, strict=True):
-        if answer.plan is not None:
-            point = (first.partition("=")[2], figures(answer.plan))
+        if answer.plans:
+            point = (first.partition("=")[2], figures(answer.plans))
             series.setdefault(" ".join(others) or "the plan", []).append(point)
     numeric = all(_is_number(value) for value in keys[0].values)
     x_axis = axis(keys[0].key) | ({} if numeric else {"type": "category"})
-    for title, unit, value_of in MEASURES if series else ():
-        drawn = {
-            name: (
-                [float(value) if numeric else value for value, _ in points],
-                [value_of(found) for _, found in points],
-            )
-            for name, points in series.items()
-        }
+    for title, unit, value_of, factor in MEASURES if series else ():
+        drawn: dict[str, tuple[list[float | str], list[float]]] = {}
+        for name, points in series.items():
+            drawn[name] = [], []
+            for at, found in points:
+                value = value_of(found)
+                if value is not None:
+                    drawn[name][0].append(float(at) if numeric else at)
+                    drawn[name][1].append(factor * value)
         yield series_figure(title, drawn, x_axis, axis(unit) | FROM_ZERO, unit=unit)
 
 

@@ -16,7 +16,7 @@ import minicluster.pages
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_parts, render_tiles
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Inputs, Plan, to_json
 from minicluster.workload.day_profile import read_profile
 from sizing.catalog import find_profile
 from sizing.planner.build_plan import NoPlan
@@ -67,6 +67,8 @@ TILE_WIDTH = 165
 """Pixels: two beside one another on a phone."""
 COLD_START_S = 120.0
 """Seconds until a new replica answers, in the day of the further questions."""
+ALL = "All classes"
+"""Tab of the questions about classes of requests together, where each has pools of its own."""
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """GPUs of the capacity curve, as shares of the plan's."""
 FACTS_OF = {
@@ -99,6 +101,23 @@ class Answer:
     case: form.Case
     class_name: str
     plan: Plan = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """
+    What further questions are about; equal where case and class are.
+
+    Attributes:
+        class_name: of the class of requests that `inputs` are of; empty: those of all.
+        inputs: the scenario.
+        gpus: of its plan.
+    """
+
+    case: form.Case
+    class_name: str
+    inputs: Inputs = field(compare=False)
+    gpus: int = field(compare=False)
 
 
 @lru_cache(maxsize=64)
@@ -141,7 +160,9 @@ def draw(case: form.Case) -> None:
     if len(answers) == 1:
         _draw(answers[0])
     elif answers:
-        tabs = st.tabs([f"Pools of {each.class_name}" for each in answers])
+        *tabs, together = st.tabs([*(f"Pools of {each.class_name}" for each in answers), ALL])
+        with together:
+            _questions(Subject(case, "", case.scenario(), gpus))
         for each, tab in zip(answers, tabs, strict=True):
             with tab:
                 st.markdown(f"#### {headline(each.plan)}")
@@ -158,7 +179,7 @@ def _draw(answer: Answer) -> None:
     _downloads(answer)
     _other_stacks(answer)
     _distributions(answer)
-    _questions(answer)
+    _questions(Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus))
     with st.expander("Assumptions, errors and sources"):
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
 
@@ -360,20 +381,20 @@ def _zipped(files: Mapping[str, str]) -> bytes:
 # --- charts
 
 
-def chart(figure: Figure, answer: Answer) -> None:
+def chart(figure: Figure, class_name: str) -> None:
     """Draw a chart of the page kit in the colours of this page."""
     st.markdown(f"**{figure.title}**")
     colours = palette(dark=st.context.theme.type == "dark")
     shared = {
         "height": CHART_HEIGHT,
         "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
-        "legend": {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "y": -0.42, "yanchor": "top"},
         "showlegend": len(figure.traces) > 1,
     }
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
     st.plotly_chart(
         coloured(drawn, colours),
-        key=f"{answer.class_name}:{figure.title}",
+        key=f"{class_name}:{figure.title}",
         config={"displaylogo": False},
         alt=figure.caption,
     )
@@ -386,7 +407,7 @@ def _distributions(answer: Answer) -> None:
     drawn = list(latency_figures(answer.plan, outcome, slowed))
     for figure, column in zip(drawn, st.columns(len(drawn)), strict=True):
         with column:
-            chart(figure, answer)
+            chart(figure, answer.class_name)
 
 
 @lru_cache(maxsize=16)
@@ -401,68 +422,75 @@ def _simulated(answer: Answer) -> tuple[Outcome, Outcome | None]:
 # --- questions that take longer
 
 
-def _questions(answer: Answer) -> None:
+def _questions(about: Subject) -> None:
     """Offer what takes longer, each by a button; what was asked stays."""
     st.markdown("**Further questions**, each a search of its own")
-    found = answer.plan
-    name = answer.class_name or answer.case.base
-    counts = sorted({max(1, round(found.cost.gpus * share)) for share in SHARES})
+    name, inputs = about.class_name or about.case.base, about.inputs
+    counts = sorted({max(1, round(about.gpus * share)) for share in SHARES})
     questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
         (
             "What do other numbers of GPUs carry?",
             "The highest rate within the limits, a few seconds",
-            lambda said: capacity_page(name, capacity(found.inputs, counts, progress=said)),
+            lambda said: capacity_page(name, capacity(inputs, counts, progress=said)),
         ),
         (
             "When does splitting prefill and decode pay?",
             "Lengths of prompts over answers, and the speed of the link: about half a minute",
-            lambda said: split_map_page(name, split_map(found.inputs, progress=said)),
+            lambda said: split_map_page(name, split_map(inputs, progress=said)),
         ),
         (
             "What does each decision cost?",
             "Router, percentile, confidence, precision and more: about two minutes",
-            lambda said: decisions_page(name, decisions(found.inputs, progress=said)),
+            lambda said: decisions_page(name, decisions(inputs, progress=said)),
         ),
         (
             "How many GPU-hours does autoscaling save over a day?",
             f"A made-up day that peaks at it, cold starts of {COLD_START_S:.0f} s: `sizing day`",
-            lambda said: _day_page(name, found, said),
+            lambda said: _day_page(name, inputs, said),
         ),
     )
     for question, takes, ask in questions:
-        _question(answer, question, takes, ask)
+        _question(about, question, takes, ask)
 
 
-def _day_page(name: str, found: Plan, said: Progress) -> Page:
-    rate = found.inputs.scenario.workload.requests_per_s
-    profile = read_profile(find_profile("sine-day"), rate)
+def _day_page(name: str, inputs: Inputs, said: Progress) -> Page:
+    profile = read_profile(find_profile("sine-day"), inputs.scenario.workload.requests_per_s)
     options = DayOptions(cold_start_s=COLD_START_S)
-    return day_page(name, day(found.inputs, profile, options, progress=said))
+    return day_page(name, day(inputs, profile, options, progress=said))
 
 
-def _question(answer: Answer, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
-    known: dict[tuple[Answer, str], Page] = st.session_state.setdefault("answers", {})
-    if (answer, question) not in known:
-        button = st.empty()
-        if not button.button(question, key=f"{answer.class_name}:{question}", help=takes):
-            return
-        button.empty()
+def _question(about: Subject, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
+    """Answer a question that was asked; another that is asked meanwhile only delays it."""
+    known: dict[tuple[Subject, str], Page] = st.session_state.setdefault("answers", {})
+    asked: set[tuple[Subject, str]] = st.session_state.setdefault("asked", set())
+    key = about, question
+    if key not in asked:
+        st.button(
+            question,
+            key=f"{about.class_name}:{question}",
+            help=takes,
+            on_click=asked.add,
+            args=(key,),
+        )
+        return
+    if key not in known:
         bar = st.progress(0.0, question)
 
         def said(done: int, total: int) -> None:
             bar.progress(done / total, f"{question} {done} of {total}")
 
         try:
-            known[answer, question] = ask(said)
+            known[key] = ask(said)
         except MiniclusterError as error:
+            asked.discard(key)
             st.error(str(error))
             return
         finally:
             bar.empty()
-    page = known[answer, question]
+    page = known[key]
     st.markdown(f"**{page.headline}**")
     for figure in page.figures:
-        chart(figure, answer)
+        chart(figure, about.class_name)
     sections = [part for part in page.parts if isinstance(part, Section)]
     st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))
 
@@ -474,8 +502,19 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
 .kit { background: none; }
 .kit .tiles { margin: 0; grid-template-columns: 1fr; }
 .kit .tile { min-height: 92px; }
-.kit section { padding: 10px 0; margin: 0; border: 0; background: none; overflow-x: auto; }
-.kit td, .kit th { padding: 4px 8px; font-size: 14px; }
+.kit section {
+  padding: 10px 0; margin: 0; border: 0; border-radius: 0; background: none; overflow-x: auto;
+  animation: hidden-right linear; animation-timeline: scroll(self inline);
+}
+.kit td, .kit th { padding: 4px 7px; font-size: 13px; }
+.kit { container-type: inline-size; }
+[data-testid=stPopoverBody] .kit { width: min(640px, 78vw); }
+@keyframes hidden-right { from { box-shadow: inset -12px 0 8px -8px #8888; } }
+@container (width < 420px) { .kit td, .kit th { padding: 4px 3px; font-size: 12px; } }
+@container (width < 300px) {
+  .kit .facts :is(th, td) { display: block; width: auto; }
+  .kit .facts th { border: 0; padding-bottom: 0; }
+}
 .kit th { white-space: pre-line; }
 """
 STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN

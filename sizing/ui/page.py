@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from minicluster.errors import InputError
+from sizing.planner.budget import budgets
 from sizing.ui import answer, form
 from sizing.ui.answer import STYLE
 
@@ -67,7 +68,7 @@ def _check(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     case = state[CASES][at]
     try:
         if case is not None:
-            case.scenario()
+            budgets(case.scenario())
     except InputError as error:
         known = form.field_of(error, case.texts())
         state[ERRORS][at, known] = form.beside(error) if known else str(error)
@@ -137,7 +138,8 @@ def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
             for field, place in zip(pair, st.columns(len(pair), wrap=False), strict=True):
                 with place:
                     _field(state, at, field, form.help_text(field.key))
-                    _said(state, at, field.key)
+            for field in pair:
+                _said(state, at, field.key, field.label)
         if group.title == "Model":
             st.file_uploader(
                 "or the config.json of another model",
@@ -166,9 +168,11 @@ def _class_buttons(state: Any, at: int, classes: int) -> None:  # noqa: ANN401
         )
 
 
-def _said(state: Any, at: int, field: str) -> None:  # noqa: ANN401  (Streamlit's session)
+def _said(state: Any, at: int, field: str, label: str = "") -> None:  # noqa: ANN401
+    """Say what is wrong with a field; between two dollars Markdown would see a formula."""
     if (at, field) in state[ERRORS]:
-        st.error(state[ERRORS][at, field])
+        said = state[ERRORS][at, field]
+        st.error((f"**{label}**: {said}" if label else said).replace("$", r"\$"))
 
 
 def _field(state: Any, at: int, field: form.Field, help_text: str) -> None:  # noqa: ANN401
@@ -261,7 +265,7 @@ def _compare(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
 def _answer(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     case = state[CASES][at]
     if any(where[0] == at for where in state[ERRORS]):
-        st.info("Nothing is planned: a field says what it needs.")
+        st.info("Nothing is planned: what stands in red says what is needed.")
     elif case is None:
         st.info(
             "Say which model, load and latency limits, and press **Plan**: the answer is the"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,78 +11,26 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan import Prediction
-from sizing.planner.candidates import (
-    Candidate,
-    batch_limits,
-    fewest_by_utilisation,
-    list_candidates,
-    unloaded_checks,
-    utilisations,
-)
+from sizing.planner.budget import budgets
+from sizing.planner.class_pools import own_inputs
 from sizing.planner.deployment import gpus_with_spares
-from sizing.planner.error_model import step_errors
-from sizing.planner.pool_sizing import estimated_sizes, fluid_replicas
 from sizing.planner.predict import prediction_of
-from sizing.planner.result import below_floor, fits_nowhere
-from sizing.planner.search import SLACK_CEILING
-from sizing.planner.simulated_check import SEEDS, Simulations, SloSimulator
-from sizing.planner.step_models import StepModels
 from sizing.planner.studies.cost import Running, require_price, running_of
+from sizing.planner.studies.rate_search import Held, RateSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minicluster.plan import Inputs
-    from sizing.planner.pool_sizing import Sizes
-    from sizing.planner.result import PlanVerdict
 
 THINK_S = 10.0
 """Seconds between an answer and the same user's next request, where none are given."""
 
-FINALISTS = 2
-"""Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
-
-RESOLUTION = 0.03
-"""Relative step to which quick runs resolve the rate, and by which precise runs lower it."""
-
-TOO_LOW = 0.85
-"""Share of a rate that holds below which an estimate is not worth a simulation."""
-
-FAR_TOO_LOW = 0.6
-"""Share of the highest estimate below which one is not worth a simulation."""
-
-OPTIONS = 6
-"""Layouts and batch limits of each kind whose rates are estimated: the highest by utilisation."""
-
-LEAST_SHARE = 1e-3
-"""Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
-
-PRECISE = 0.95
-"""Share of a limit up to which a latency of a precise run may come: beyond, chance may decide."""
-
-QUICK = (0.86, 0.91, 0.95)
-"""
-The least share that a quick run is to use up of its tightest limit, the share that is aimed at, and
-the most: it is too short for the bursts that a precise run has.
-"""
-
-STEEPNESS = 1.5
-"""Per cent by which a latency near its limit changes, for each by which the rate does."""
-
-STRIDE = 1.15
-"""Factor by which one run changes the rate at most; it is squared from run to run."""
-
-SATURATED = 2.0
-"""Share of a limit that stands for no latency at all: a pool that no run was needed for."""
-
-UTILISATION = "a pool saturates"
-"""Limit that binds if no latency limit does."""
-
-MAX_SHIFTS = 4
-"""Moves of replicas from one pool to the other at one rate."""
-
 MAX_GPUS = 131_072
 """GPUs beyond which a search is no matter of minutes."""
+
+MAX_DIVISIONS = 8
+"""Divisions of GPUs between the own pools of classes that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +42,13 @@ class CapacityPoint:
         gpus: that are there.
         used_gpus: of these, in the layout, spares included.
         requests_per_s: the highest rate that was found to hold; 0: none.
-        layout: pools as options of `sizing predict`; empty where there is none.
+        layout: pools as options of `sizing predict`; empty where there is none, and for own pools.
         max_num_seqs: batch limit of a decode or mixed replica.
         users: in a closed loop with the think time; each has one request or thinks.
-        prediction: latencies and throughput at that rate, with step times as predicted.
+        prediction: latencies and throughput at that rate, with step times as predicted; `None` for
+            own pools.
+        own: of classes of requests on pools of their own, where these carry more, what each class's
+            pools carry at that rate; empty: all share pools.
         running: power and price at that rate.
         binds: the limit that is missed first above that rate.
         reason: why there is no rate; empty where there is one.
@@ -109,9 +61,16 @@ class CapacityPoint:
     max_num_seqs: int = 0
     users: float = 0.0
     prediction: Prediction | None = None
+    own: dict[str, CapacityPoint] = field(default_factory=dict)
     running: Running | None = None
     binds: str = ""
     reason: str = ""
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Of all pools; 0 where no rate holds."""
+        own = sum(each.output_tokens_per_s for each in self.own.values())
+        return own if self.prediction is None else self.prediction.output_tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +91,6 @@ class Capacity(Shown):
     interrupted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A configuration at a rate, and what is missed first above it."""
-
-    candidate: Candidate
-    binds: str
-
-    @property
-    def rate(self) -> float:
-        """Requests/s."""
-        return self.candidate.tandem.workload.requests_per_s
-
-
 def capacity(
     inputs: Inputs,
     gpus: Sequence[int],
@@ -160,6 +106,10 @@ def capacity(
     Layouts are ranked by an estimate (eq. L2); the GPUs of the best are divided between the pools
     and the rate is bisected with the quick simulations of `sizing plan`, then lowered until its
     precise ones hold under every seed. What fewer GPUs carry more of them carry, too.
+
+    Classes of requests keep their shares of the rate. As in a plan (`search.class_pools`) they
+    share pools, or the GPUs are divided between pools of their own so that every class's pools hold
+    about the same rate, whichever carries more.
 
     Args:
         inputs: a scenario; its rate does not matter.
@@ -179,20 +129,18 @@ def capacity(
     """
     counts = sorted(set(gpus))
     if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_GPUS:
-        raise InputError("--gpus", list(gpus), f"whole numbers from 1 to {MAX_GPUS:,}")
+        raise InputError(
+            "--gpus", ", ".join(map(str, gpus)), f"whole numbers from 1 to {MAX_GPUS:,}"
+        )
     if not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
-    found = _RateSearch(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])))
-    held: _Held | None = None
+    kinds = _kinds(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])), think_s)
     points: list[CapacityPoint] = []
     try:
         for count in counts:
-            before = held
-            held = found.highest(count, before)
-            same = held is not None and held is before
-            points.append(
-                replace(points[-1], gpus=count) if same else found.point(count, held, think_s)
-            )
+            found = [each.point(count) for each in kinds]
+            found += [replace(each, gpus=count) for each in points[-1:]]
+            points.append(max(found, key=lambda each: each.requests_per_s))
             if progress is not None:
                 progress(len(points), len(counts))
     except KeyboardInterrupt:
@@ -207,6 +155,17 @@ def capacity(
     )
 
 
+def _kinds(inputs: Inputs, think_s: float) -> list[_Pools | _OwnPools]:
+    """Return the pools that a scenario asks for: shared ones, own ones of its classes, or both."""
+    wanted, classes = inputs.scenario.search.class_pools, len(inputs.scenario.workload.classes)
+    found: list[_Pools | _OwnPools] = []
+    if wanted != "own" or classes <= 1:
+        found.append(_Pools(inputs, think_s))
+    if wanted != "shared" and classes > 1:
+        found.append(_OwnPools(inputs, think_s))
+    return found
+
+
 def gpus_for_usd(inputs: Inputs, usd_per_hour: float) -> int:
     """
     Return the GPUs that so many dollars an hour pay for, energy included where it is paid apart.
@@ -219,252 +178,142 @@ def gpus_for_usd(inputs: Inputs, usd_per_hour: float) -> int:
         raise InputError(place, usd_per_hour, "one kind of GPU in search.gpus")
     require_price(inputs, place)
     one = inputs.usd_per_hour({kind: 1}) or 0.0
-    count = int(usd_per_hour / one + 1e-9)
-    if count < 1:
-        raise InputError(place, usd_per_hour, f"at least the price of one {kind}, {one:,.2f}")
-    return count
+    if not one <= usd_per_hour <= MAX_GPUS * one:
+        expected = f"the price of 1 to {MAX_GPUS:,} {kind}, {one:,.2f} each"
+        raise InputError(place, usd_per_hour, expected)
+    return int(usd_per_hour / one + 1e-9)
 
 
-class _RateSearch:
-    """Layouts and simulations of one scenario, for any number of GPUs."""
+def gpus_within_budgets(inputs: Inputs) -> int:
+    """
+    Return how many GPUs `cluster.max_gpus` and the budgets of `[cost]` allow.
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
-        self.known = list_candidates(inputs, StepModels(inputs), self.errors)
-        self.split = [
-            each.limited(bounded.slow.tandem.decode.max_batch_size)
-            for each in self.known.split
-            for bounded in batch_limits(each.with_errors(self.errors), inputs)
-        ]
-        self.mixed = list(self.known.mixed)
+    Of several kinds in search.gpus it is `cluster.max_gpus`: a number says nothing of their cost.
 
-    def highest(self, gpus: int, before: _Held | None) -> _Held | None:
-        """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""
-        self.simulations = Simulations(self.inputs)
-        self.quick = SloSimulator(self.simulations, self.errors, precise=False)
-        climbed: list[_Held] = []
-        for guess in self._finalists(gpus, before):
-            highest = max((each.rate for each in climbed), default=0.0)
-            floor = max(_above(before), TOO_LOW * highest)
-            if _rate(guess) >= TOO_LOW * floor:
-                found = self._climbed(guess, gpus, floor, highest or _rate(guess))
-                climbed += [] if found is None else [found]
-        return self._verified(climbed, _above(before)) or before
+    Raises:
+        InputError: a budget of GPUs without a price or power, or of less than one GPU.
+    """
+    (kind, *others), most = inputs.kinds, inputs.cluster.max_gpus
+    for each in [] if others else budgets(inputs):
+        one = each.taken({kind: 1}) or 0.0
+        most = min(most, int(each.most / one + 1e-9))
+        if most < 1:
+            raise InputError(f"cost.{each.key}", each.most, f"at least {one:g}, for one {kind}")
+    return most
 
-    def _finalists(self, gpus: int, before: _Held | None) -> list[Candidate]:
-        """
-        Return the configurations with the highest estimated rates: split ones, then aggregated.
 
-        The best layout of fewer GPUs comes first: it carries about as much a GPU.
-        """
-        found = []
-        for options in (self.split, self.mixed):
-            guesses = [self._estimated(each, gpus) for each in self._promising(options, gpus)]
-            ranked = sorted((each for each in guesses if each), key=self._rank)
-            found += list({each.layout: each for each in reversed(ranked)}.values())[
-                : -FINALISTS - 1 : -1
-            ]
-        highest = max((_rate(each) for each in found), default=0.0)
-        found = [each for each in found if _rate(each) >= FAR_TOO_LOW * highest]
-        if before is None:
-            return found
-        known, per_gpu = before.candidate.layout, before.rate / self._gpus(before.candidate)
-        return [
-            each.at_rate(max(per_gpu * gpus, _rate(each))) if each.layout == known else each
-            for each in sorted(found, key=lambda each: each.layout != known)
-        ]
+class _Pools:
+    """What the pools of one load carry, for any number of GPUs; what was found is kept."""
 
-    def _rank(self, guess: Candidate) -> float:
-        """Return less for what probably carries more: TTFT under load is not in eq. T6."""
-        if guess.layout.prefill is not None:
-            return -_rate(guess)
-        checks = unloaded_checks(guess, self.inputs.scenario.promises, self.errors)
-        return -_rate(guess) * (SLACK_CEILING - max(check.ratio for check in checks))
+    def __init__(self, inputs: Inputs, think_s: float) -> None:
+        self.inputs, self.think_s = inputs, think_s
+        self.search = RateSearch(inputs)
+        self.known: dict[int, Held | None] = {}
 
-    def _promising(self, options: list[Candidate], gpus: int) -> list[Candidate]:
-        """Return the options with the highest rates by utilisation and slack, a few of them."""
-        used = {each.layout: check.ratio for check, each in self.known.unloaded}
-        known = [(self._ceiling(each, gpus)[0], each) for each in options]
-        ranked = sorted(
-            (each for each in known if each[0] > 0),
-            key=lambda pair: -pair[0] * (SLACK_CEILING - used.get(pair[1].layout, 0.0)),
-        )
-        return [each for _, each in ranked[:OPTIONS]]
+    def highest(self, gpus: int) -> Held | None:
+        """Return the highest rate of *gpus*, at least that of fewer that were asked for before."""
+        if gpus not in self.known:
+            fewer = max((each for each in self.known if each < gpus), default=0)
+            self.known[gpus] = self.search.highest(gpus, self.known.get(fewer))
+        return self.known[gpus]
 
-    def _ceiling(self, option: Candidate, gpus: int) -> tuple[float, Sizes]:
-        """Return the rate at the allowed utilisation, and the sizes that reach it; 0: none fit."""
-        slow = option.sized(1, 1).with_errors(self.errors)
-        most = self.inputs.scenario.search.max_utilisation_fraction * _rate(option)
-        load = utilisations(slow)
-        last = load.get("decode") or load["mixed"]
-        found: tuple[float, Sizes] = (0.0, (0, 0))
-        if option.layout.prefill is None:
-            count = self._fitting(option, gpus, 0)
-            return most * count / last, (0, count)
-        for prefill in range(1, gpus // option.layout.prefill.gpus + 1):
-            decode = self._fitting(option, gpus, prefill)
-            rate = most * min(prefill / load["prefill"], decode / last)
-            if rate <= found[0]:
-                break  # the rate rises to the best division, then falls
-            found = rate, (prefill, decode)
-        return found
-
-    def _fitting(self, option: Candidate, gpus: int, prefill: int) -> int:
-        """Return the most decode or mixed replicas that fit beside those of prefill."""
-        first, each = option.layout.prefill, option.layout.decode.gpus
-        count = (gpus - (0 if first is None else prefill * first.gpus)) // each
-        while count > 0 and self._gpus(option.sized(prefill, count)) > gpus:
-            count -= 1
-        return max(0, count)
-
-    def _gpus(self, chosen: Candidate) -> int:
-        return sum(gpus_with_spares(self.inputs, chosen).values())
-
-    def _estimated(self, option: Candidate, gpus: int) -> Candidate | None:
-        """Return the option at the highest rate whose estimated sizes (eq. L2, T6) fit."""
-        high, sizes = self._ceiling(option, gpus)
-        low, best = high * LEAST_SHARE, sizes
-        while high > low * (1 + RESOLUTION):
-            middle = (low * high) ** 0.5
-            one = option.at_rate(middle).sized(min(1, sizes[0]), 1)
-            slow = one.with_errors(self.errors)
-            lowest = fewest_by_utilisation(slow, self.inputs)
-            wanted = (
-                estimated_sizes(one, self.inputs, self.errors, lowest)
-                if sizes[0]
-                else (0, fluid_replicas(self.inputs, slow, lowest[1]))
-            )
-            if self._gpus(one.sized(*wanted)) <= gpus:
-                low, best = middle, wanted
-            else:
-                high = middle
-        most = self._fitting(option, gpus, best[0])
-        return option.at_rate(low).sized(best[0], most) if most else None
-
-    # --- simulations
-
-    def _climbed(self, guess: Candidate, gpus: int, floor: float, rate: float) -> _Held | None:
-        """
-        Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*.
-
-        Each run says how near its tightest limit is, and so about how far away the rate is that
-        uses up as much of it as `QUICK` says; between a rate that is low enough and one that is
-        not, it is bisected.
-        """
-        ceiling = self._ceiling(guess, gpus)[0]
-        low, high, best, binds, stride = floor, ceiling, None, UTILISATION, STRIDE
-        while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
-            tried, verdict = self._held((best or guess).at_rate(rate), gpus)
-            ratio = SATURATED if verdict.check is None else verdict.check.ratio
-            if tried is None or ratio > QUICK[-1]:
-                high, binds = rate, _limit(verdict, split=guess.layout.prefill is not None)
-            else:
-                best, low = tried, rate
-                if ratio >= QUICK[0] and high < ceiling:
-                    break
-            rate *= min(max(_factor(ratio, QUICK[1]), 1 / stride), stride)
-            if best is not None and not low * (1 + RESOLUTION / 2) < rate < high:
-                rate = (low * high) ** 0.5
-            stride **= 2
-        return None if best is None else _Held(best, binds)
-
-    def _held(self, chosen: Candidate, gpus: int) -> tuple[Candidate | None, PlanVerdict]:
-        """Return sizes that hold at the candidate's rate, if any do, and the last verdict."""
-        tried: list[Candidate] = []
-        while True:
-            verdict = self.quick.verdict(chosen)
-            if verdict.holds:
-                return chosen, verdict
-            tried.append(chosen)
-            # Replicas move to the pool that the missed limit asks for, from the other one.
-            prefill, wanted = chosen.sizes[0], verdict.bottleneck_role == "prefill"
-            moved = prefill + max(1, prefill // 32) * (1 if wanted else -1)
-            decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
-            chosen = chosen.sized(moved, decode)
-            if not decode or chosen in tried or len(tried) == MAX_SHIFTS:
-                return None, verdict
-
-    def _verified(self, climbed: list[_Held], floor: float) -> _Held | None:
-        """
-        Return the highest rate that precise runs hold under every seed; `None`: none above *floor*.
-
-        The configuration with the highest rate is tried first; what it misses lowers its rate, and
-        another one may be the highest then.
-        """
-        precise = SloSimulator(self.simulations, self.errors)
-        left = list(climbed)
-        while left:
-            found = max(left, key=lambda each: each.rate)
-            left.remove(found)
-            verdicts = (precise.verdict(found.candidate, seed=seed) for seed in SEEDS)
-            missed = next((each for each in verdicts if not each.holds), None)
-            if missed is None:
-                return found
-            if missed.exhausted:
-                return None
-            ratio = SATURATED if missed.check is None else missed.check.ratio
-            factor = min(max(_factor(ratio, PRECISE), 1 / STRIDE), 1 - RESOLUTION)
-            if found.rate * factor > floor:
-                left.append(replace(found, candidate=found.candidate.at_rate(found.rate * factor)))
-        return None
-
-    # --- results
-
-    def point(self, gpus: int, held: _Held | None, think_s: float) -> CapacityPoint:
-        """Return what a configuration carries at its rate; without one, why there is none."""
+    def point(self, gpus: int, rate: float | None = None) -> CapacityPoint:
+        """Return what *gpus* carry at their highest rate, or at a lower one."""
+        held = self.highest(gpus)
         if held is None:
-            return CapacityPoint(gpus=gpus, reason=self._reason(gpus))
-        chosen, load = held.candidate, self.inputs.scenario.workload
-        at_rate = replace(
-            self.inputs,
-            scenario=replace(self.inputs.scenario, workload=load.at_rate(held.rate)),
-        )
-        predicted = prediction_of(at_rate, chosen, self.simulations.predicted(chosen))
+            return CapacityPoint(gpus=gpus, reason=self.search.reason(gpus))
+        rate = held.rate if rate is None else rate
+        chosen, load = held.candidate.at_rate(rate), self.inputs.scenario.workload
+        scenario = replace(self.inputs.scenario, workload=load.at_rate(rate))
+        outcome = self.search.simulations.predicted(chosen)
+        predicted = prediction_of(replace(self.inputs, scenario=scenario), chosen, outcome)
         kinds = gpus_with_spares(self.inputs, chosen)
         return CapacityPoint(
             gpus=gpus,
             used_gpus=sum(kinds.values()),
-            requests_per_s=held.rate,
+            requests_per_s=rate,
             layout=str(chosen),
             max_num_seqs=chosen.tandem.decode.max_batch_size,
-            users=held.rate * (predicted.e2e.mean_s + think_s),
+            users=rate * (predicted.e2e.mean_s + self.think_s),
             prediction=predicted,
             running=running_of(self.inputs, kinds, predicted.output_tokens_per_s),
             binds=held.binds,
         )
 
-    def _reason(self, gpus: int) -> str:
-        unloaded = list(self.known.unloaded)
-        if not unloaded:
-            return fits_nowhere(self.inputs, list(self.known.unfit)).reason
-        options = [*self.split, *self.mixed]
-        if not options:
-            return below_floor(unloaded, self.inputs).reason
-        least = min(self._gpus(each.sized(min(1, each.sizes[0]), 1)) for each in options)
-        if least > gpus:
-            return f"the smallest layout that may hold the SLO has {least} GPUs"
-        return "no rate holds the SLO in simulations"
 
+class _OwnPools:
+    """What pools of their own carry for the classes of a load, which keep their shares of it."""
 
-def _factor(ratio: float, wanted: float) -> float:
-    """Return the factor on a rate by which the share of its tightest limit becomes *wanted*."""
-    return float((wanted / ratio) ** (1 / STEEPNESS))
+    def __init__(self, inputs: Inputs, think_s: float) -> None:
+        load = inputs.scenario.workload
+        self.inputs = inputs
+        self.pools = {name: _Pools(each, think_s) for name, each in own_inputs(inputs).items()}
+        self.shares = {each.name: each.requests_per_s / load.requests_per_s for each in load.parts}
+        self.needs = dict.fromkeys(self.pools, 1.0)
 
+    def point(self, gpus: int) -> CapacityPoint:
+        """
+        Divide *gpus* between the classes until a division comes again; return the best.
 
-def _limit(verdict: PlanVerdict, *, split: bool) -> str:
-    """Say which limit a verdict missed or is nearest to, and whose pool it asks for."""
-    check, role = verdict.check, verdict.bottleneck_role
-    if check is None:
-        return f"{role} pool saturates"
-    if not role:
-        role = "prefill" if check.name.startswith("TTFT") else "decode"
-    return f"{check.name}: {role if split else 'mixed'} pool"
+        The next division is as the needs are at the last one, and where that was tried the best
+        one, with a GPU moved from the class with the most room to the one that limits the rate.
+        """
+        if gpus < len(self.pools):
+            return CapacityPoint(gpus=gpus, reason="own pools have a GPU for each class at least")
+        tried: list[dict[str, int]] = []
+        best: tuple[float, str, dict[str, int]] = (-1.0, "", {})
+        division = self._divided(gpus, next(iter(self.pools)))
+        while division not in tried and len(tried) < MAX_DIVISIONS:
+            tried.append(division)
+            rates = {name: self._rate(name, count) for name, count in division.items()}
+            tightest, loosest = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+            if rates[tightest] > best[0]:
+                best = rates[tightest], tightest, division
+                spare = {tightest: division[tightest] + 1, loosest: division[loosest] - 1}
+                moved = division | (spare if division[loosest] > 1 else {})
+            for name, count in division.items():
+                held = self.pools[name].highest(count)
+                used = count if held is None else self._used(held).total()
+                self.needs[name] = used * (rates[loosest] / rates[name] if rates[name] else 2.0)
+            division = self._divided(gpus, tightest)
+            division = moved if division in tried else division
+        return self._point(gpus, *best)
 
+    def _divided(self, gpus: int, rest: str) -> dict[str, int]:
+        """Divide *gpus* about as the needs are; one class gets what rounding leaves."""
+        share = (gpus - len(self.needs)) / sum(self.needs.values())
+        found = {name: 1 + int(share * need) for name, need in self.needs.items()}
+        return found | {rest: found[rest] + gpus - sum(found.values())}
 
-def _above(best: _Held | None) -> float:
-    return 0.0 if best is None else best.rate * (1 + RESOLUTION)
+    def _rate(self, name: str, gpus: int) -> float:
+        """Return the rate of the whole load that a class's own pools hold their share of."""
+        held = self.pools[name].highest(gpus)
+        return 0.0 if held is None else held.rate / self.shares[name]
 
+    def _used(self, held: Held) -> Counter[str]:
+        return Counter(gpus_with_spares(self.inputs, held.candidate))
 
-def _rate(candidate: Candidate) -> float:
-    return candidate.tandem.workload.requests_per_s
+    def _point(
+        self, gpus: int, rate: float, tightest: str, division: dict[str, int]
+    ) -> CapacityPoint:
+        if not rate:
+            reason = self.pools[tightest].point(division[tightest]).reason
+            return CapacityPoint(gpus=gpus, reason=f"own pools of {tightest}: {reason}")
+        own = {
+            name: self.pools[name].point(count, rate * self.shares[name])
+            for name, count in division.items()
+        }
+        kinds: Counter[str] = Counter()
+        for name, count in division.items():
+            held = self.pools[name].highest(count)
+            kinds += Counter() if held is None else self._used(held)
+        tokens_per_s = sum(each.output_tokens_per_s for each in own.values())
+        return CapacityPoint(
+            gpus=gpus,
+            used_gpus=kinds.total(),
+            requests_per_s=rate,
+            users=sum(each.users for each in own.values()),
+            own=own,
+            running=running_of(self.inputs, kinds, tokens_per_s),
+            binds=f"{tightest} {own[tightest].binds}",
+        )

@@ -22,6 +22,7 @@ from minicluster.specs.checks import not_negative
 from minicluster.workload.day_profile import DAY_S
 from sizing.planner.budget import search_within_budgets
 from sizing.planner.build_plan import NoPlan, build_plan
+from sizing.planner.class_pools import sharing_classes
 from sizing.planner.error_model import step_errors
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations, SloSimulator
@@ -121,6 +122,7 @@ class Day(Shown):
 
     Attributes:
         layout: of the plan for the day's peak, as options of `sizing predict`.
+        classes: of requests, which share the pools; 0: the load has none.
         static_gpus: of that plan.
         static_gpu_hours: over the day.
         requests_per_s: in each interval.
@@ -136,6 +138,7 @@ class Day(Shown):
     requests_per_s: tuple[float, ...]
     runs: tuple[DayRun, ...]
     best: DayRun
+    classes: int = 0
 
     @property
     def scaled(self) -> DayRun:
@@ -172,6 +175,7 @@ def day(
     Ignores:
         The time to drain a replica that goes; queues that an interval leaves to the next one.
     """
+    classes = sharing_classes(inputs, "sizing day")
     load = inputs.scenario.workload.at_rate(profile.peak_requests_per_s)
     inputs = replace(inputs, scenario=replace(inputs.scenario, workload=load))
     found = search_within_budgets(inputs)
@@ -195,6 +199,7 @@ def day(
     enough = [each for each in runs if each.attained_fraction >= options.attainment]
     return Day(
         options=options,
+        classes=classes,
         layout=str(found.candidate),
         static_gpus=runs[-1].static_gpus,
         static_gpu_hours=runs[-1].gpu_hours,

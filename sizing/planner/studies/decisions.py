@@ -20,7 +20,7 @@ from sizing.planner.studies.changes import (
     with_prefix,
     with_spine,
 )
-from sizing.planner.studies.result import StudyResult, plan_scenario
+from sizing.planner.studies.result import StudyResult, figures, plan_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -38,8 +38,9 @@ SPINES = (1.0, 2.0, 8.0, 32.0)
 BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
 """Budgets that an infeasible result may exceed while it says how many GPUs hold the SLO."""
 NAMES = (
-    *("router", "percentile", "confidence", "pools", "chunk size", "spares", "weights"),
-    *("KV cache", "accepted drafts", "prefix hits", "rate", "prompts", "answers", "links", "spine"),
+    *("router", "percentile", "confidence", "pools", "class pools", "chunk size", "spares"),
+    *("weights", "KV cache", "overlap", "accepted drafts", "prefix hits", "rate", "prompts"),
+    *("answers", "links", "spine"),
 )
 """What is changed."""
 
@@ -82,8 +83,8 @@ class Decisions(Shown):
 
 def needed(result: StudyResult) -> int | None:
     """Return the GPUs of a result, also of one beyond a budget."""
-    if result.plan is not None:
-        return result.plan.cost.gpus
+    if result.plans:
+        return figures(result.plans).gpus
     found = result.infeasible
     return found.nearest_gpus if found is not None and found.binds in BUDGETS else None
 
@@ -113,6 +114,12 @@ def decisions(
     if unknown:
         raise InputError("--only", ", ".join(unknown), "names among: " + ", ".join(NAMES))
     asked = [each for each in changes(inputs) if not only or each[0] in only]
+    missing = sorted(set(only) - {name for name, _, _ in asked})
+    if missing:
+        known = dict.fromkeys(name for name, _, _ in changes(inputs))
+        raise InputError(
+            "--only", ", ".join(missing), f"what this scenario has to change: {', '.join(known)}"
+        )
     tell = progress or (lambda *_: None)
     base = plan_scenario(inputs, "as given")
     if base.interrupted:
@@ -161,12 +168,14 @@ def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
     """Yield the keys of promise, pools and precision at other values than their own."""
     search, slo = inputs.scenario.search, inputs.scenario.slo
     tokens = inputs.engine_on(next(iter(inputs.kinds))).max_num_batched_tokens
+    class_pools = ("shared", "own") if len(inputs.scenario.workload.classes) > 1 else ()
     spares = {0, search.spare_replicas, search.spare_replicas + 1}
     asked: dict[tuple[str, str], tuple[object, tuple[object, ...]]] = {
         ("router", "search.routing"): (search.routing, tuple(POLICIES)),
         ("percentile", "slo.percentile"): (slo.percentile, tuple(LEVELS)),
         ("confidence", "search.confidence_fraction"): (search.confidence_fraction, CONFIDENCES),
         ("pools", "search.pools"): (search.pools, ("split", "mixed")),
+        ("class pools", "search.class_pools"): (search.class_pools, class_pools),
         ("chunk size", "engine.max_num_batched_tokens"): (tokens, (tokens // 2, 2 * tokens)),
     }
     if search.availability_fraction is None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
-from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.build_plan import NoPlan
+from sizing.planner.class_pools import plan_classes
 from sizing.planner.result import Infeasible
-from sizing.planner.studies.cost import Running, running
+from sizing.planner.studies.cost import Running, gpus_by_kind, running_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Inputs
 
@@ -26,19 +28,17 @@ class StudyResult:
     One row of a comparison: a scenario with its plan, or the reason why there is none.
 
     Attributes:
+        plans: as `ClassPlans.chosen`: the plan of all requests by an empty name, or that of each
+            class's own pools by the class; empty: there is none.
         refused: the error in the scenario, where it cannot be planned at all.
+        interrupted: whether the search was stopped, so that the plan is the best so far.
     """
 
     label: str
-    plan: Plan | None = None
+    plans: dict[str, Plan] = field(default_factory=dict)
     infeasible: Infeasible | None = None
     refused: str | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the search was stopped, so that the plan is the best so far."""
-        sure = None if self.plan is None else self.plan.confidence
-        return sure is not None and sure.interrupted
+    interrupted: bool = False
 
     @property
     def reason(self) -> str:
@@ -51,12 +51,12 @@ class StudyResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """
-    The figures of a plan that comparisons show.
+    The figures of a plan that comparisons show; of classes on own pools, those of all together.
 
     Attributes:
-        layout: pools as `sizing predict` takes them.
-        ttft_s: at the SLO's percentile.
-        tpot_s: at the SLO's percentile.
+        layout: pools in short.
+        ttft_s: at the SLO's percentile; `None` for own pools, where each class has its own.
+        tpot_s: likewise.
         headroom_factor: the largest multiple of the load at which the SLO holds.
         binds: the limit that is missed first above that load.
         bound_by: the bottleneck of each pool.
@@ -66,8 +66,8 @@ class Figures:
     gpus: int
     nodes: int
     layout: str
-    ttft_s: float
-    tpot_s: float
+    ttft_s: float | None
+    tpot_s: float | None
     headroom_factor: float
     binds: str
     bound_by: dict[str, str]
@@ -77,7 +77,7 @@ class Figures:
 
 def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) -> StudyResult:
     """
-    Plan a scenario.
+    Plan a scenario; classes of requests on shared pools or on own ones, whichever is cheaper.
 
     Args:
         keep_refusals: whether a scenario that cannot be planned is a result too.
@@ -87,33 +87,44 @@ def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) ->
         KeyboardInterrupt: stopped before anything was proven.
     """
     try:
-        result = StudyResult(label=label, plan=plan(inputs))
+        found = plan_classes(inputs)
     except NoPlan as none:
         return StudyResult(label=label, infeasible=none.infeasible)
     except InputError as error:
         if not keep_refusals:
             raise
         return StudyResult(label=label, refused=str(error))
-    if result.plan and result.plan.confidence and result.plan.confidence.unverified:
+    if any(each.confidence and each.confidence.unverified for each in found.chosen.values()):
         raise KeyboardInterrupt("no verified plan so far")
-    return result
+    return StudyResult(label=label, plans=found.chosen, interrupted=found.interrupted)
 
 
-def figures(plan: Plan) -> Figures:
-    """Return the figures of a plan."""
-    statistic = plan.slo.percentile
-    prediction = plan.prediction
+def figures(plans: Mapping[str, Plan]) -> Figures:
+    """Return the figures of plans by class: the one of all requests, or those of own pools."""
+    (first, *others), all_pools = plans.values(), Counter[str]()
+    for each in plans.values():
+        all_pools += gpus_by_kind(each)
+    tokens_per_s = sum(each.prediction.output_tokens_per_s for each in plans.values())
+    tightest = min(plans, key=lambda name: plans[name].headroom.load_factor)
+    sure = [each.confidence.fraction for each in plans.values() if each.confidence is not None]
+    at = first.slo.percentile
     return Figures(
-        gpus=plan.cost.gpus,
-        nodes=plan.cost.nodes,
-        layout=layout_of(plan),
-        ttft_s=prediction.ttft.at(statistic),
-        tpot_s=prediction.tpot.at(statistic),
-        headroom_factor=plan.headroom.load_factor,
-        binds=plan.headroom.binds,
-        bound_by=prediction.bottleneck,
-        confidence_fraction=None if plan.confidence is None else plan.confidence.fraction,
-        running=running(plan),
+        gpus=all_pools.total(),
+        nodes=sum(each.cost.nodes for each in plans.values()),
+        layout="; ".join(
+            f"{name}: {layout_of(each)}".removeprefix(": ") for name, each in plans.items()
+        ),
+        ttft_s=None if others else first.prediction.ttft.at(at),
+        tpot_s=None if others else first.prediction.tpot.at(at),
+        headroom_factor=plans[tightest].headroom.load_factor,
+        binds=f"{tightest} {plans[tightest].headroom.binds}".lstrip(),
+        bound_by={
+            f"{name} {role}".strip(): bound
+            for name, each in plans.items()
+            for role, bound in each.prediction.bottleneck.items()
+        },
+        confidence_fraction=min(sure, default=None),
+        running=running_of(first.inputs, all_pools, tokens_per_s),
     )
 
 
@@ -127,8 +138,8 @@ def layout_of(plan: Plan) -> str:
 
 def result_json(result: StudyResult) -> dict[str, Any]:
     """Return one result as `--json` prints it."""
-    if result.plan is not None:
-        return {"label": result.label, "feasible": True, **asdict(figures(result.plan))}
+    if result.plans:
+        return {"label": result.label, "feasible": True, **asdict(figures(result.plans))}
     found: dict[str, Any] = {"label": result.label, "feasible": False, "reason": result.reason}
     if result.infeasible is not None:
         found["infeasible"] = asdict(result.infeasible)
@@ -139,9 +150,9 @@ def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
     """Return the feasible result with the least of *by*, of `OBJECTIVES`; the first of equals."""
     known = []
     for result in results:
-        if result.plan is not None:
-            cost = running(result.plan)
-            gpus = float(result.plan.cost.gpus)
-            value = {"gpus": gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
+        if result.plans:
+            found = figures(result.plans)
+            cost = found.running
+            value = {"gpus": found.gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
             known += [] if value is None else [(value, result)]
     return min(known, key=lambda each: each[0])[1] if known else None

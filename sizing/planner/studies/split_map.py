@@ -13,6 +13,7 @@ from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
 from sizing.planner.candidates import cost, cost_of, with_search
+from sizing.planner.class_pools import sharing_classes
 from sizing.planner.error_model import step_errors
 from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
@@ -86,6 +87,7 @@ class SplitMap(Shown):
 
     Attributes:
         objective: gpus, usd or watts: what is compared.
+        classes: of requests, which share the pools at every point; 0: the load has none.
         interrupted: whether it was stopped; points that were not sized say so as their reason.
     """
 
@@ -93,6 +95,7 @@ class SplitMap(Shown):
     y: Swept
     objective: str
     points: tuple[SplitPoint, ...]
+    classes: int = 0
     interrupted: bool = False
 
 
@@ -130,12 +133,9 @@ def split_map(
         That the errors of both kinds have common causes: taken as independent, the confidence is
         rather too low.
     """
+    classes = sharing_classes(inputs, "sizing split-map")
     x, y = x or DEFAULT_X, y or _links(inputs)
-    if x.key == y.key:
-        raise InputError("--y", y.key, "another key than that of --x")
-    total = len(x.values) * len(y.values)
-    if total > MAX_POINTS:
-        raise InputError("--x, --y", f"{total:,} points", f"at most {MAX_POINTS:,}")
+    _check_axes(x, y)
     inputs = with_search(inputs, pools="any")
     asked = {pair: _changed(inputs, x, y, pair) for pair in product(y.values, x.values)}
     if all(isinstance(each, InputError) for each in asked.values()):
@@ -146,7 +146,7 @@ def split_map(
         for done, pair in enumerate(pools.order(asked), start=1):
             points[pair] = pools.compared(asked[pair], points[pair])
             if progress is not None:
-                progress(done, total)
+                progress(done, len(asked))
     except KeyboardInterrupt:
         interrupted = True
         if all(each.reason == UNSIZED for each in points.values()):
@@ -155,9 +155,21 @@ def split_map(
         x=x,
         y=y,
         objective=inputs.scenario.search.objective,
+        classes=classes,
         points=tuple(points.values()),
         interrupted=interrupted,
     )
+
+
+def _check_axes(x: Swept, y: Swept) -> None:
+    if x.key == y.key:
+        raise InputError("--y", y.key, "another key than that of --x")
+    for option, axis in (("--x", x), ("--y", y)):
+        if len(set(axis.values)) < len(axis.values):
+            raise InputError(f"{option} {axis.key}", ", ".join(axis.values), "each value once")
+    total = len(x.values) * len(y.values)
+    if total > MAX_POINTS:
+        raise InputError("--x, --y", f"{total:,} points", f"at most {MAX_POINTS:,}")
 
 
 def _links(inputs: Inputs) -> Swept:

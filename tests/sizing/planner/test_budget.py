@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from minicluster.errors import InputError
@@ -9,7 +11,7 @@ from sizing.planner.budget import search_within_budgets
 from sizing.planner.build_plan import NoPlan, plan
 from sizing.planner.result import Found, Infeasible
 from sizing.planner.search import search
-from sizing.planner.studies.capacity import gpus_for_usd
+from sizing.planner.studies.capacity import gpus_for_usd, gpus_within_budgets
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.result import plan_scenario
 from sizing.scenario import Scenario
@@ -100,14 +102,24 @@ def test_decisions_count_gpus_beyond_a_budget(needed: int) -> None:
     (spare,) = found.rows
     assert spare.against_gpus is not None
     assert spare.against_gpus > 0
-    assert spare.result.plan is None
+    assert not spare.result.plans
 
 
 def test_dollars_buy_gpus() -> None:
     """A budget of a capacity curve is the GPUs that it pays for; less than one is refused."""
     assert gpus_for_usd(asked(), 17.0) == 8
     assert gpus_for_usd(asked(), 16.0) == 8
-    with pytest.raises(InputError, match="--usd-per-hour"):
-        gpus_for_usd(asked(), 1.0)
+    for amount in (1.0, math.nan, math.inf, 1e12):
+        with pytest.raises(InputError, match="--usd-per-hour"):
+            gpus_for_usd(asked(), amount)
     with pytest.raises(InputError, match="price"):
         gpus_for_usd(Scenario.load(SCENARIO), 17.0)
+
+
+def test_budgets_bound_the_gpus_of_a_capacity_curve() -> None:
+    """The tightest of GPUs, dollars and watts; a budget below one GPU is refused by name."""
+    assert gpus_within_budgets(asked()) == 16
+    assert gpus_within_budgets(asked(max_usd_per_hour=9.0)) == 4
+    assert gpus_within_budgets(asked(max_usd_per_hour=9.0, max_power_w=2100.0)) == 3
+    with pytest.raises(InputError, match=r"cost.max_power_w.*at least 700, for one h100-sxm"):
+        gpus_within_budgets(asked(max_power_w=600.0))

@@ -8,7 +8,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+import sizing
+from minicluster.errors import InputError
 from minicluster.plan import Inputs, Plan, plan_from, to_json
+from minicluster.specs.scenario import CostChoice
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
@@ -17,6 +20,11 @@ from sizing.planner.candidates import cost_of_plan, list_candidates, utilisation
 from sizing.planner.class_pools import own_inputs, plan_classes
 from sizing.planner.error_model import StepErrors
 from sizing.planner.step_models import StepModels
+from sizing.planner.studies.result import figures, plan_scenario
+from sizing.planner.studies.split_map import split_map
+from sizing.planner.studies.sweep import Swept
+from sizing.report.questions import split_map_lines
+from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import SMALL, inputs, proposed
 
@@ -120,7 +128,93 @@ def test_the_cheaper_pools_are_chosen() -> None:
     assert own_inputs(mix)["summaries"].scenario.slo == SUMMARIES.slo.over(SMALL.slo)
     assert replace(found, own={}).chosen == {"": found.shared}
     assert replace(found, shared=None).chosen == found.own_plans
-    assert replace(found, max_gpus=2).own_plans == {}
+
+
+@pytest.mark.parametrize(
+    ("cost", "says"),
+    [
+        (CostChoice(max_power_w=1000.0), "cost.max_power_w is 1.0 kW"),
+        (CostChoice(), "own pools need"),
+    ],
+)
+def test_own_pools_are_within_the_budgets_together(cost: CostChoice, says: str) -> None:
+    """Each class alone is within them; the reason says what all of them take."""
+    mix = of(CHAT, SUMMARIES)
+    search = replace(mix.scenario.search, class_pools="own")
+    tight = replace(mix, scenario=replace(mix.scenario, search=search, cost=cost))
+    if cost == CostChoice():
+        most = max(each.cost.gpus for each in plan_classes(tight).own_plans.values())
+        tight = replace(tight, cluster=replace(tight.cluster, max_gpus=most))
+    with pytest.raises(NoPlan) as found:
+        plan_classes(tight)
+    assert says in found.value.infeasible.reason
+    assert found.value.infeasible.reason.startswith("own pools")
+
+
+def test_studies_weigh_pools_of_their_own_as_a_plan_does() -> None:
+    """GPUs, power and tokens are those of all pools; the limit and headroom of the tightest."""
+    found = plan_classes(of(CHAT, SUMMARIES))
+    row = plan_scenario(of(CHAT, SUMMARIES), "x")
+    assert row.plans == found.chosen
+    each, both = found.own_plans.values(), figures(found.own_plans)
+    assert both.gpus == sum(one.cost.gpus for one in each)
+    assert both.running.power_w == sum(one.cost.gpu_power_w or 0 for one in each)
+    assert both.running.joules_per_output_token == pytest.approx(
+        (both.running.power_w or 0) / sum(one.prediction.output_tokens_per_s for one in each)
+    )
+    tightest = min(found.own_plans, key=lambda name: found.own_plans[name].headroom.load_factor)
+    assert both.headroom_factor == found.own_plans[tightest].headroom.load_factor
+    assert both.binds == f"{tightest} {found.own_plans[tightest].headroom.binds}"
+    assert (both.ttft_s, both.tpot_s) == (None, None)
+    one = figures({"": found.own["chat"]})
+    assert one.ttft_s == found.own["chat"].prediction.ttft.p99_s
+    assert one.layout in both.layout
+
+
+def test_the_capacity_of_classes_is_that_of_the_better_pools() -> None:
+    """Own pools hold their class's share of the rate; the GPUs of a plan carry its rate."""
+    asked = Scenario.load("chat-and-summaries-8b", {"search.pools": "mixed"})
+    planned = sum(each.cost.gpus for each in plan_classes(asked).chosen.values())
+    curves = [
+        sizing.capacity(asked.with_({"search.class_pools": pools}), [1, planned])
+        for pools in ("shared", "any")
+    ]
+    assert list(curves[1].to_frame()["class"]) == ["", "", "chat", "summaries"]
+    shared, best = (curve.points for curve in curves)
+    assert best[1].requests_per_s > 0.9 * 50
+    assert best[1].requests_per_s > shared[1].requests_per_s >= shared[0].requests_per_s
+    assert best[0] == shared[0]  # one GPU is none for two classes
+    own = best[1].own
+    assert {name: each.requests_per_s / best[1].requests_per_s for name, each in own.items()} == (
+        pytest.approx({"chat": 0.8, "summaries": 0.2})
+    )
+    for name, each in own.items():
+        assert each.prediction is not None
+        slo = asked.scenario.promises[name]
+        for metric, limit_s in slo.limits_s.items():
+            assert getattr(each.prediction, metric).at(slo.percentile) <= limit_s
+    assert best[1].users == pytest.approx(sum(each.users for each in own.values()))
+    assert sum(each.used_gpus for each in own.values()) == best[1].used_gpus <= planned
+    assert best[1].binds.split()[0] in own
+
+
+def test_gpus_are_divided_so_that_no_class_limits_the_rate_more_than_it_has_to() -> None:
+    """Three to one and one to three are both worse than half of the GPUs for each class."""
+    asked = Scenario.load("chat-and-summaries-8b", {"search.class_pools": "own"})
+    two, four = sizing.capacity(asked, [2, 4]).points
+    assert [each.gpus for each in four.own.values()] == [2, 2]
+    assert four.requests_per_s > 2 * two.requests_per_s
+
+
+def test_studies_that_know_no_own_pools_say_so() -> None:
+    asked = Scenario.load("chat-and-summaries-8b", {"search.class_pools": "own"})
+    with pytest.raises(InputError, match="looks at shared pools only"):
+        split_map(asked)
+    x, y = (
+        Swept(key=key, values=("2",)) for key in ("slo.ttft_s", "workload.classes.chat.slo.ttft_s")
+    )
+    found = split_map(asked.with_({"search.class_pools": "any"}), x, y)
+    assert "2 classes of requests share pools here" in " ".join(split_map_lines(found))
 
 
 def test_a_tighter_limit_never_costs_fewer_gpus() -> None:

@@ -98,6 +98,13 @@ def test_the_gpus_of_a_plan_carry_its_rate() -> None:
     assert point.requests_per_s > 0.9 * 30
 
 
+def test_an_estimate_that_is_far_off_ends_no_curve() -> None:
+    """Waits for adapters let each GPU carry a fifteenth of its estimate; twice the GPUs, twice."""
+    lora = ("engine.max_loras=4", "engine.max_lora_rank=16", "workload.lora_adapters=20")
+    two, four = capacity(inputs("search.pools=mixed", *lora), [2, 4]).points
+    assert four.requests_per_s > 2 * two.requests_per_s > 0
+
+
 def test_spares_take_gpus_from_the_load() -> None:
     """With a spare per pool as many GPUs carry less, and the spares are counted."""
     (with_spare,) = capacity(inputs("search.spare_replicas=1", "search.pools=mixed"), [4]).points
@@ -176,6 +183,13 @@ def test_a_faster_link_never_costs_split_pools_more() -> None:
         assert fast.confidence_fraction is not None
 
 
+def test_a_value_twice_is_refused() -> None:
+    twice = Swept(key="slo.ttft_s", values=("1", "1"))
+    for x, y in ((twice, None), (None, twice)):
+        with pytest.raises(InputError, match="each value once"):
+            split_map(inputs(), x, y)
+
+
 def test_changes_of_lengths_and_links() -> None:
     """Each function changes what it names, and nothing else."""
     given = inputs()
@@ -228,7 +242,8 @@ def test_every_change_is_one() -> None:
     """Names are known, values differ from the scenario's own, and drafts only where it drafts."""
     given = inputs()
     found = list(changes(given))
-    assert {name for name, _, _ in found} == set(NAMES) - {"accepted drafts", "spine"}
+    absent = {"accepted drafts", "spine", "class pools", "overlap"}
+    assert {name for name, _, _ in found} == set(NAMES) - absent
     assert len({(name, value) for name, value, _ in found}) == len(found)
     for name, value, change in found:
         assert change() != given, (name, value)
@@ -244,8 +259,23 @@ def test_decisions_are_sorted_by_gpus() -> None:
     for each in found.rows:
         assert each.against_gpus is not None
         assert each.against_gpus <= 0 if each.name == "percentile" else each.against_gpus == 1
-    with pytest.raises(InputError, match="--only"):
-        decisions(given, only=["colour"])
+    for none in ("colour", "spine"):  # no such name, and a change that there is no room for
+        with pytest.raises(InputError, match=f"--only.*{none}"):
+            decisions(given, only=[none, "percentile"])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "name"),
+    [("chat-and-summaries-8b", "class pools"), ("deepseek-v3-h200", "overlap")],
+)
+def test_changes_of_some_scenarios_only_have_names(scenario: str, name: str) -> None:
+    given = Scenario.load(scenario)
+    if name == "overlap":
+        given = given.with_({"engine.all_to_all": "deepep"})
+    assert name in NAMES
+    assert {value.partition("=")[2] for each, value, _ in changes(given) if each == name} == (
+        {"shared", "own"} if name == "class pools" else {"true"}
+    )
 
 
 def test_decisions_command(sizing: Sizing, tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ def test_compare_gpus(sizing: Sizing) -> None:
         assert each["nodes"] * 8 >= each["gpus"]
 
 
+def test_compared_scenarios_are_called_by_their_names(sizing: Sizing) -> None:
+    """Also where a name has a dot; nothing holds the limit, which is a negative answer."""
+    names = ["llama-3.1-8b-h100", "llama-3.1-70b-h100"]
+    done = sizing("compare", *names, "--set", "slo.ttft_s=0.0001", "--json")
+    assert done.code == 3
+    assert [each["label"] for each in json.loads(done.out)["answers"]] == names
+
+
 def test_sweep_is_a_cross_product(sizing: Sizing, tmp_path: Path) -> None:
     """Every combination in order; charts of those with a plan, a reason for the others."""
     target = tmp_path / "sweep.html"

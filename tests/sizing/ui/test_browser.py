@@ -112,6 +112,13 @@ def test_a_plan_from_nothing_by_keyboard(address: str, tmp_path: Path) -> None:
         press(page, "Enter", 13)
         page.wait_for(f"{TEXT}.includes('Mean TTFT')")
         press(page, "Escape", 27)
+        for question in ("What do other numbers", "How many GPU-hours"):  # one delays the other
+            page.evaluate(
+                "[...document.querySelectorAll('button')]"
+                f".find(e => e.innerText.startsWith({question!r})).click()"
+            )
+            time.sleep(0.3)
+        page.wait_for(f"{TEXT}.includes('requests/s of llama') && {TEXT}.includes('SLO held')")
         look(page)
 
 

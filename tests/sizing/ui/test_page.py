@@ -65,7 +65,7 @@ def test_what_cannot_be_used_is_said_beside_its_field_and_stays() -> None:
     page = opened()
     write(page, {"workload.requests_per_s": "fast", "slo.ttft_s": "0.7"})
     [said] = [each.value for each in page.error]
-    assert said == "'fast' cannot be used: expected a valid number"
+    assert said == "**Requests/s**: 'fast' cannot be used: expected a valid number"
     assert page.get_by_key("0:workload.requests_per_s").value == "fast"
     assert page.get_by_key("0:slo.ttft_s").value == "0.7"
     assert page.subheader == []
@@ -189,6 +189,15 @@ def test_list_prices_and_a_budget_are_asked_for() -> None:
     assert "cost.max_usd_per_hour is $1.00/h" in page.error[0].value
 
 
+def test_a_budget_without_a_price_is_said_beside_its_field() -> None:
+    page = opened({"scenario": form.FIRST, **QUICK, "cost.max_usd_per_hour": "9"})
+    [said] = [each.value for each in page.error]
+    assert said.startswith(
+        "**\\$ per hour at most**: 9.0 cannot be used: expected beside it a price"
+    )
+    assert "what stands in red" in page.info[0].value
+
+
 def test_files_that_are_no_models() -> None:
     for content, says in (
         (b"\xff\xfe", "JSON"),
@@ -233,7 +242,11 @@ def test_a_second_class_of_requests_is_planned_and_taken_away_again() -> None:
 def test_classes_on_pools_of_their_own_are_shown_each() -> None:
     """Both plans have their figures and files; the file of a class is an ordinary scenario."""
     page = opened({"scenario": MIX, "search.pools": "mixed"})
-    assert [each.label for each in page.tabs] == ["Pools of chat", "Pools of summaries"]
+    assert [each.label for each in page.tabs] == [
+        "Pools of chat",
+        "Pools of summaries",
+        "All classes",
+    ]
     assert {"chat:plan-file", "summaries:scenario-file"} <= {
         each.key for each in page.get("download_button")
     }
@@ -285,6 +298,15 @@ def test_classes_are_added_and_removed_as_texts() -> None:
     again = form.with_class(one)
     assert again["workload.classes.0.input_tokens"] == one["workload.input_tokens"]
     assert again["workload.classes.1.name"] == "class-2"
+
+
+def test_questions_about_all_classes_weigh_pools_of_their_own() -> None:
+    """The curve has the rates of the mix, and those of each class below them."""
+    page = opened({"scenario": MIX, "search.pools": "mixed"})
+    page.get_by_key(":What do other numbers of GPUs carry?").click().run()
+    assert not page.exception
+    assert any("requests/s of chat-and-summaries-8b" in each.value for each in page.markdown)
+    assert any("own pools of each class" in each.value for each in page.html)
 
 
 def test_a_day_with_autoscaling_is_asked_by_a_button() -> None:
