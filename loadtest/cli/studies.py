@@ -23,6 +23,7 @@ from loadtest.report.judge import judge_run
 from loadtest.run.folder import as_json, held, prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies.capacity_search import (
+    CapacitySearch,
     enough_requests,
     new_search,
     resume_search,
@@ -36,7 +37,6 @@ from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
-    from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
 
 Insecure = Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -24,8 +24,6 @@ from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from minicluster.specs.engine import EngineProfile, SchedulingRules
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing

@@ -17,17 +17,15 @@ from sizing.evidence.interval import (
     DISTANCES,
     NEAR,
     QUANTITIES,
+    Intervals,
     PredictionInterval,
     RowResidual,
 )
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
-from sizing.evidence.row import MeasuredRow, kind_of
+from sizing.evidence.row import MeasuredRow, RefusedRow, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from sizing.evidence.interval import Intervals
-    from sizing.evidence.row import RefusedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
-from minicluster.specs.fabric import KINDS
+from minicluster.specs.fabric import KINDS, SwitchSpec, SwitchTierSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.fabric import SwitchSpec, SwitchTierSpec
 
 MAX_TIERS = 3
 """Trees in use have three tiers at most: a fourth adds a hop and a third of the switches."""

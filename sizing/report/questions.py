@@ -9,9 +9,9 @@ from rich.text import Text
 
 from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
 from minicluster.units import seconds
-from sizing.planner.studies.decisions import needed
-from sizing.planner.studies.result import figures
-from sizing.planner.studies.split_map import UNSIZED
+from sizing.planner.studies.decisions import Decisions, needed
+from sizing.planner.studies.result import StudyResult, figures
+from sizing.planner.studies.split_map import UNSIZED, SplitMap, SplitPoint
 from sizing.report.study import FROM_ZERO, charts_page, number, series_figure
 from sizing.report.tables import columns_table, interval, table
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from minicluster.pages.page import Page
     from sizing.planner.studies.capacity import Capacity, CapacityPoint
     from sizing.planner.studies.day import Day
-    from sizing.planner.studies.decisions import Decisions
-    from sizing.planner.studies.result import StudyResult
-    from sizing.planner.studies.split_map import SplitMap, SplitPoint
 
 LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
 NO_PRICE = (

@@ -16,7 +16,7 @@ from sizing.evidence.validated import Validated
 from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction
-from sizing.planner.studies.capacity import Capacity
+from sizing.planner.studies.capacity import Capacity, CapacityPoint
 from sizing.planner.studies.day import Day
 from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
@@ -60,8 +60,6 @@ from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from sizing.planner.studies.capacity import CapacityPoint
 
     Sections = Callable[[Any], list[Section]]
     Columns = Callable[[Any], Mapping[str, Any]]

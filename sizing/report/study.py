@@ -11,7 +11,7 @@ from rich.text import Text
 from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
-from sizing.planner.studies.result import figures
+from sizing.planner.studies.result import Figures, StudyResult, figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.tables import columns_table, table, titled_section, verdict
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Confidence
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import DesignPoint, Front
-    from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sweep import Swept
 
 LEFT = ("scenario", "layout", "then binds", "lost", "missed")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from minicluster.config import parse_scenario, read_toml
+from minicluster.config import Overrides, parse_scenario, read_toml
 from minicluster.errors import InputError
 from minicluster.plan.vllm_args import DTYPES, KV_ROLES
 from minicluster.specs.slicing import Slicing
@@ -22,8 +22,6 @@ from sizing.scenario import Scenario
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from minicluster.config import Overrides
 
 SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
          "-dp": "--data-parallel-size", "-q": "--quantization"}  # fmt: skip
