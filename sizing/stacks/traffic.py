@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import read_text, write_atomically
 from minicluster.workload.traces import Trace, read_trace
-from sizing.stacks.read import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +27,9 @@ WINDOW_S = 300.0
 
 HOLE_CHANCE = 1e-6
 """Chance of a gap, if arrivals were even over the file, below which the gap is a hole."""
+
+FILES = "a trace, a log, a scrape of vLLM's metrics, or conversations as ShareGPT writes them"
+"""Files that can be read, as errors name them."""
 
 HISTOGRAMS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_generation_tokens"}
 """vLLM's histograms of lengths."""
@@ -118,7 +120,7 @@ def read_traffic(
     Raises:
         InputError: none of these, or conversations without *characters_per_token*.
     """
-    text = read_text(path)
+    text = read_text(path, FILES)
     if text.lstrip().startswith("["):
         found = _conversations(text, str(path), characters_per_token)
     elif HISTOGRAMS["input"] in text:

@@ -148,7 +148,7 @@ def test_a_wrong_cell_is_named(tmp_path: Path, column: str, values: tuple[str, .
             writer = csv.DictWriter(file, list(line))
             writer.writeheader()
             writer.writerow(line | {column: value})
-        with pytest.raises(InputError, match=f"line 2: {column}"):
+        with pytest.raises(InputError, match=f":2: {column}"):
             read_measurements(path)
 
 
