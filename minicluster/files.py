@@ -113,6 +113,22 @@ def refuse_unwritable(path: Path) -> None:
         raise InputError(str(path), "not writable", "a file that can be written")
 
 
+def make_folder(folder: Path, place: str) -> None:
+    """
+    Make a folder, and those above it, where it is not there.
+
+    Args:
+        place: of the folder, such as an option.
+
+    Raises:
+        InputError: a file is in its place, or this user may not write there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(place, str(folder), f"a writable folder: {error.strerror}") from None
+
+
 @contextmanager
 def locked(path: Path, place: str, user: str) -> Iterator[int]:
     """

@@ -50,7 +50,6 @@ app = typer.Typer(
     help=ABOUT,
     no_args_is_help=True,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())

@@ -33,6 +33,7 @@ from loadtest.studies.compare import compare_runs
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
+from minicluster.files import make_folder
 from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 
@@ -99,10 +100,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         resolution_fraction=resolution,
         most_requests=enough if most_requests is None else most_requests,
     )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("--output", str(output), f"a folder: {error.strerror}") from None
+    make_folder(output, "--output")
     state = resume_search(new, output)
     if state.probes:
         shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)

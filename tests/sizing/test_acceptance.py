@@ -126,16 +126,3 @@ def test_the_command_writes_the_pack(
     promtool = shutil.which("promtool")
     if promtool:
         subprocess.run([promtool, "check", "rules", str(out / "alerts.yml")], check=True)
-
-
-def test_a_file_in_place_of_the_folder_is_refused(
-    sizing: Sizing,
-    plan_of: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    """Exit code 2, and the file stays."""
-    (tmp_path / "pack").write_text("x")
-    said = sizing("accept", str(plan_of(*QUICK)), "-o", str(tmp_path / "pack"))
-    assert said.code == 2
-    assert "expected a folder" in said.err
-    assert (tmp_path / "pack").read_text() == "x"

@@ -194,8 +194,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ("export", "PLAN"): [
         ("--to nim", "--to is 'nim'; expected one of vllm, sglang"),
         ("--to dynamo", "--image is missing; expected the container image that dynamo starts"),
-        ("--to vllm -o /dev/null", "--out is '/dev/null'; expected a folder"),
+        ("--to vllm -o /dev/null", "--out is '/dev/null'; expected a writable folder"),
     ],
+    ("accept", "PLAN"): [("-o /dev/null", "--out is '/dev/null'; expected a writable folder")],
     ("plan", "llama-3.1-8b-h100"): [
         ("--set engine.max_lora_rank=0", "engine.max_lora_rank"),
         ("--set engine.max_loras=4", "workload.lora_adapters"),
