@@ -40,6 +40,7 @@ from loadtest.verdict.slo import parse_slo
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
+from minicluster.specs.checks import one_of
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.sample_size import default_requests
 from minicluster.workload.sources import PROCESSES, RequestSource
@@ -193,8 +194,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
             shell.talk.print(left_out, highlight=False)
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
-    if api not in APIS:
-        raise InputError("--api", api, f"one of {', '.join(APIS)}")
+    one_of(APIS, **{"--api": api})
     tolerances, address = parse_tolerance(tolerance), base_address(host, insecure=insecure)
     length = RunLength(
         duration_s=duration,

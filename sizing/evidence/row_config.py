@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.errors import InputError
+from minicluster.specs.checks import one_of
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
@@ -229,8 +230,7 @@ def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
     drafts = row.speculative_tokens > 0
     model = catalog.find_model(row.model, place=f"{row.place}: model", drafts=drafts)
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
-        if dtype and dtype not in DTYPE_BYTES:
-            raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
+        one_of(DTYPE_BYTES, **{f"{row.place}: {column}": dtype or None})
     requantised = row.weight_dtype != model.weight_dtype or row.model.startswith(MODELOPT)
     small = DTYPE_BYTES[row.weight_dtype] <= 1
     model = with_weight_dtype(model, row.weight_dtype)

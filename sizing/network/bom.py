@@ -413,8 +413,7 @@ def built_bill(
 
 def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
     place, used = f"fabric.switches.{at.tier}.model", at.down + at.up
-    if at.model not in switches:
-        raise InputError(place, at.model, "one of " + ", ".join(switches))
+    one_of(switches, **{place: at.model})
     model = switches[at.model]
     if used > model.ports:
         raise InputError(
