@@ -151,16 +151,14 @@ FROM_ZERO = {"rangemode": "tozero"}
 """Layout of an axis that begins at 0."""
 
 
-def charts_page(
-    title: str, headline: str, lines: Iterable[str], *parts: Figure | Table, command: str
-) -> Page:
+def charts_page(title: str, headline: str, *parts: Figure | Table | str, command: str) -> Page:
     """Return the page of a study: its answer, what that rests on, its charts, its tables."""
     figures = tuple(part for part in parts if isinstance(part, Figure))
     tables = (titled_section(part) for part in parts if isinstance(part, Table))
     return Page(
         title=title,
         headline=headline,
-        lines=tuple(lines),
+        lines=tuple(part for part in parts if isinstance(part, str)),
         parts=(ChartRow(figures), *tables),
         footer=f"minicluster, sizing {command}",
     )
@@ -172,7 +170,7 @@ def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Fr
     return charts_page(
         f"{scenario}: configurations",
         f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
-        ["Short simulations; `sizing plan` verifies the one that it takes with long ones."],
+        "Short simulations; `sizing plan` verifies the one that it takes with long ones.",
         *(front_figure(front, points) for front in found),
         *(front_table(front, points) for front in found),
         command="pareto",
@@ -191,7 +189,7 @@ def sweep_page(
     return charts_page(
         f"{scenario}: {swept}",
         f"{planned} of {len(answers)} points of {scenario} have a plan",
-        [f"Planned anew for every value of {swept}."],
+        f"Planned anew for every value of {swept}.",
         *_sweep_figures(keys, combinations, answers),
         sweep_table(keys, combinations, answers),
         command="sweep",
