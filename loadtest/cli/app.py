@@ -190,8 +190,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     if trace:
         load = replace(load, workload=replace(load.workload, trace=str(trace)))
         if skipped := read_trace(trace, skip_unanswered=skip_unanswered).skipped:
-            left_out = f"left out {skipped:,} requests without an answer"
-            shell.talk.print(left_out, highlight=False)
+            shell.say(f"left out {skipped:,} requests without an answer")
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     one_of(APIS, **{"--api": api})
@@ -209,7 +208,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
     if slowdown is not None:
-        shell.talk.print(SIMULATED.format(slowdown), highlight=False, soft_wrap=True)
+        shell.say(SIMULATED.format(slowdown))
     if api == "chat":
         job = replace(job, chat=learn_chat(address, served, insecure=insecure))
     schedule = job.requests()
@@ -338,7 +337,7 @@ def _judge(
         typer.echo(as_json(verdict), nl=False)
     else:
         print_verdict(verdict, Console())
-        shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        shell.say(f"report: {folder / 'report.html'}")
     raise typer.Exit(verdict.exit_code)
 
 

@@ -103,13 +103,13 @@ def search(  # noqa: PLR0913  (a command line is its options)
     make_folder(output, "--output")
     state = resume_search(new, output)
     if state.probes:
-        shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
+        shell.say(f"resumed after {len(state.probes)} runs")
     _, adapters, slowdown = check_models(
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
 
     def measure(rate: float, num: int, name: str) -> Verdict:
-        shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
+        shell.say(f"{name}: {rate:.2f} requests/s, {num} requests")
         at_rate = replace(load, workload=load.workload.at_rate(rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, length, host=address)
@@ -118,7 +118,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
             prepare(output / name, job, job.requests(), plan)
             run_with_progress_bar(output / name, job, lock)
         verdict = judge_run(output / name, TOLERANCE, script_folder=output)
-        shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
+        shell.say(f"  {verdict.verdict} {'; '.join(verdict.reasons)}")
         return verdict
 
     done = run_search(state, measure, output)
@@ -130,7 +130,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         console.print(search_table(done))
         for line in search_lines(done):
             console.print(line, highlight=False, soft_wrap=True)
-        shell.talk.print(f"report: {output / 'search.html'}", highlight=False, soft_wrap=True)
+        shell.say(f"report: {output / 'search.html'}")
     raise typer.Exit(_exit(done, tolerance if require_prediction else None))
 
 
