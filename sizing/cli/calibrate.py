@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +22,8 @@ from minicluster.shell import say, talk
 from minicluster.specs.calibration import CalibrationSpec, read_measurements
 from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
+from minicluster.workload.traces import write_trace
 from sizing.cli.common import AsJson, Overrides, out_file
 from sizing.evidence.refit.fit import (
     RunResidual,
@@ -361,20 +361,7 @@ def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
     arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
     due_s = arrivals.due_s * load.requests_per_s / rate
-    rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
-    write_schedule(
-        (
-            ScheduledRequest(
-                index=index,
-                due_s=float(at),
-                input_tokens=int(prompt),
-                output_tokens=int(answer),
-                in_window=True,
-            )
-            for index, (at, prompt, answer) in enumerate(rows)
-        ),
-        path,
-    )
+    write_trace(replace(arrivals, due_s=due_s), path)
 
 
 def _status() -> dict[str, Any] | None:
