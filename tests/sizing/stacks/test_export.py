@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -16,12 +17,8 @@ from minicluster.plan import Plan, to_json
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import TARGETS, export
 from sizing.stacks.read import read_deployment_file
+from tests.sizing.conftest import Sizing
 from tests.sizing.stacks.deployments import plan_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sizing.conftest import Sizing
 
 
 def split() -> Plan:
