@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -63,6 +63,15 @@ def read_table(
         return [(f"{path}:{reader.line_num}", line) for line in reader]
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a CSV file as `write_atomically` writes; cells of `None` are empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from minicluster.errors import InputError
-from minicluster.files import read_table, write_atomically
+from minicluster.files import read_table, write_table
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
@@ -121,10 +119,8 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:
     """Write steps.csv, whole or not at all."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(OWN + KEY)
-    for row in rows:
-        own = [getattr(row, name) for name in OWN]
-        writer.writerow(own + [getattr(row.key, name) for name in KEY])
-    write_atomically(path, text.getvalue())
+    cells = (
+        (*(getattr(row, name) for name in OWN), *(getattr(row.key, name) for name in KEY))
+        for row in rows
+    )
+    write_table(path, OWN + KEY, cells)

@@ -117,10 +117,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             progress=said,
         )
     if out is not None:
-        try:
-            write_requests(outcome, out)
-        except OSError as error:
-            raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
+        write_requests(outcome, out)
     parts: tuple[RenderableType, ...] = (
         simulated_table(outcome, planned.promises),
         simulation_summary(outcome),
