@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
+from minicluster.files import read_text
 from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import ClassSlo
 from minicluster.specs.workload import Lengths
@@ -95,20 +96,11 @@ def read_json(path: Path, expectation: str) -> object:
     Raises:
         InputError: no such file, or no JSON; *expectation* is what the file should be.
     """
-    text = _text(path, expectation)
+    text = read_text(path, expectation)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
-
-
-def _text(path: Path, expectation: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(str(path), error.strerror, expectation) from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", expectation) from None
 
 
 def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
@@ -122,7 +114,7 @@ def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False
     Raises:
         InputError: no such file, or the first line that is no *cls*, by its number.
     """
-    *lines, last = _text(path, expectation).split("\n")
+    *lines, last = read_text(path, expectation).split("\n")
     lines += [last] if last and not torn else []
     return tuple(_parse_json(cls, line, f"{path}:{at}") for at, line in enumerate(lines, start=1))
 

@@ -1,18 +1,77 @@
-"""Writing files whole or not at all."""
+"""Reading text and tables, and writing files whole or not at all."""
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
+
+SURPLUS = "cells beyond the last column"
+"""Column of a table under which these are."""
+
+
+def read_text(path: Path, expectation: str) -> str:
+    """
+    Read a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        expectation: what the file should be.
+
+    Raises:
+        InputError: no such file, or binary data.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(str(path), error.strerror, expectation) from None
+    except UnicodeDecodeError:
+        raise InputError(str(path), "binary data", f"{expectation}, in UTF-8") from None
+
+
+def read_table(
+    path: Path, expectation: str, columns: Sequence[str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """
+    Read a CSV file whose first line names the columns.
+
+    Args:
+        expectation: what the file should be.
+        columns: that it must have.
+
+    Returns:
+        Each line: its place, as errors name it, and its cells by column. Cells beyond the last
+        column are a list under `SURPLUS`, and cells missing at the end are `None`.
+
+    Raises:
+        InputError: no such file, binary data, no CSV, or a column missing.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path, expectation), newline=""), restkey=SURPLUS)
+    try:
+        for name in columns:
+            if name not in (reader.fieldnames or ()):
+                raise InputError(f"{path}: {name}", None, "a column of that name")
+        return [(f"{path}:{reader.line_num}", line) for line in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a CSV file as `write_atomically` writes; cells of `None` are empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -61,6 +120,22 @@ def refuse_unwritable(path: Path) -> None:
         raise InputError(str(path), f"in no folder: {folder} is not there", "an existing folder")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise InputError(str(path), "not writable", "a file that can be written")
+
+
+def make_folder(folder: Path, place: str) -> None:
+    """
+    Make a folder, and those above it, where it is not there.
+
+    Args:
+        place: of the folder, such as an option.
+
+    Raises:
+        InputError: a file is in its place, or this user may not write there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(place, str(folder), f"a writable folder: {error.strerror}") from None
 
 
 @contextmanager

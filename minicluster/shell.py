@@ -44,7 +44,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     command = typer.main.get_command(app)
     try:
         # Not `app()`: Typer's own way to run makes exit code 130 of Ctrl-C, without a word.
-        with command.make_context(name, sys.argv[1:]) as context:
+        arguments = sys.argv[1:]
+        with command.make_context(name, arguments, help_option_names=["-h", "--help"]) as context:
             code = command.invoke(context)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)

@@ -40,6 +40,7 @@ from loadtest.verdict.slo import parse_slo
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
+from minicluster.specs.checks import one_of
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.sample_size import default_requests
 from minicluster.workload.sources import PROCESSES, RequestSource
@@ -50,7 +51,6 @@ app = typer.Typer(
     help=ABOUT,
     no_args_is_help=True,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
@@ -190,12 +190,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
     if trace:
         load = replace(load, workload=replace(load.workload, trace=str(trace)))
         if skipped := read_trace(trace, skip_unanswered=skip_unanswered).skipped:
-            left_out = f"left out {skipped:,} requests without an answer"
-            shell.talk.print(left_out, highlight=False)
+            shell.say(f"left out {skipped:,} requests without an answer")
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
-    if api not in APIS:
-        raise InputError("--api", api, f"one of {', '.join(APIS)}")
+    one_of(APIS, **{"--api": api})
     tolerances, address = parse_tolerance(tolerance), base_address(host, insecure=insecure)
     length = RunLength(
         duration_s=duration,
@@ -210,7 +208,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
     if slowdown is not None:
-        shell.talk.print(SIMULATED.format(slowdown), highlight=False, soft_wrap=True)
+        shell.say(SIMULATED.format(slowdown))
     if api == "chat":
         job = replace(job, chat=learn_chat(address, served, insecure=insecure))
     schedule = job.requests()
@@ -339,7 +337,7 @@ def _judge(
         typer.echo(as_json(verdict), nl=False)
     else:
         print_verdict(verdict, Console())
-        shell.talk.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        shell.say(f"report: {folder / 'report.html'}")
     raise typer.Exit(verdict.exit_code)
 
 

@@ -23,6 +23,7 @@ from loadtest.report.judge import judge_run
 from loadtest.run.folder import as_json, held, prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies.capacity_search import (
+    CapacitySearch,
     enough_requests,
     new_search,
     resume_search,
@@ -32,11 +33,11 @@ from loadtest.studies.compare import compare_runs
 from loadtest.verdict.prediction import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
+from minicluster.files import make_folder
 from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 
 if TYPE_CHECKING:
-    from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
 
 Insecure = Annotated[
@@ -99,19 +100,16 @@ def search(  # noqa: PLR0913  (a command line is its options)
         resolution_fraction=resolution,
         most_requests=enough if most_requests is None else most_requests,
     )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("--output", str(output), f"a folder: {error.strerror}") from None
+    make_folder(output, "--output")
     state = resume_search(new, output)
     if state.probes:
-        shell.talk.print(f"resumed after {len(state.probes)} runs", highlight=False)
+        shell.say(f"resumed after {len(state.probes)} runs")
     _, adapters, slowdown = check_models(
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
 
     def measure(rate: float, num: int, name: str) -> Verdict:
-        shell.talk.print(f"{name}: {rate:.2f} requests/s, {num} requests", highlight=False)
+        shell.say(f"{name}: {rate:.2f} requests/s, {num} requests")
         at_rate = replace(load, workload=load.workload.at_rate(rate))
         length = RunLength(num_requests=num, warmup_s=warmup, seed=seed)
         job = make_job(at_rate, length, host=address)
@@ -120,7 +118,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
             prepare(output / name, job, job.requests(), plan)
             run_with_progress_bar(output / name, job, lock)
         verdict = judge_run(output / name, TOLERANCE, script_folder=output)
-        shell.talk.print(f"  {verdict.verdict} {'; '.join(verdict.reasons)}", highlight=False)
+        shell.say(f"  {verdict.verdict} {'; '.join(verdict.reasons)}")
         return verdict
 
     done = run_search(state, measure, output)
@@ -132,7 +130,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         console.print(search_table(done))
         for line in search_lines(done):
             console.print(line, highlight=False, soft_wrap=True)
-        shell.talk.print(f"report: {output / 'search.html'}", highlight=False, soft_wrap=True)
+        shell.say(f"report: {output / 'search.html'}")
     raise typer.Exit(_exit(done, tolerance if require_prediction else None))
 
 

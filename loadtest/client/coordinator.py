@@ -25,7 +25,7 @@ from loadtest.run.client_health import (
 )
 from loadtest.run.schedule import share
 from minicluster.errors import InputError
-from minicluster.workload.samples import to_line
+from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import read_schedule
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from locust.runners import Runner
 
     from loadtest.run.job import Job
-    from minicluster.workload.samples import Sample
 
 LEAD_IN_S = 0.3
 """Time between the start signal and the start: the signal has to reach every worker."""

@@ -17,18 +17,16 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from loadtest.client.endpoint import authorization
-from loadtest.client.prompts import Prompts
+from loadtest.client.prompts import Ids, Prompts
 from loadtest.client.request import SHORTEST_S, RequestTask, StampedSocket
 from loadtest.client.stream import CompletionStream
-from loadtest.run.client_health import STALL_S, new_client
+from loadtest.run.client_health import STALL_S, Client, new_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from geventhttpclient.client import HTTPClient
 
-    from loadtest.client.prompts import Ids
-    from loadtest.run.client_health import Client
     from loadtest.run.job import Job
     from minicluster.workload.samples import Sample
     from minicluster.workload.schedule import ScheduledRequest

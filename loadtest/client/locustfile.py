@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from gevent.event import Event
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from loadtest.client.coordinator import Coordinator, WorkerProcess
 from loadtest.client.request import connections
@@ -37,8 +37,6 @@ from minicluster.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from locust.runners import Runner
 
 PRIORITY = -10
 """Niceness where permitted: on the engines' machine a late client stamps tokens late."""

@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.client.chat import PATH as CHATS
-from loadtest.run.job import FIRST_PLAIN_TOKEN
+from loadtest.run.job import FIRST_PLAIN_TOKEN, Job
 from minicluster.workload.arrivals import CONTENT_TOKENS
 
 if TYPE_CHECKING:
-    from loadtest.run.job import Job
     from minicluster.workload.schedule import ScheduledRequest
-
 
 COMPLETIONS = "/v1/completions"
 

@@ -12,13 +12,13 @@ import errno
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from geventhttpclient.client import HTTPClient, HTTPClientPool
-from geventhttpclient.response import HTTPParseError
+from geventhttpclient.response import HTTPParseError, HTTPSocketPoolResponse
 
 from loadtest.client.endpoint import auth_hint, client_context
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
@@ -29,12 +29,7 @@ from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from geventhttpclient.response import HTTPSocketPoolResponse
-
     from loadtest.run.job import Job
-
 
 OK = 200
 SHED = (429, 503)

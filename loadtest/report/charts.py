@@ -11,6 +11,7 @@ from minicluster.pages.figure import (
     RED,
     SOFT,
     Figure,
+    Json,
     axes,
     axis,
     line,
@@ -21,8 +22,6 @@ from minicluster.pages.latency import HEADROOM, latency_unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from minicluster.pages.figure import Json
 
 FOUND_COLOURS = {True: BLUE, False: RED, None: AMBER}
 """Colours of runs, by whether the SLO held; `None`: it is not known."""

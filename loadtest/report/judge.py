@@ -67,6 +67,5 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
     try:
         return resimulate(folder / PLAN, run.samples, run.schedule)
     except MiniclusterError as error:
-        text = f"the prediction is the plan's own, not one for these requests: {error}"
-        shell.talk.print(text, highlight=False, markup=False, soft_wrap=True)
+        shell.say(f"the prediction is the plan's own, not one for these requests: {error}")
         return None

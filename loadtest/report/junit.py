@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from loadtest.report.table import latency_text
-from loadtest.verdict.verdict import PROVES_NOTHING
+from loadtest.verdict.verdict import PROVES_NOTHING, Verdict
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
     from loadtest.verdict.prediction import Comparison
     from loadtest.verdict.slo import SloResult
-    from loadtest.verdict.verdict import Verdict
 
 SUITE = "loadtest"
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

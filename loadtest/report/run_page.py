@@ -22,15 +22,15 @@ from loadtest.report.table import (
     prediction_text,
     stall_text,
 )
-from loadtest.verdict.verdict import HOLDS
+from loadtest.verdict.verdict import HOLDS, Verdict
 from loadtest.verdict.window import measurement_window
-from minicluster.pages.figure import BLUE, ORANGE
+from minicluster.pages.figure import BLUE, ORANGE, Figure
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.phases import label
 from minicluster.stats.quantiles import LEVELS
 from minicluster.units import seconds, signed_seconds
-from minicluster.workload.samples import OUTCOMES
+from minicluster.workload.samples import OUTCOMES, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
     from loadtest.verdict.resimulation import PredictedRequest, Resimulation
-    from loadtest.verdict.verdict import Verdict
-    from minicluster.pages.figure import Figure
     from minicluster.plan import Plan
-    from minicluster.workload.samples import Sample
 
 MOST_ERRORS = 8
 """Number of kinds of errors listed."""

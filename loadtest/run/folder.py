@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadtest.run.client_health import Client, read_client
 from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
-from minicluster.files import locked
+from minicluster.files import locked, make_folder
 from minicluster.plan import Plan, read_plan
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
@@ -79,10 +79,7 @@ def held(folder: Path) -> Iterator[int]:
     Raises:
         InputError: another run is under way there, or the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("--output", str(folder), f"a writable folder: {error.strerror}") from None
+    make_folder(folder, "--output")
     with locked(folder / "run.lock", "--output", f"loadtest in {folder}") as lock:
         yield lock
 

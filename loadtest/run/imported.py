@@ -14,6 +14,7 @@ from loadtest.run.folder import as_json, prepare
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.run.schedule import Window
 from minicluster.errors import InputError
+from minicluster.files import read_text
 from minicluster.plan import read_plan
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest
@@ -124,11 +125,7 @@ def _singly(answer: Answer) -> bool:
 
 def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
     """Read the requests of a file; raises as `import_run`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(str(path), str(error), TOOLS) from None
-    raw, place = _parsed(text, str(path)), str(path)
+    raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
         if is_summary(raw):
             raise InputError(place, "a summary", "the results request by request", way_out)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.client.launch import launch_client
 from loadtest.run.client_health import health
-from loadtest.run.folder import prepare, read_run
+from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.selftest.mock_stream import MockConfig
 from minicluster.errors import InputError, MiniclusterError
@@ -25,7 +25,6 @@ from minicluster.stats.quantiles import quantile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadtest.run.folder import Run
     from loadtest.run.job import Job
 
 TTFT_S = 0.2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtest.run.folder import as_json
-from loadtest.verdict.verdict import HOLDS
+from loadtest.verdict.verdict import HOLDS, Verdict
 from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from loadtest.verdict.verdict import Verdict
     from minicluster.plan import Plan
 
     Measure = Callable[[float, int, str], Verdict]

@@ -9,7 +9,7 @@ import numpy as np
 
 from loadtest.verdict.slo import good
 from loadtest.verdict.verdict import PROVES_NOTHING, conclude
-from loadtest.verdict.window import measurement_window
+from loadtest.verdict.window import MeasurementWindow, measurement_window
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
 from minicluster.stats.confidence import design_effect, share_interval
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadtest.run.folder import Run
-    from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from loadtest.run.client_health import KILLED, LOST_WORKER
+from loadtest.run.client_health import KILLED, LOST_WORKER, Health
 from minicluster.stats.confidence import samples_needed
 from minicluster.stats.quantiles import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.run.client_health import Health
     from loadtest.run.folder import Run
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.window import CountedPart, MeasurementWindow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 from minicluster.command import find_command
 from minicluster.errors import MiniclusterError
 from minicluster.phases import TTFT_PHASES
-from minicluster.workload.schedule import write_schedule
+from minicluster.workload.schedule import ScheduledRequest, write_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from minicluster.workload.samples import Sample
-    from minicluster.workload.schedule import ScheduledRequest
 
 TIME_LIMIT_S = 600.0
 """Time limit of one simulation; the longest in the tests takes ten seconds."""

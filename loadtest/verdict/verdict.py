@@ -12,7 +12,7 @@ from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, good, judge
 from loadtest.verdict.stall import Stalls, find_stalls
-from loadtest.verdict.window import CountedPart, measurement_window
+from loadtest.verdict.window import CountedPart, MeasurementWindow, measurement_window
 from minicluster.errors import Exit
 from minicluster.specs.slo import strictest
 from minicluster.stats.quantiles import LatencySummary, summarise
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from loadtest.run.folder import Run
     from loadtest.verdict.resimulation import Resimulation
-    from loadtest.verdict.window import MeasurementWindow
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 4

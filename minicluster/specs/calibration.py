@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import read_table, write_table
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
 
@@ -91,14 +89,8 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
         InputError: no file, no table, a column missing, a value of the wrong type, rows of several
             machines or models in one file, or no row at all.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a file of `serving measure`") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(str(path), str(error), "a table of `serving measure`") from None
-    rows = tuple(_row(line, f"{path}: line {number}") for number, line in enumerate(lines, start=2))
+    lines = read_table(path, "a CSV of `serving measure`", OWN + KEY)
+    rows = tuple(_row(line, place) for place, line in lines)
     if not rows:
         raise InputError(str(path), "no rows", "the timed steps of `serving measure`")
     if len({row.key for row in rows}) > 1:
@@ -113,7 +105,7 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
     for name in OWN + KEY:
         text = line.get(name)
         if text is None:
-            raise InputError(f"{place}: {name}", None, "a column of that name")
+            raise InputError(f"{place}: {name}", None, "a cell of that column")
         try:
             values[name] = TYPES[name](text)
         except ValueError:
@@ -127,10 +119,8 @@ def _row(line: dict[str, str | None], place: str) -> Measurement:
 
 def write_measurements(path: Path, rows: Iterable[Measurement]) -> None:
     """Write steps.csv, whole or not at all."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(OWN + KEY)
-    for row in rows:
-        own = [getattr(row, name) for name in OWN]
-        writer.writerow(own + [getattr(row.key, name) for name in KEY])
-    write_atomically(path, text.getvalue())
+    cells = (
+        (*(getattr(row, name) for name in OWN), *(getattr(row.key, name) for name in KEY))
+        for row in rows
+    )
+    write_table(path, OWN + KEY, cells)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     Check = Callable[..., None]
 
@@ -39,7 +39,7 @@ def at_least_one(**values: float | None) -> None:
     _refuse(values, lambda value: value >= 1, "1 or more")
 
 
-def one_of(allowed: tuple[str, ...], **values: str | None) -> None:
+def one_of(allowed: Collection[str], **values: str | None) -> None:
     """Refuse values that are not among those allowed; `None` means not given."""
     _refuse(values, lambda value: value in allowed, "one of " + ", ".join(allowed))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.errors import InputError
+from minicluster.files import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,12 +61,7 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
         InputError: no such file or columns, a rate that is negative or no number, times that are
             unsorted, have a hole or make no day; the message names file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a CSV file that can be read") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", f"a CSV file: {COLUMNS}") from None
+    lines = read_text(path, f"a CSV file: {COLUMNS}").splitlines()
     kept = [(at, line) for at, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     time, rate = _columns(path, kept)
     times: list[tuple[int, float]] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from minicluster.errors import InputError
+from minicluster.files import read_text, write_atomically
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 
 if TYPE_CHECKING:
@@ -91,12 +92,7 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
         Azure/AzurePublicDataset (2023 and 2024 LLM inference traces), kvcache-ai/Mooncake
         (FAST25 release), HPMLL/BurstGPT: their published headers.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a trace that can be read") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", FORMATS) from None
+    lines = read_text(path, FORMATS).splitlines()
     rows: list[TraceRow] = []
     skipped = 0
     read = _logged(path, lines) if _is_log(lines) else _rows(path, lines)
@@ -116,6 +112,16 @@ def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
     if not rows:
         raise InputError(str(path), "a trace without requests", "at least one request")
     return Trace(arrivals=arrivals_of(rows), skipped=skipped)
+
+
+def write_trace(arrivals: Arrivals, path: Path) -> None:
+    """Write times and lengths of arrivals as a trace that `read_trace` reads."""
+    columns = (arrivals.due_s.tolist(), arrivals.input_tokens.tolist(), arrivals.output_tokens)
+    lines = [
+        json.dumps({"due_s": round(due, 6), "input_tokens": n, "output_tokens": int(o)})
+        for due, n, o in zip(*columns, strict=True)
+    ]
+    write_atomically(path, "\n".join(lines) + "\n")
 
 
 def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:

@@ -15,8 +15,6 @@ app = typer.Typer(
     help="Deployment of a plan on Ray Serve and vLLM: split prefill and decode, or mixed pools.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo-model")(demo_model)
 app.command()(up)

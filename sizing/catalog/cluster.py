@@ -11,7 +11,7 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.fabric import FailureSpec, SwitchSpec
-from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec
+from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec, Topology
 from sizing.catalog.folder import Catalog, find_file, unknown
 from sizing.catalog.gpu import find_gpu
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.specs.scenario import ClusterChoice
-    from minicluster.specs.topology import Topology
 
 BANDWIDTH = re.compile(r"band|bw|bps|_per_s|gb|gbit", re.IGNORECASE)
 """Pattern of misspelt keys that mean a bandwidth."""

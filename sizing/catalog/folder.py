@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from minicluster.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 Entry = TypeVar("Entry")
 

@@ -11,7 +11,7 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
-from minicluster.specs.model import DraftSpec, with_weight_dtype
+from minicluster.specs.model import DraftSpec, ModelSpec, with_weight_dtype
 from sizing.catalog.folder import Catalog, exists, unknown
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
@@ -19,7 +19,6 @@ from sizing.catalog.huggingface.reader import model_from, read_config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from minicluster.specs.model import ModelSpec
     from minicluster.specs.scenario import ModelChoice
 
 DEMO_MODEL = ".minicluster/models/demo"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from minicluster.config import overridden, parse, parse_scenario, read_toml
+from minicluster.config import Overrides, overridden, parse, parse_scenario, read_toml
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
-from minicluster.specs.scenario import CATALOG
+from minicluster.specs.scenario import CATALOG, ScenarioSpec
 from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from minicluster.config import Overrides
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.model import ModelSpec
-    from minicluster.specs.scenario import ScenarioSpec
 
 
 def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:

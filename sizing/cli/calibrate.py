@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,15 +17,22 @@ from minicluster.command import find_command, run_child
 from minicluster.errors import Exit, InputError, TargetFailed
 from minicluster.files import write_atomically
 from minicluster.machine import this_machine
-from minicluster.plan import StepModel, step_time, to_json
+from minicluster.plan import Deployment, Inputs, StepModel, step_time, to_json
 from minicluster.shell import say, talk
-from minicluster.specs.calibration import read_measurements
+from minicluster.specs.calibration import CalibrationSpec, read_measurements
 from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
+from minicluster.workload.traces import write_trace
 from sizing.cli.common import AsJson, Overrides, out_file
-from sizing.evidence.refit.fit import RunResidual, fit_scales, recalibrated, residuals, scaled
+from sizing.evidence.refit.fit import (
+    RunResidual,
+    Scales,
+    fit_scales,
+    recalibrated,
+    residuals,
+    scaled,
+)
 from sizing.evidence.refit.observed import (
     FEWEST,
     SOUND,
@@ -44,11 +51,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from minicluster.plan import Deployment, Inputs
-    from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.workload import WorkloadSpec
-    from sizing.evidence.refit.fit import Scales
 
 BURST_UTILISATION = 0.45
 """Prefill utilisation of the burst: high enough to queue, low enough for a tail of some samples."""
@@ -357,20 +361,7 @@ def write_burst(path: Path, load: WorkloadSpec, rate: float) -> None:
     length_s = min(BURST_LIMIT_S, WARM_UP_S + BURST_REQUESTS / rate)
     arrivals = drawn(load, RequestSource(), count=round(length_s * rate), seed=0)
     due_s = arrivals.due_s * load.requests_per_s / rate
-    rows = zip(due_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
-    write_schedule(
-        (
-            ScheduledRequest(
-                index=index,
-                due_s=float(at),
-                input_tokens=int(prompt),
-                output_tokens=int(answer),
-                in_window=True,
-            )
-            for index, (at, prompt, answer) in enumerate(rows)
-        ),
-        path,
-    )
+    write_trace(replace(arrivals, due_s=due_s), path)
 
 
 def _status() -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress, track
 from typer import Argument, Exit, Option
 
@@ -23,8 +23,6 @@ from sizing.catalog.schema import attribute_docs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from rich.console import RenderableType
 
     from minicluster.plan import Plan
 

@@ -15,30 +15,25 @@ from minicluster.config import parse, read_toml
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.plan import read_plan, to_json
+from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, one_of
-from minicluster.specs.cluster import topology_of
+from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from sizing import catalog
 from sizing.cli.common import AsJson, naming, out_file, show, with_keys
 from sizing.latency.collectives import pools_meet
 from sizing.network import scheduler_manifests
-from sizing.network.gpu_groups import GpuGroup
+from sizing.network.gpu_groups import GpuGroup, PoolRequest
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
-from sizing.network.topology_units import unit_tree
+from sizing.network.topology_units import TopologyUnit, unit_tree
 from sizing.planner.deployment import request_of
 from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from minicluster.plan import Plan
-    from minicluster.specs.cluster import ClusterSpec
-    from sizing.network.gpu_groups import PoolRequest
-    from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 

@@ -12,7 +12,7 @@ from typer import Option
 from minicluster.errors import NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
-from minicluster.plan import read_plan, to_json
+from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import talk
 from sizing.cli.common import (
     AsJson,
@@ -29,7 +29,7 @@ from sizing.cli.common import (
     show,
 )
 from sizing.planner.build_plan import NoPlan
-from sizing.planner.class_pools import plan_classes
+from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import predict as predict_pools
 from sizing.report.plan_screen import (
@@ -48,9 +48,6 @@ from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from minicluster.plan import Plan
-    from sizing.planner.class_pools import ClassPlans
 
 
 def plan(  # noqa: PLR0913, PLR0917  (a command's options)

@@ -21,20 +21,14 @@ from sizing.planner.studies import split_map as maps
 from sizing.planner.studies.result import result_json
 from sizing.planner.studies.sweep import parse_key
 from sizing.report.questions import (
-    capacity_lines,
     capacity_page,
-    capacity_table,
-    day_headline,
-    day_lines,
+    capacity_parts,
     day_page,
-    decisions_lines,
+    day_parts,
     decisions_page,
-    decisions_table,
-    hours_table,
-    shares_table,
-    split_map_lines,
+    decisions_parts,
     split_map_page,
-    split_map_table,
+    split_map_parts,
 )
 
 ProfileFile = Annotated[
@@ -72,8 +66,8 @@ def capacity(
     with naming(asked.scenario), progress("searching rates") as told:
         counts = counts or [capacities.gpus_within_budgets(inputs)]
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
-    name, said = str(asked.scenario), capacity_lines(found)
-    asked.answer(lambda: capacity_page(name, found), asdict(found), capacity_table(found), *said)
+    name = str(asked.scenario)
+    asked.answer(lambda: capacity_page(name, found), asdict(found), *capacity_parts(found))
     asked.leave(
         found=any(each.requests_per_s for each in found.points),
         stopped=found.interrupted,
@@ -141,9 +135,8 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     curve = read_profile(file, inputs.scenario.workload.requests_per_s)
     with naming(asked.scenario), progress("simulating the day") as told:
         found = days.day(inputs, curve, options, progress=told)
-    name, tables = str(asked.scenario), (shares_table(found), hours_table(found))
-    lines = (day_headline(found), *day_lines(found))
-    asked.answer(lambda: day_page(name, found), asdict(found), *lines, *tables)
+    name = str(asked.scenario)
+    asked.answer(lambda: day_page(name, found), asdict(found), *day_parts(found))
 
 
 @study
@@ -171,8 +164,8 @@ def split_map(
         found = maps.split_map(inputs, first, second, progress=told)
     points = [asdict(each) | {"saved_fraction": each.saved_fraction} for each in found.points]
     data: dict[str, Any] = asdict(found) | {"points": points}
-    name, said = str(asked.scenario), split_map_lines(found)
-    asked.answer(lambda: split_map_page(name, found), data, split_map_table(found), *said)
+    name = str(asked.scenario)
+    asked.answer(lambda: split_map_page(name, found), data, *split_map_parts(found))
     asked.leave(
         found=any(each.split_gpus or each.mixed_gpus for each in found.points),
         stopped=found.interrupted,
@@ -203,8 +196,8 @@ def decisions(
         "decisions": rows,
         "interrupted": found.interrupted,
     }
-    name, said = str(asked.scenario), decisions_lines(found)
-    asked.answer(lambda: decisions_page(name, found), data, decisions_table(found), *said)
+    name = str(asked.scenario)
+    asked.answer(lambda: decisions_page(name, found), data, *decisions_parts(found))
     asked.leave(
         found=any(each.plans for each in (found.base, *(row.result for row in found.rows))),
         stopped=found.interrupted,

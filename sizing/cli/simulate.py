@@ -13,7 +13,7 @@ from typer import Option
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import Exit, InputError
-from minicluster.plan import read_plan
+from minicluster.plan import Plan, read_plan
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
 from minicluster.workload.arrivals import Arrivals
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from minicluster.plan import Plan
     from sizing.simulation.outcome import Outcome
 
 
@@ -118,10 +117,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
             progress=said,
         )
     if out is not None:
-        try:
-            write_requests(outcome, out)
-        except OSError as error:
-            raise InputError("-o", str(out), f"a file to write: {error.strerror}") from None
+        write_requests(outcome, out)
     parts: tuple[RenderableType, ...] = (
         simulated_table(outcome, planned.promises),
         simulation_summary(outcome),

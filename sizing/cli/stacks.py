@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import make_folder, write_atomically
 from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
 from minicluster.shell import say
@@ -45,7 +44,7 @@ def export(
         for name, text in files.items():
             typer.echo((f"# file: {name}\n" if many else "") + text)
         return
-    folder(out)
+    make_folder(out, "--out")
     for name, text in files.items():
         write_atomically(out / name, text)
         say(f"wrote {out / name}")
@@ -134,16 +133,9 @@ def accept(
 ) -> None:
     """Write a plan as a test that a buyer holds a vendor to: load, limits, alerts, page."""
     test = acceptance(read_plan(plan))
-    folder(out)
+    make_folder(out, "--out")
     for name, text in acceptance_files(test).items():
         write_atomically(out / name, text)
     write_page(out / "index.html", acceptance_page(test))
     say(f"{test.requests:,} requests in {seconds(test.run_s)}: sh {out}/accept.sh ENDPOINT")
     say(f"what is accepted: {out}/index.html")
-
-
-def folder(out: Path) -> None:
-    """Make a folder for files; raise an InputError where a file is in its place."""
-    if out.exists() and not out.is_dir():
-        raise InputError("--out", str(out), "a folder")
-    out.mkdir(parents=True, exist_ok=True)

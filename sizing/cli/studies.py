@@ -27,7 +27,13 @@ from sizing.cli.common import (
 from sizing.cli.study import Study, study
 from sizing.planner.studies.cost import require_price
 from sizing.planner.studies.long_context import find_rule, long_prompt
-from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
+from sizing.planner.studies.pareto import (
+    DesignPoint,
+    Front,
+    fronts,
+    iter_design_points,
+    sort_design_points,
+)
 from sizing.planner.studies.result import (
     OBJECTIVES,
     StudyResult,
@@ -49,8 +55,6 @@ from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from sizing.planner.studies.pareto import DesignPoint, Front
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -15,10 +15,7 @@ from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.estimate import estimate, rule_of_thumb
 from sizing.training.request import TrainingRequest
-from sizing.training.search import search_layouts
-
-if TYPE_CHECKING:
-    from sizing.training.search import Trial
+from sizing.training.search import Trial, search_layouts
 
 
 @with_keys(TrainingRequest)

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from minicluster.files import write_atomically
+from minicluster.files import write_atomically, write_table
 from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
 from sizing.evidence.evidence import SPLITS, evidence_of, to_json
-from sizing.evidence.validate import to_csv
+from sizing.evidence.validate import COLUMNS, record
 from sizing.evidence.validated import validate as validate_rows
 from sizing.report.validation import left_out_tables, validation_tables
 
@@ -48,7 +48,7 @@ def validate(
     """
     found = validate_rows(*rows, labels=labels, left_out=left_out or (), progress=tracked)
     if out is not None:
-        write_atomically(out, to_csv(found.verdicts))
+        write_table(out, COLUMNS, (record(each).values() for each in found.verdicts))
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         made = evidence_of(found.scored, found.tried, date=today, left_out=found.left_out)

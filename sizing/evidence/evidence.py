@@ -25,13 +25,10 @@ from sizing.evidence.interval import (
     fit_intervals,
     folds,
 )
-from sizing.evidence.validate import SliceErrors, residuals, slices, summarise
+from sizing.evidence.validate import RowVerdict, SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from sizing.evidence.interval import RowResidual
-    from sizing.evidence.validate import RowVerdict
 
 FILE = "validation/evidence.json"
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.files import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,17 +47,8 @@ def read_labels(path: Path) -> dict[str, RowLabel]:
     Raises:
         InputError: no such file, a missing column, an unknown kind, or evidence that names nothing.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            for name in COLUMNS:
-                if name not in (reader.fieldnames or ()):
-                    raise InputError(f"{path}: {name}", None, "a column of that name")
-            lines = [(f"{path}:{reader.line_num}", line) for line in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(str(path), str(error), "a CSV of labels in UTF-8") from None
     found: dict[str, RowLabel] = {}
-    for place, line in lines:
+    for place, line in read_table(path, "a CSV of labels", COLUMNS):
         label = _label(line, place)
         known = found.get(line["id"], RowLabel(cells={}))
         found[line["id"]] = RowLabel(

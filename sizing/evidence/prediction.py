@@ -11,18 +11,16 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.parameters import parameters
 from sizing.evidence.protocol import protocol_of
-from sizing.evidence.row import kind_of, path_of
+from sizing.evidence.row import MeasuredRow, kind_of, path_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import Outcome, simulate
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
     from minicluster.workload.arrivals import Arrivals
-    from sizing.evidence.row import MeasuredRow
     from sizing.latency.step import Machine
-    from sizing.simulation.outcome import Outcome
     from sizing.simulation.system import System
 
 OVERLOAD_S = 10.0

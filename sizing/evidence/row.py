@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
+from minicluster.files import SURPLUS, read_table
 from minicluster.specs.slicing import Slicing
 from sizing.catalog import find_gpu, gpu_generation, model_family
 from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from minicluster.specs.model import ModelSpec
@@ -380,40 +380,26 @@ def read_rows(
         InputError: no such file, not text, no line, a column missing that every row needs, or
             one in another unit.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            _check(reader.fieldnames or (), path)
-            entries = tuple(_entries(reader, path, labels or {}))
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a CSV of measured rows") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(str(path), str(error), "a CSV of measured rows in UTF-8") from None
-    if not entries:
+    lines = read_table(path, "a CSV of measured rows", REQUIRED)
+    if not lines:
         raise InputError(str(path), "a header alone", "a line for each measurement")
-    return entries
-
-
-def _check(columns: Sequence[str], path: Path) -> None:
-    """Refuse a table without a column that every row needs, or with one in another unit."""
-    for name in REQUIRED:
-        if name not in columns:
-            raise InputError(f"{path}: {name}", None, "a column of that name")
+    columns = lines[0][1]
     for name in SECONDS:
         for column in columns:
             if name not in columns and column.rpartition("_")[0] == name.rpartition("_")[0]:
                 raise InputError(f"{path}: column", column, f"{name}: times are in seconds")
+    return tuple(_entries(lines, labels or {}))
 
 
 def _entries(
-    reader: csv.DictReader[str], path: Path, labels: Mapping[str, RowLabel]
+    lines: Iterable[tuple[str, dict[str, Any]]], labels: Mapping[str, RowLabel]
 ) -> Iterator[MeasuredRow | RefusedRow]:
     """Yield the lines as rows, mended by their labels; a copy of a line before it is excluded."""
     seen: set[str] = set()
-    for raw in reader:
-        cells = {key: str(value or "").strip() for key, value in raw.items() if key is not None}
+    for place, raw in lines:
+        surplus = raw.pop(SURPLUS, None)
+        cells = {key: str(value or "").strip() for key, value in raw.items()}
         label = labels.get(cells["id"])
-        place, surplus = f"{path}:{reader.line_num}", raw.get(None)
         try:
             row = row_from(cells | (label.cells if label else {}), place, surplus=surplus)
         except InputError as error:

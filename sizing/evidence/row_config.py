@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
 from minicluster.errors import InputError
+from minicluster.specs.checks import one_of
 from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
@@ -24,8 +25,6 @@ from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from minicluster.specs.engine import EngineProfile, SchedulingRules
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
@@ -231,8 +230,7 @@ def _model(row: MeasuredRow, rules: SchedulingRules) -> ModelSpec:
     drafts = row.speculative_tokens > 0
     model = catalog.find_model(row.model, place=f"{row.place}: model", drafts=drafts)
     for column, dtype in (("weight_dtype", row.weight_dtype), ("kv_dtype", row.kv_dtype)):
-        if dtype and dtype not in DTYPE_BYTES:
-            raise InputError(f"{row.place}: {column}", dtype, "one of " + ", ".join(DTYPE_BYTES))
+        one_of(DTYPE_BYTES, **{f"{row.place}: {column}": dtype or None})
     requantised = row.weight_dtype != model.weight_dtype or row.model.startswith(MODELOPT)
     small = DTYPE_BYTES[row.weight_dtype] <= 1
     model = with_weight_dtype(model, row.weight_dtype)

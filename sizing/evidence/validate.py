@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,17 +15,15 @@ from sizing.evidence.interval import (
     DISTANCES,
     NEAR,
     QUANTITIES,
+    Intervals,
     PredictionInterval,
     RowResidual,
 )
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
-from sizing.evidence.row import MeasuredRow, kind_of
+from sizing.evidence.row import MeasuredRow, RefusedRow, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from sizing.evidence.interval import Intervals
-    from sizing.evidence.row import RefusedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,15 +271,3 @@ def record(verdict: RowVerdict) -> dict[str, object]:
     reason = "; ".join(filter(None, (found.reason, unscored)))
     times = (found.ttft_s, found.tpot_s, found.ttft_p99_s, found.tpot_p99_s)
     return dict(zip(COLUMNS, (verdict.id, found.status, reason, *times, *ends), strict=True))
-
-
-def to_csv(verdicts: Iterable[RowVerdict]) -> str:
-    """Write the predictions as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: "" if value is None else value for key, value in record(verdict).items()}
-        for verdict in verdicts
-    )
-    return text.getvalue()

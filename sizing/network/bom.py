@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
-from minicluster.specs.fabric import KINDS
+from minicluster.specs.fabric import KINDS, SwitchSpec, SwitchTierSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.specs.cluster import ClusterSpec
-    from minicluster.specs.fabric import SwitchSpec, SwitchTierSpec
 
 MAX_TIERS = 3
 """Trees in use have three tiers at most: a fourth adds a hop and a third of the switches."""
@@ -414,8 +413,7 @@ def built_bill(
 
 def _model(at: SwitchTierSpec, switches: Mapping[str, SwitchSpec]) -> SwitchSpec:
     place, used = f"fabric.switches.{at.tier}.model", at.down + at.up
-    if at.model not in switches:
-        raise InputError(place, at.model, "one of " + ", ".join(switches))
+    one_of(switches, **{place: at.model})
     model = switches[at.model]
     if used > model.ports:
         raise InputError(

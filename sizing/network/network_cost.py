@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients, pools_meet
-from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.step import Machine, step_s, step_terms
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from minicluster.specs.slicing import Slicing
     from minicluster.specs.step import PathCoefficients
     from minicluster.specs.workload import WorkloadSpec
-    from sizing.latency.load import StepLoad
 
 QUANTILES = 100
 

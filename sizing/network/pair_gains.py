@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sizing.network.topology_units import TopologyUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Counts = tuple[int, int]
 """Replicas of the first and of the second role."""

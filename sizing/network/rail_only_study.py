@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from minicluster.specs.study import Conventions
+from minicluster.specs.study import Conventions, StudyModel
 from sizing.network.bom import Bill, NetworkOrder, bill
-
-if TYPE_CHECKING:
-    from minicluster.specs.study import StudyModel
 
 BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Batches of the batch sweep, of the model's own."""

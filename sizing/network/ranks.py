@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import NegativeAnswer
 from minicluster.specs.checks import Count, Spec
-from sizing.network.topology_units import replica_tier, tp_parts
+from sizing.network.topology_units import TopologyUnit, replica_tier, tp_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from sizing.network.topology_units import TopologyUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

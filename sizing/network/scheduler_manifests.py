@@ -7,13 +7,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL
-from sizing.network.gpu_groups import replicas_of
+from sizing.network.gpu_groups import GpuGroup, Replicas, replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.specs.topology import Inventory, Node
-    from sizing.network.gpu_groups import GpuGroup, Replicas
     from sizing.network.ranks import RankPlan
 
 PREFIX = "minicluster-"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
+from minicluster.specs.checks import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -166,8 +167,7 @@ def _cut_domains(unit: TopologyUnit, size: int) -> TopologyUnit:
 
 def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set[str]:
     """Return the names of nodes without free GPUs: down, spare, or kept free now."""
-    if spare_tier is not None and spare_tier not in inventory.tiers:
-        raise InputError("--spare-tier", spare_tier, "one of " + ", ".join(inventory.tiers))
+    one_of(inventory.tiers, **{"--spare-tier": spare_tier})
     units: dict[str, list[str]] = {}
     for node in inventory.nodes:
         if node.state == "ok":

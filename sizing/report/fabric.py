@@ -8,7 +8,7 @@ from minicluster.pages.figure import Figure, axis, log_axis
 from minicluster.pages.latency import HEADROOM
 from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
-from sizing.network.rail_only_study import BATCHES
+from sizing.network.rail_only_study import BATCHES, Saving, Shares, Study, Sweep
 from sizing.report.study import series_figure
 from sizing.report.tables import columns_table, facts_table, table
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sizing.network.ecmp import Collisions
     from sizing.network.network_cost import Crossing
     from sizing.network.pools import PoolPlan
-    from sizing.network.rail_only_study import Saving, Shares, Study, Sweep
     from sizing.network.ranks import RankPlan
 
     Points = tuple[Sequence[float], Sequence[float]]

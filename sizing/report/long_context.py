@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Column
+from rich.table import Column, Table
 
 from minicluster.units import seconds
-from sizing.planner.studies.long_context import SIZES, preferences
+from sizing.planner.studies.long_context import (
+    SIZES,
+    ComputeRule,
+    CostDifference,
+    LongPrompt,
+    Timed,
+    preferences,
+)
 from sizing.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
-    from rich.table import Table
 
     from minicluster.plan import Inputs
-    from sizing.planner.studies.long_context import ComputeRule, CostDifference, LongPrompt, Timed
-
 
 SPENT = {
     "matrix multiplications": "multiply",

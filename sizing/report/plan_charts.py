@@ -23,7 +23,7 @@ from minicluster.pages.page import GpuBox, NodeBox, NodeGrid
 from minicluster.stats.quantiles import LEVELS
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import placed_replicas
-from sizing.planner.studies.pareto import fronts
+from sizing.planner.studies.pareto import DesignPoint, Front, fronts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Plan
-    from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.simulation.outcome import Outcome
 
 CROWD = 3.0

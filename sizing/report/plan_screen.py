@@ -6,16 +6,16 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from minicluster.engine_model.planned_limits import planned_lora
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validation, to_json
 from minicluster.units import seconds
 from sizing.latency.memory import slot_bytes
-from sizing.network.network_cost import spanning
-from sizing.planner.studies.cost import gpus_by_kind, running
+from sizing.network.network_cost import Spanning, spanning
+from sizing.planner.studies.cost import Running, gpus_by_kind, running
 from sizing.planner.studies.result import layout_of
 from sizing.report.tables import (
     columns_table,
@@ -33,15 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from rich.console import RenderableType
-
-    from minicluster.plan import Inputs, KvOffload, Pool, Prediction, Validation
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
-    from sizing.network.network_cost import Spanning
     from sizing.planner.class_pools import ClassPlans, Planned
     from sizing.planner.predict import PoolPrediction
-    from sizing.planner.studies.cost import Running
 
 
 def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> Group:

@@ -1,4 +1,4 @@
-"""Tables and pages of `sizing capacity`, `split-map`, `decisions` and `day`."""
+"""Answers of `sizing capacity`, `split-map`, `decisions` and `day`: tables and lines, pages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.text import Text
 
 from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
 from minicluster.units import seconds
-from sizing.planner.studies.decisions import needed
-from sizing.planner.studies.result import figures
-from sizing.planner.studies.split_map import UNSIZED
+from sizing.planner.studies.decisions import Decisions, needed
+from sizing.planner.studies.result import StudyResult, figures
+from sizing.planner.studies.split_map import UNSIZED, SplitMap, SplitPoint
 from sizing.report.study import FROM_ZERO, charts_page, latency, number, series_figure
 from sizing.report.tables import columns_table, interval, table
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from minicluster.pages.page import Page
     from sizing.planner.studies.capacity import Capacity, CapacityPoint
     from sizing.planner.studies.day import Day
-    from sizing.planner.studies.decisions import Decisions
-    from sizing.planner.studies.result import StudyResult
-    from sizing.planner.studies.split_map import SplitMap, SplitPoint
 
 LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
 NO_PRICE = (
@@ -46,8 +43,26 @@ SURE = 0.8
 # --- capacity
 
 
-def capacity_table(found: Capacity) -> Table:
-    """Return one row per number of GPUs."""
+def capacity_parts(found: Capacity) -> Iterator[Table | str]:
+    """Yield one row per number of GPUs, and what the figures rest on."""
+    yield _capacity_table(found)
+    if found.interrupted:
+        yield PARTIAL
+    yield (
+        f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate; users think"
+        f" {found.think_s:g} s between an answer and the next request"
+    )
+    costs = [each.running for each in found.points if each.running is not None]
+    if costs and costs[0].usd_per_hour is None:
+        yield NO_PRICE
+    elif costs:
+        yield (
+            f"$: {costs[0].price_source}, per million output tokens; every GPU is paid for and"
+            " draws full power all the time"
+        )
+
+
+def _capacity_table(found: Capacity) -> Table:
     at = found.percentile
     heads = ["GPUs", "used", "requests/s", "users", "tokens/s", "J/token"]
     priced = [each for each in found.points if each.running and each.running.usd_per_hour]
@@ -83,24 +98,6 @@ def _capacity_cells(
     yield from (seconds(predicted.tpot.at(at)), point.layout, point.binds)
 
 
-def capacity_lines(found: Capacity) -> Iterable[str]:
-    """Yield what the figures rest on."""
-    if found.interrupted:
-        yield PARTIAL
-    yield (
-        f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate; users think"
-        f" {found.think_s:g} s between an answer and the next request"
-    )
-    costs = [each.running for each in found.points if each.running is not None]
-    if costs and costs[0].usd_per_hour is None:
-        yield NO_PRICE
-    elif costs:
-        yield (
-            f"$: {costs[0].price_source}, per million output tokens; every GPU is paid for and"
-            " draws full power all the time"
-        )
-
-
 def capacity_page(scenario: str, found: Capacity) -> Page:
     """Return the page of a capacity curve."""
     known = [each for each in found.points if each.requests_per_s]
@@ -117,20 +114,35 @@ def capacity_page(scenario: str, found: Capacity) -> Page:
         )
         if known
     )
-    title, table = f"{scenario}: capacity", capacity_table(found)
-    return charts_page(title, headline, capacity_lines(found), *charts, table, command="capacity")
+    title, parts = f"{scenario}: capacity", capacity_parts(found)
+    return charts_page(title, headline, *charts, *parts, command="capacity")
 
 
 # --- split map
 
 
-def split_map_table(found: SplitMap) -> Table:
-    """Return the map: what splitting saves, or costs (negative), and the confidence of the sign."""
+def split_map_parts(found: SplitMap) -> Iterator[Table | str]:
+    """
+    Yield the map: what splitting saves, or costs (negative), and the confidence of the sign.
+
+    Lines below it say what its words mean, and why points have no pools.
+    """
     title = f"Saved by splitting, share of {found.objective}; ? where the sign is open"
     made = table(title, (f"{found.y.key}\n{found.x.key} →", *found.x.values), ())
     for y, row in _rows(found):
         made.add_row(y, *(_split_cell(each) for each in row))
-    return made
+    yield made
+    if found.interrupted:
+        yield PARTIAL
+    yield from _sharing(found.classes)
+    words = {cell.plain for _, row in _rows(found) for cell in map(_split_cell, row)}
+    yield "In brackets: chance that the sign is right, from the error model of the plans"
+    if "aggregated" in words:
+        yield "aggregated: split pools miss the SLO, or cost twice as much or more"
+    if "split" in words:
+        yield "split: aggregated pools miss the SLO"
+    reasons = {each.reason for each in found.points} - {"", UNSIZED}
+    yield from sorted(f"none: {each}" for each in reasons)
 
 
 def _rows(found: SplitMap) -> list[tuple[str, Sequence[SplitPoint]]]:
@@ -154,21 +166,6 @@ def _split_cell(point: SplitPoint) -> Text:
     return Text(f"{saved:+.0%}{'?' if sure < SURE else ''} ({sure:.0%})", style=style)
 
 
-def split_map_lines(found: SplitMap) -> Iterable[str]:
-    """Yield what the words in the map mean, and reasons of points without pools."""
-    if found.interrupted:
-        yield PARTIAL
-    yield from _sharing(found.classes)
-    words = {cell.plain for _, row in _rows(found) for cell in map(_split_cell, row)}
-    yield "In brackets: chance that the sign is right, from the error model of the plans"
-    if "aggregated" in words:
-        yield "aggregated: split pools miss the SLO, or cost twice as much or more"
-    if "split" in words:
-        yield "split: aggregated pools miss the SLO"
-    reasons = {each.reason for each in found.points} - {"", UNSIZED}
-    yield from sorted(f"none: {each}" for each in reasons)
-
-
 def _sharing(classes: int) -> Iterable[str]:
     """Say of classes of requests that pools of their own were not looked at."""
     if classes:
@@ -181,9 +178,8 @@ def split_map_page(scenario: str, found: SplitMap) -> Page:
     return charts_page(
         f"{scenario}: where splitting pays",
         f"Splitting pays at {pays} of {len(found.points)} points of {scenario}",
-        split_map_lines(found),
         _map_figure(found),
-        split_map_table(found),
+        *split_map_parts(found),
         command="split-map",
     )
 
@@ -229,8 +225,8 @@ def _ticks(key: str, values: Sequence[str]) -> dict[str, Any]:
 # --- decisions
 
 
-def decisions_table(found: Decisions) -> Table:
-    """Return one row per change, the fewest GPUs first, the plan as given between them."""
+def decisions_parts(found: Decisions) -> Iterator[Table | str]:
+    """Yield one row per change, the fewest GPUs first, the plan as given between them."""
     heads = ("decision", "changed to", "GPUs", "against", "TTFT", "TPOT", "what binds")
     made = table("Planned anew with one thing changed", heads, (), left=LEFT)
     base = needed(found.base)
@@ -242,7 +238,10 @@ def decisions_table(found: Decisions) -> Table:
     cells.sort(key=lambda each: (each[0] is None, each[0] or 0, each[1]))
     for _, changed, row in cells:
         made.add_row(*row, style=None if changed else "bold")
-    return made
+    yield made
+    if found.interrupted:
+        yield PARTIAL
+    yield "Planned anew with one thing changed at a time."
 
 
 def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
@@ -255,13 +254,6 @@ def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
     return (*first, latency(found.ttft_s), latency(found.tpot_s), found.binds)
 
 
-def decisions_lines(found: Decisions) -> Iterable[str]:
-    """Yield what was done."""
-    if found.interrupted:
-        yield PARTIAL
-    yield "Planned anew with one thing changed at a time."
-
-
 def decisions_page(scenario: str, found: Decisions) -> Page:
     """Return the page of decisions: a bar each."""
     known = [each for each in found.rows if each.against_gpus]
@@ -272,9 +264,8 @@ def decisions_page(scenario: str, found: Decisions) -> Page:
     return charts_page(
         f"{scenario}: decisions",
         f"{scenario} as given: {'no plan' if base is None else f'{base} GPUs'}",
-        decisions_lines(found),
         *([chart] if known else []),
-        decisions_table(found),
+        *decisions_parts(found),
         command="decisions",
     )
 
@@ -285,8 +276,15 @@ def decisions_page(scenario: str, found: Decisions) -> Page:
 HOURS = 24
 
 
-def day_headline(found: Day) -> str:
-    """Return the answer in one sentence."""
+def day_parts(found: Day) -> Iterator[Table | str]:
+    """Yield the answer in one sentence, what it rests on, the static shares, the best one's day."""
+    yield _day_headline(found)
+    yield from _day_lines(found)
+    yield _shares_table(found)
+    yield _hours_table(found)
+
+
+def _day_headline(found: Day) -> str:
     best, whole = found.best, found.static_gpu_hours
     if best is found.runs[-1]:
         return (
@@ -300,7 +298,7 @@ def day_headline(found: Day) -> str:
     )
 
 
-def day_lines(found: Day) -> Iterable[str]:
+def _day_lines(found: Day) -> Iterable[str]:
     """Yield why the best static share is the best, and what the figures rest on."""
     best, asked = found.best, found.options
     reason = f"best static share: {best.static_fraction:.0%}, {best.static_gpus} GPUs"
@@ -323,7 +321,7 @@ def day_lines(found: Day) -> Iterable[str]:
     )
 
 
-def shares_table(found: Day) -> Table:
+def _shares_table(found: Day) -> Table:
     """Return one row for each static share."""
     best, runs = found.best, found.runs
     columns = {
@@ -337,7 +335,7 @@ def shares_table(found: Day) -> Table:
     return columns_table("Static share, autoscaled above it; SLO held: of requests", columns)
 
 
-def hours_table(found: Day) -> Table:
+def _hours_table(found: Day) -> Table:
     """Return one row an hour of the best share's day."""
     best = found.best
     columns = {
@@ -370,9 +368,8 @@ def day_page(scenario: str, found: Day) -> Page:
             ("SLO held", "% of requests", {"held": (hours, (100 * _attained(found)).tolist())}),
         )
     )
-    tables = shares_table(found), hours_table(found)
-    title, headline = f"{scenario}: a day", day_headline(found)
-    return charts_page(title, headline, day_lines(found), *charts, *tables, command="day")
+    headline, *parts = day_parts(found)
+    return charts_page(f"{scenario}: a day", str(headline), *charts, *parts, command="day")
 
 
 def _hourly(values: ArrayLike) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,7 +17,7 @@ from sizing.evidence.validated import Validated
 from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction
-from sizing.planner.studies.capacity import Capacity
+from sizing.planner.studies.capacity import Capacity, CapacityPoint
 from sizing.planner.studies.day import Day
 from sizing.planner.studies.decisions import Decisions
 from sizing.planner.studies.result import layout_of
@@ -31,15 +32,10 @@ from sizing.report.plan_screen import (
     measured,
 )
 from sizing.report.questions import (
-    capacity_lines,
-    capacity_table,
-    day_headline,
-    day_lines,
-    decisions_table,
-    hours_table,
-    shares_table,
-    split_map_lines,
-    split_map_table,
+    capacity_parts,
+    day_parts,
+    decisions_parts,
+    split_map_parts,
 )
 from sizing.report.simulation import (
     pools_table,
@@ -61,20 +57,18 @@ from sizing.simulation.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from sizing.planner.studies.capacity import CapacityPoint
-
     Sections = Callable[[Any], list[Section]]
     Columns = Callable[[Any], Mapping[str, Any]]
 
 
-def _sections(*parts: Table | Iterable[str]) -> list[Section]:
-    """Return tables below their titles, and lines that belong together without one."""
-    return [
-        titled_section(part)
-        if isinstance(part, Table)
-        else Section("", tuple(Paragraph(line) for line in part))
-        for part in parts
-    ]
+def _sections(parts: Iterable[Table | str]) -> list[Section]:
+    """Return tables below their titles, and lines that follow one another without one."""
+    found: list[Section] = []
+    for _, alike in groupby(parts, type):
+        run = list(alike)
+        tables = [titled_section(part) for part in run if isinstance(part, Table)]
+        found += tables or [Section("", tuple(Paragraph(str(part)) for part in run))]
+    return found
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -92,12 +86,12 @@ def _plan_sections(plan: Plan) -> list[Section]:
         layout_table(plan.pools, plan.prediction),
         latency_table(plan.prediction, plan.promises),
     )
-    return [Section(headline(plan), (FactTable(facts),)), *_sections(*tables)]
+    return [Section(headline(plan), (FactTable(facts),)), *_sections(tables)]
 
 
 def _classes_sections(found: ClassPlans) -> list[Section]:
     plans = (section for plan in found.chosen.values() for section in _plan_sections(plan))
-    return [*_sections(class_plans_table(found), [choice_line(found)]), *plans]
+    return [*_sections((class_plans_table(found), choice_line(found))), *plans]
 
 
 def _pool_sections(found: PoolPrediction) -> list[Section]:
@@ -135,7 +129,7 @@ def _run_sections(outcome: Outcome) -> list[Section]:
     latencies = data_table(simulated_table(outcome, None))
     said = Paragraph(simulation_summary(outcome).plain)
     title = "Simulated latency, with 90 % intervals"
-    return [Section(title, (latencies, said)), *_sections(pools_table(outcome))]
+    return [Section(title, (latencies, said)), *_sections([pools_table(outcome)])]
 
 
 def _capacity_rows(found: Capacity) -> Iterator[dict[str, Any]]:
@@ -180,39 +174,35 @@ SHOWN: tuple[tuple[type, Sections | None, Columns], ...] = (
     (Prediction, None, _latency_columns),
     (
         Explanation,
-        lambda found: _sections(
-            *([each] if isinstance(each, str) else each for each in explanation_tables(found))
-        ),
+        lambda found: _sections(explanation_tables(found)),
         lambda found: _columns(map(asdict, found.terms)),
     ),
     (Outcome, _run_sections, request_columns),
     (
         Validated,
-        lambda found: _sections(*validation_tables(found.verdicts, found.tried)),
+        lambda found: _sections(validation_tables(found.verdicts, found.tried)),
         lambda found: _columns(map(record, found.verdicts)),
     ),
     (
         Capacity,
-        lambda found: _sections(capacity_table(found), capacity_lines(found)),
+        lambda found: _sections(capacity_parts(found)),
         lambda found: _columns(_capacity_rows(found)),
     ),
     (
         Day,
-        lambda found: _sections(
-            [day_headline(found), *day_lines(found)], shares_table(found), hours_table(found)
-        ),
+        lambda found: _sections(day_parts(found)),
         _day_columns,
     ),
     (
         SplitMap,
-        lambda found: _sections(split_map_table(found), split_map_lines(found)),
+        lambda found: _sections(split_map_parts(found)),
         lambda found: _columns(
             {**asdict(each), "saved_fraction": each.saved_fraction} for each in found.points
         ),
     ),
     (
         Decisions,
-        lambda found: _sections(decisions_table(found)),
+        lambda found: _sections(decisions_parts(found)),
         lambda found: _columns(
             {name: getattr(row, name) for name in ("name", "value", "gpus", "against_gpus")}
             for row in found.rows

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.text import Text
 
+from minicluster.files import write_table
 from minicluster.units import seconds
 from sizing.report.tables import SHOWN, judged_at, size, table, verdict
 
@@ -92,11 +92,11 @@ def write_requests(outcome: Outcome, path: Path) -> None:
     """Write one line per request; values that a request does not have are empty."""
     columns = request_columns(outcome)
     lists = [column.tolist() for column in columns.values()]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["request", *columns])
-        for number, row in enumerate(zip(*lists, strict=True)):
-            writer.writerow([number, *("" if each != each else each for each in row)])  # noqa: PLR0124  (nan)
+    rows = (
+        (number, *(None if each != each else each for each in row))  # noqa: PLR0124  (nan)
+        for number, row in enumerate(zip(*lists, strict=True))
+    )
+    write_table(path, ("request", *columns), rows)
 
 
 def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Table:

@@ -11,7 +11,7 @@ from rich.text import Text
 from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
-from sizing.planner.studies.result import figures
+from sizing.planner.studies.result import Figures, StudyResult, figures
 from sizing.report.plan_charts import front_figure
 from sizing.report.tables import columns_table, table, titled_section, verdict
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Confidence
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import DesignPoint, Front
-    from sizing.planner.studies.result import Figures, StudyResult
     from sizing.planner.studies.sweep import Swept
 
 LEFT = ("scenario", "layout", "then binds", "lost", "missed")
@@ -158,16 +157,14 @@ FROM_ZERO = {"rangemode": "tozero"}
 """Layout of an axis that begins at 0."""
 
 
-def charts_page(
-    title: str, headline: str, lines: Iterable[str], *parts: Figure | Table, command: str
-) -> Page:
+def charts_page(title: str, headline: str, *parts: Figure | Table | str, command: str) -> Page:
     """Return the page of a study: its answer, what that rests on, its charts, its tables."""
     figures = tuple(part for part in parts if isinstance(part, Figure))
     tables = (titled_section(part) for part in parts if isinstance(part, Table))
     return Page(
         title=title,
         headline=headline,
-        lines=tuple(lines),
+        lines=tuple(part for part in parts if isinstance(part, str)),
         parts=(ChartRow(figures), *tables),
         footer=f"minicluster, sizing {command}",
     )
@@ -179,7 +176,7 @@ def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Fr
     return charts_page(
         f"{scenario}: configurations",
         f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
-        ["Short simulations; `sizing plan` verifies the one that it takes with long ones."],
+        "Short simulations; `sizing plan` verifies the one that it takes with long ones.",
         *(front_figure(front, points) for front in found),
         *(front_table(front, points) for front in found),
         command="pareto",
@@ -198,7 +195,7 @@ def sweep_page(
     return charts_page(
         f"{scenario}: {swept}",
         f"{planned} of {len(answers)} points of {scenario} have a plan",
-        [f"Planned anew for every value of {swept}."],
+        f"Planned anew for every value of {swept}.",
         *_sweep_figures(keys, combinations, answers),
         sweep_table(keys, combinations, answers),
         command="sweep",

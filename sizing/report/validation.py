@@ -6,18 +6,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Column
+from rich.table import Column, Table
 
-from sizing.evidence.validate import scored, slices, without_errors
+from sizing.evidence.validate import (
+    ErrorSummary,
+    RowVerdict,
+    SliceErrors,
+    scored,
+    slices,
+    without_errors,
+)
 from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.table import Table
-
     from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage, Tried
-    from sizing.evidence.validate import ErrorSummary, RowVerdict, SliceErrors
 
 EXAMPLES = 5
 """Rows named for each reason: the whole list of a large file hides the errors."""

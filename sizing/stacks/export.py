@@ -9,6 +9,7 @@ import yaml
 
 from minicluster.errors import InputError
 from minicluster.plan.vllm_args import KV_ROLES, kv_transfer_config, vllm_arguments
+from minicluster.specs.checks import one_of
 from sizing.latency.memory import stage_weight_bytes
 from sizing.stacks.arguments import (
     FLAGS_PER_LINE,
@@ -47,8 +48,7 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
     Raises:
         InputError: no such target; no image where one is needed; a layout that the stack lacks.
     """
-    if target not in TARGETS:
-        raise InputError("--to", target, "one of " + ", ".join(TARGETS))
+    one_of(TARGETS, **{"--to": target})
     if target in NEED_IMAGE and image is None:
         raise InputError(
             "--image", None, f"the container image that {target} starts", "such as --image NAME:TAG"

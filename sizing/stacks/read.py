@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from minicluster.config import parse_scenario, read_toml
+from minicluster.config import Overrides, parse_scenario, read_toml
 from minicluster.errors import InputError
+from minicluster.files import read_text
 from minicluster.plan.vllm_args import DTYPES, KV_ROLES
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
@@ -22,8 +23,6 @@ from sizing.scenario import Scenario
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from minicluster.config import Overrides
 
 SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
          "-dp": "--data-parallel-size", "-q": "--quantization"}  # fmt: skip
@@ -53,6 +52,9 @@ DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
 LORA_FLAGS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 SEVERAL = {"lora_target_modules", "lora_modules"}
 """Flags with several values."""
+
+FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
+"""Files that can be read, as errors name them."""
 
 RUNS = ("vllm serve ", "vllm.entrypoints.openai.api_server ")
 """Begins of a command line of vLLM's server, after the interpreter."""
@@ -110,7 +112,7 @@ def read_deployment_file(
         InputError: a file of none of these kinds, contradictory engines, or a key that neither the
             file nor *overrides* nor *base* gives.
     """
-    text = read_text(path)
+    text = read_text(path, FILES)
     record = _record(text)
     if record is not None:
         keys, pools, notes = _inferencex(record, str(path))
@@ -138,14 +140,6 @@ def read_deployment_file(
     return ReadDeployment(scenario=scenario, pools=pools, notes=tuple(notes))
 
 
-def read_text(path: Path) -> str:
-    """Read a file's text, or say why not."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(str(path), None, f"a readable text file ({error})") from None
-
-
 def _record(text: str) -> dict[str, Any] | None:
     """Return an InferenceX record, the first of a list of one; `None`: it is no JSON object."""
     try:
@@ -161,10 +155,7 @@ def _engines(text: str, place: str) -> list[ReadEngine]:
     dynamo = re.search(r"^kind:\s*DynamoGraphDeployment\s*$", text, re.MULTILINE)
     found = _dynamo(text, place) if dynamo else _script(text, place)
     if not found:
-        expected = (
-            "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
-        )
-        raise InputError(place, "neither", expected)
+        raise InputError(place, "neither", FILES)
     return found
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
-from minicluster.workload.traces import Trace, read_trace
-from sizing.stacks.read import read_text
+from minicluster.files import read_text
+from minicluster.workload.traces import Trace, read_trace, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +20,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from minicluster.workload.arrivals import Arrivals
 
 WINDOW_S = 300.0
 """Window in which the busiest rate is counted: shorter bursts are what the simulation draws."""
 
 HOLE_CHANCE = 1e-6
 """Chance of a gap, if arrivals were even over the file, below which the gap is a hole."""
+
+FILES = "a trace, a log, a scrape of vLLM's metrics, or conversations as ShareGPT writes them"
+"""Files that can be read, as errors name them."""
 
 HISTOGRAMS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_generation_tokens"}
 """vLLM's histograms of lengths."""
@@ -118,7 +119,7 @@ def read_traffic(
     Raises:
         InputError: none of these, or conversations without *characters_per_token*.
     """
-    text = read_text(path)
+    text = read_text(path, FILES)
     if text.lstrip().startswith("["):
         found = _conversations(text, str(path), characters_per_token)
     elif HISTOGRAMS["input"] in text:
@@ -127,7 +128,7 @@ def read_traffic(
         read = read_trace(path, skip_unanswered=True)
         found = of_arrivals(read)
         if trace is not None:
-            _write_trace(read.arrivals, trace)
+            write_trace(read.arrivals, trace)
         return found
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
@@ -174,16 +175,6 @@ def _summary(tokens: NDArray[np.int64]) -> LengthSummary:
         longest=int(tokens.max()),
         sigma=float(logs.std()),
     )
-
-
-def _write_trace(arrivals: Arrivals, file: Path) -> None:
-    """Write arrivals as a schedule, which scenarios and load tests read."""
-    columns = (arrivals.due_s.tolist(), arrivals.input_tokens.tolist(), arrivals.output_tokens)
-    lines = [
-        json.dumps({"due_s": round(due, 6), "input_tokens": n, "output_tokens": int(o)})
-        for due, n, o in zip(*columns, strict=True)
-    ]
-    write_atomically(file, "\n".join(lines) + "\n")
 
 
 def _conversations(text: str, place: str, characters_per_token: float | None) -> Traffic:

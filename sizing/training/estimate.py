@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import NotNegative, Positive, Spec, positive
 from sizing.latency.roofline import multiply_dtype
 from sizing.network.spares import checkpoint_interval_s, effective_fraction
-from sizing.training.job import TrainingLayout
+from sizing.training.job import TrainingJob, TrainingLayout
 from sizing.training.memory import TrainingMemory, trained_parameters, training_memory
 from sizing.training.passes import StepFlops, step_flops
 from sizing.training.step import TrainingMachine, TrainingStep, training_step
-
-if TYPE_CHECKING:
-    from sizing.training.job import TrainingJob
 
 NEVER_RESTARTED = 100
 """Times between failures that no restart outlasts: the job would progress 1 part in e^100."""

@@ -6,15 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import NegativeAnswer
-from sizing.training.job import TrainingLayout
+from sizing.training.job import TrainingJob, TrainingLayout
 from sizing.training.memory import training_memory
-from sizing.training.step import training_step
+from sizing.training.step import TrainingMachine, training_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from sizing.training.job import TrainingJob
-    from sizing.training.step import TrainingMachine
 
 MOST_RANKED = 10
 """Layouts that a search returns."""

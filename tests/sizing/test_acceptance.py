@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,14 +19,8 @@ from minicluster.specs.slo import SloSpec
 from minicluster.stats.confidence import share_interval
 from minicluster.workload.sample_size import default_requests, most_late
 from sizing.report.acceptance import acceptance, acceptance_files, alert_rules
-from tests.sizing.conftest import QUICK
+from tests.sizing.conftest import QUICK, Sizing
 from tests.sizing.scenarios import inputs, proposed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
 
 SLO = SloSpec(ttft_s=0.75, tpot_s=0.04, itl_s=0.2, e2e_s=20.0, percentile="p95")
 
@@ -126,16 +122,3 @@ def test_the_command_writes_the_pack(
     promtool = shutil.which("promtool")
     if promtool:
         subprocess.run([promtool, "check", "rules", str(out / "alerts.yml")], check=True)
-
-
-def test_a_file_in_place_of_the_folder_is_refused(
-    sizing: Sizing,
-    plan_of: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    """Exit code 2, and the file stays."""
-    (tmp_path / "pack").write_text("x")
-    said = sizing("accept", str(plan_of(*QUICK)), "-o", str(tmp_path / "pack"))
-    assert said.code == 2
-    assert "expected a folder" in said.err
-    assert (tmp_path / "pack").read_text() == "x"

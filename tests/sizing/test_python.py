@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.pages import shown
 from minicluster.plan import Plan, plan_from, to_json
 from sizing.catalog.schema import scenario_keys
-from tests.sizing.evidence.rows import CELLS
+from tests.sizing.evidence.rows import CELLS, write_rows
 
 BASE = "llama-3.1-8b-h100"
 QUICK = {"workload.requests_per_s": 2, "search.pools": "mixed", "search.tp": [1]}
@@ -139,11 +138,7 @@ def test_without_pandas_a_frame_is_refused_with_a_way_out(
 def test_measured_rows_are_validated(tmp_path: Path) -> None:
     """Rows come back in the order of the file; one that cannot be predicted says why."""
     cells = CELLS | {"ttft_s": "0.5", "tpot_s": "0.02"}
-    path = tmp_path / "rows.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(cells))
-        writer.writeheader()
-        writer.writerows([cells, cells | {"id": "two", "gpu": "none"}])
+    path = write_rows(tmp_path / "rows.csv", cells, cells | {"id": "two", "gpu": "none"})
     found = sizing.validate(path)
     frame = found.to_frame()
     assert list(frame["id"]) == ["one", "two"]

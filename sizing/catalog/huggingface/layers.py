@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from minicluster.errors import InputError
 from minicluster.specs.model import IndexSpec, LinearSpec, MlaSpec, MoeSpec
 from sizing.catalog.huggingface.families import EXPERT_KEYS, Family
-
-if TYPE_CHECKING:
-    from sizing.catalog.huggingface.families import Family
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from minicluster.errors import InputError
 from minicluster.specs.model import (
     DraftSpec,
     ModelSpec,
+    MoeSpec,
     architecture,
     architecture_hash,
     language_model,
@@ -29,8 +30,6 @@ from sizing.catalog.huggingface.quantization import Quantization, quantization
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from minicluster.specs.model import MoeSpec
 
 LONGEST = 1e6
 """Largest factor of RoPE scaling that is read; a larger one is a mistake."""

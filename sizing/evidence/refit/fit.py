@@ -10,8 +10,8 @@ import numpy as np
 
 from minicluster.phases import phase_s
 from minicluster.stats.quantiles import LEVELS, quantile
-from sizing.evidence.refit.observed import PHASES
-from sizing.simulation.outcome import simulate
+from sizing.evidence.refit.observed import PHASES, Observed
+from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from minicluster.plan import StepModel
     from minicluster.specs.calibration import CalibrationSpec
-    from sizing.evidence.refit.observed import Observed
-    from sizing.simulation.outcome import Outcome
 
 STATISTICS = {
     ("ttft", "mean"): 0.06,

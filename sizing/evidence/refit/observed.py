@@ -15,16 +15,13 @@ from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import read_samples
+from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import read_schedule
 from minicluster.workload.traces import TraceRow, arrivals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from minicluster.workload.samples import Sample
-
 
 FEWEST = 50
 """Answered requests below which a run says nothing about constants."""

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from minicluster.plan import KvOffload
+from minicluster.plan import KvOffload, Plan
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import export
+from tests.serving.forks import Forks
 from tests.sizing.stacks.deployments import deepseek, plan_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from minicluster.plan import Plan
-    from tests.serving.forks import Forks
 
 pytestmark = pytest.mark.engine
 

@@ -6,12 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.sizing.conftest import QUICK, Sizing
 
 HOST = ("--set", "engine.kv_offload_host_bytes=2e11")
-PREFIX = "engine.kv_offload_"
 
 
 def test_a_plan_carries_it_and_a_trace_shows_it(
@@ -34,28 +31,3 @@ def test_a_plan_carries_it_and_a_trace_shows_it(
     assert "OffloadingConnector" in text
     assert sizing("export", plan, "--to", "sglang").code == 2
     assert sizing("simulate", plan, "--by-capacity").code == 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"host_bytes": "-1"}, "kv_offload_host_bytes"),
-        ({"disk_bytes": "1e12"}, "kv_offload_disk_bytes"),
-        ({"host_bytes": "2e12", "disk_bytes": "1e12"}, "more than engine.kv_offload_host_bytes"),
-        ({"host_bytes": "1e11", "disk_bytes": "1e12"}, "kv_offload_disk_bytes_per_s"),
-        ({"host_bytes": "1e11", "disk_path": "/x"}, "no such key without a disk"),
-    ],
-)
-def test_what_cannot_be_is_refused(sizing: Sizing, keys: dict[str, str], said: str) -> None:
-    """By the name of the key."""
-    words = [word for key, value in keys.items() for word in ("--set", f"{PREFIX}{key}={value}")]
-    done = sizing("plan", "llama-3.1-8b-h100", *words)
-    assert done.code == 2
-    assert said in done.err
-
-
-def test_a_gpu_without_a_known_link_is_refused(sizing: Sizing) -> None:
-    """Its rate is not guessed."""
-    done = sizing("plan", "llama-3.1-8b-h100", "--set", "cluster.gpu=mi300x", *HOST)
-    assert done.code == 2
-    assert "configs/host_links.toml" in done.err

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from minicluster.plan import read_plan, to_json
 from tests.sizing.conftest import QUICK, Sizing
 
@@ -40,34 +38,6 @@ def test_a_plan_carries_them_and_commands_show_them(
     script.write_text(sizing("export", str(file), "--to", "vllm").out)
     read = sizing("read", str(script), "--scenario", QUICK[0], *ADAPTERS, "--json")
     assert read.code == 0, read.err
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (("engine.max_lora_rank=0",), "engine.max_lora_rank"),
-        (("engine.max_loras=4",), "workload.lora_adapters"),
-        (("workload.lora_adapters=4",), "engine.max_loras"),
-        (("engine.max_cpu_loras=4",), "engine.max_loras and workload.lora_adapters"),
-        (("workload.lora_popularity_exponent=1",), "engine.max_loras and workload"),
-        (("workload.lora_popularity_exponent=-1",), "workload.lora_popularity_exponent"),
-        (("A=8", "engine.max_loras=2", "engine.max_cpu_loras=4"), "8 or more"),
-        (("A=8", "engine.max_loras=0"), "from 1 to 1,000"),
-        (("A=8", "engine.max_loras=2", "engine.max_lora_rank=12"), "one of 1, 8, 16"),
-        (("A=8", "engine.max_loras=2", 'engine.lora_target_modules=["lm_head"]'), "one of qkv"),
-        (("A=8", "engine.max_loras=2", "cluster.gpu=mi300x"), "configs/host_links.toml"),
-        (("A=8", "engine.max_loras=2", "model.id=mixtral-8x7b"), "adapters of experts"),
-        (("A=8", "engine.max_loras=2", "model.id=deepseek-v3"), "latent attention"),
-        (("A=8", "engine.max_loras=2", "engine.name=sglang"), "engine"),
-    ],
-)
-def test_what_cannot_be_is_refused(sizing: Sizing, keys: tuple[str, ...], said: str) -> None:
-    """By the name of the key, with what it takes."""
-    named = [key.replace("A=", "workload.lora_adapters=") for key in keys]
-    words = [word for key in named for word in ("--set", key)]
-    done = sizing("plan", "llama-3.1-8b-h100", *words)
-    assert done.code == 2
-    assert said in done.err
 
 
 def test_a_rank_above_the_model_is_refused(sizing: Sizing, tmp_path: Path) -> None:

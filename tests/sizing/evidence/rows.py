@@ -1,6 +1,9 @@
-"""Measured rows: cells of a line, and the row that is read from them."""
+"""Measured rows: cells of a line, the row that is read from them, and files of lines."""
 
 from __future__ import annotations
+
+import csv
+from pathlib import Path
 
 from sizing.evidence.row import MeasuredRow, row_from
 
@@ -19,3 +22,12 @@ SPLIT = {
 def row(**cells: str) -> MeasuredRow:
     """Return the row of `CELLS`, some of them replaced."""
     return row_from(CELLS | cells, "rows.csv:2")
+
+
+def write_rows(path: Path, *lines: dict[str, str]) -> Path:
+    """Write lines of measured rows, with all columns that any of them has; return the file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for line in lines for key in line)))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path

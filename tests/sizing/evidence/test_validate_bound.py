@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine
 from sizing.latency.work import step_ops
 from tests.sizing.conftest import Sizing
-from tests.sizing.evidence.rows import CELLS, SPLIT, row
+from tests.sizing.evidence.rows import CELLS, SPLIT, row, write_rows
 
 WIDTHS = (Slicing(), Slicing(tp=8), Slicing(tp=2, pp=2), Slicing(tp=1, dp=8, ep=8))
 
@@ -99,12 +98,7 @@ def validated(
     sizing: Sizing, tmp_path: Path, rows: list[dict[str, str]], *options: str
 ) -> dict[str, Any]:
     """Write rows and return what `sizing validate --json` says of them."""
-    columns = dict.fromkeys(key for line in rows for key in line)
-    path = tmp_path / "rows.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(columns))
-        writer.writeheader()
-        writer.writerows(rows)
+    path = write_rows(tmp_path / "rows.csv", *rows)
     done = sizing("validate", str(path), "--json", *options)
     assert done.code == 0, done.err
     document: dict[str, Any] = json.loads(done.out)

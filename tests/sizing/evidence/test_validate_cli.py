@@ -15,6 +15,7 @@ import pytest
 
 from sizing.evidence.validate import COLUMNS
 from tests.sizing.conftest import Sizing
+from tests.sizing.evidence.rows import write_rows
 
 PUBLISHED = Path(__file__).parents[2] / "published"
 SAMPLE = PUBLISHED / "measured_sample.csv"
@@ -28,15 +29,6 @@ def validate(sizing: Sizing) -> Sizing:
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def written(path: Path, rows: list[dict[str, str]]) -> str:
-    """Write measured rows; return the name of the file."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return str(path)
 
 
 @pytest.mark.parametrize("name", ["measured_sample", "measured_sample_2"])
@@ -80,7 +72,7 @@ def test_a_row_that_cannot_be_predicted_gets_a_line_and_a_reason(
     rows, out = read(SAMPLE)[:3], tmp_path / "predictions.csv"
     rows[1]["model"] = "nobody/Nothing-1B"
     rows[2]["isl"] = ""
-    path = written(tmp_path / "rows.csv", rows)
+    path = str(write_rows(tmp_path / "rows.csv", *rows))
     done = validate(path, "-o", str(out))
     assert done.code == 0
     good, model, length = read(out)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from minicluster.errors import InputError
 from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows, row_from
-from tests.sizing.evidence.rows import CELLS, SPLIT, row
+from tests.sizing.evidence.rows import CELLS, SPLIT, row, write_rows
 
 CLOSED = CELLS | {
     "tp": "2", "pp": "2", "ttft_s": "0.1", "tpot_s": "0.01", "requests_per_s": "", "ep": "1",
     "length_jitter": "0.2", "prefix_tokens": "", "statistic": "mean", "tpot_p99_s": "",
 }  # fmt: skip
-
-
-def written(path: Path, *lines: dict[str, str]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(CLOSED))
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
 
 
 def test_gpus_that_tp_and_pp_leave_are_copies_of_attention() -> None:
@@ -88,7 +79,7 @@ def test_a_bad_cell_is_named(column: str, text: str, said: str) -> None:
 
 def test_every_line_has_an_entry(tmp_path: Path) -> None:
     """A bad line does not hide those after it; a line with too many cells is refused."""
-    path = written(tmp_path / "rows.csv", CLOSED, CLOSED | {"id": "two", "isl": "x"})
+    path = write_rows(tmp_path / "rows.csv", CLOSED, CLOSED | {"id": "two", "isl": "x"})
     with path.open("a", encoding="utf-8") as file:
         file.write(",".join([*(CLOSED | {"id": "three"}).values(), "more"]) + "\n")
         file.write("four\n")
@@ -116,8 +107,9 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
         read_rows(path)
     with pytest.raises(InputError, match="CSV of measured rows"):
         read_rows(tmp_path / "none.csv")
+    path.write_text(",".join(CLOSED), encoding="utf-8")
     with pytest.raises(InputError, match="a line for each measurement"):
-        read_rows(written(path))
+        read_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +123,7 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
 )
 def test_a_column_in_another_unit_is_refused(tmp_path: Path, column: str, other: str) -> None:
     """It would be taken for one that was not measured."""
-    path = written(tmp_path / "rows.csv", CLOSED)
+    path = write_rows(tmp_path / "rows.csv", CLOSED)
     path.write_text(path.read_text(encoding="utf-8").replace(column, other), encoding="utf-8")
     with pytest.raises(InputError, match=f"'{other}'; expected {column}"):
         read_rows(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
+from minicluster.files import read_table, write_table
 from minicluster.specs.calibration import (
     CalibrationKey,
     Measurement,
@@ -141,14 +141,10 @@ def test_no_coefficient_is_negative_and_the_gradient_points_inwards(seed: int) -
 def test_a_wrong_cell_is_named(tmp_path: Path, column: str, values: tuple[str, ...]) -> None:
     path = tmp_path / "steps.csv"
     write_measurements(path, grid()[:1])
-    with path.open(newline="") as file:
-        line = next(csv.DictReader(file))
+    [(_, line)] = read_table(path, "steps", ())
     for value in values:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(line))
-            writer.writeheader()
-            writer.writerow(line | {column: value})
-        with pytest.raises(InputError, match=f"line 2: {column}"):
+        write_table(path, list(line), [(line | {column: value}).values()])
+        with pytest.raises(InputError, match=f":2: {column}"):
             read_measurements(path)
 
 

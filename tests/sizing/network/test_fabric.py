@@ -55,34 +55,6 @@ def test_bills_conserve_ports(kind: str, domains: int, hb_size: int, radix: int)
     assert sum(found.switches_per_tier) == found.switches
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("bom --gpus 16384 --radix 8", "8 ports reach 128 (42 ports would do)"),
-        ("bom --gpus 64 --radix 1", "2 ports or more"),
-        ("bom --gpus 100", "whole HB domains"),
-        ("bom --gpus 0", "positive"),
-        ("bom --gpus 64 --kind ring", "one of clos"),
-        ("bom --gpus 64 --price-ratio 0", "--price-ratio"),
-        ("bom", "how many endpoints"),
-        ("bom --preset h100-8", "switches tier by tier"),
-        ("bom --preset nosuch", "a cluster preset"),
-        ("collective --bytes -1", "--bytes"),
-        ("collective --sending-fraction 2", "--sending-fraction"),
-        ("collective --pattern ring", "one of all-reduce"),
-        ("collective --library nosuch", "one of custom"),
-        ("ecmp --uplinks 0", "--uplinks"),
-        ("rail-only --set hb_sizes=[0]", "hb_sizes"),
-        ("rail-only --set flops_per_s=-1.0", "flops_per_s"),
-        ("rail-only --set nosuch=1", "nosuch"),
-        ("rail-only --set gpus=[16384]=2", "gpus"),
-    ],
-)
-def test_questions_that_cannot_be(sizing: Sizing, arguments: str, message: str) -> None:
-    done = sizing("fabric", *arguments.split())
-    assert (done.code, message in done.err) == (2, True), done.err
-
-
 def test_flows_even_out() -> None:
     """16 flows a pair collide less than one; drawn and exact shares of idle uplinks agree."""
 

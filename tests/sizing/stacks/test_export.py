@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -17,12 +17,8 @@ from minicluster.plan import Plan, to_json
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import TARGETS, export
 from sizing.stacks.read import read_deployment_file
+from tests.sizing.conftest import Sizing
 from tests.sizing.stacks.deployments import plan_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sizing.conftest import Sizing
 
 
 def split() -> Plan:
@@ -177,27 +173,3 @@ def test_the_command_writes_files_or_prints_them(sizing: Sizing, tmp_path: Path)
     assert said.out.count("# file: ") == 4
     said = sizing("export", str(plan), "--to", "vllm", "-o", str(tmp_path / "out"))
     assert (tmp_path / "out" / "vllm.sh").read_text().count("vllm serve ") == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--to", "nim"), "--to is 'nim'; expected one of vllm, sglang"),
-        (("--to", "dynamo"), "--image is missing; expected the container image that dynamo starts"),
-        (("--to", "vllm", "-o", "plan.json"), "--out is 'plan.json'; expected a folder"),
-    ],
-)
-def test_bad_arguments_are_refused(
-    sizing: Sizing,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
-    """Unknown stacks, a missing image and a file in place of a folder: exit code 2."""
-    monkeypatch.chdir(tmp_path)
-    Path("plan.json").write_text(to_json(split()))
-    said = sizing("export", "plan.json", *arguments)
-    assert said.code == 2
-    assert message in said.err
-    assert json.loads(Path("plan.json").read_text())

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minicluster.errors import InputError
 from sizing.stacks.read import ReadDeployment, read_deployment_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 BASE = "llama-3.1-8b-h100"
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"

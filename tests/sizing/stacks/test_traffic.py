@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,7 @@ import pytest
 from minicluster.errors import InputError
 from minicluster.workload.traces import read_trace
 from sizing.stacks.traffic import read_traffic
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import Sizing
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 RNG = np.random.default_rng(3)
