@@ -15,6 +15,7 @@ import numpy as np
 from minicluster.config import parse, read_json
 from minicluster.specs.checks import Spec
 from sizing.catalog import configs, find_gpu
+from sizing.evidence.errors import SliceErrors, residuals, slices, summarise
 from sizing.evidence.interval import (
     FOLDS,
     QUANTITIES,
@@ -25,10 +26,11 @@ from sizing.evidence.interval import (
     fit_intervals,
     folds,
 )
-from sizing.evidence.validate import RowVerdict, SliceErrors, residuals, slices, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sizing.evidence.validate import RowVerdict
 
 FILE = "validation/evidence.json"
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)

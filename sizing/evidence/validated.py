@@ -8,19 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minicluster.pages.shown import Shown
+from sizing.evidence.errors import SliceErrors, residuals, scored, slices
 from sizing.evidence.evidence import HeldOutCoverage, Tried, leave_out, read_evidence, tried
 from sizing.evidence.labels import read_labels
 from sizing.evidence.row import read_rows
-from sizing.evidence.validate import (
-    RowVerdict,
-    SliceErrors,
-    judge,
-    record,
-    residuals,
-    scored,
-    slices,
-    without_errors,
-)
+from sizing.evidence.validate import RowVerdict, judge, record, without_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from sizing.evidence.validate import (
-    ErrorSummary,
-    RowVerdict,
-    SliceErrors,
-    scored,
-    slices,
-    without_errors,
-)
+from sizing.evidence.errors import ErrorSummary, SliceErrors, scored, slices
+from sizing.evidence.validate import RowVerdict, without_errors
 from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:

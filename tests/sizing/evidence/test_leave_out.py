@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sizing import catalog
+from sizing.evidence.errors import class_of
 from sizing.evidence.evidence import SPLITS, HeldOutCoverage, leave_out
 from sizing.evidence.interval import RowResidual
-from sizing.evidence.validate import class_of
 from sizing.planner.error_model import interval_around, validation
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing.evidence.errors import summarise
 from sizing.evidence.evidence import leave_out, tried
 from sizing.evidence.interval import DISTANCES, LEVELS, RowResidual, fit_intervals
-from sizing.evidence.validate import summarise
 
 KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")
 
