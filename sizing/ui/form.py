@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import toml_value
 from minicluster.errors import InputError
+from minicluster.routing import POLICIES
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.scenario import CATALOG, YOURS
 from minicluster.specs.slo import PERCENTILES
@@ -122,6 +123,20 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
                 Field("search.pools", "Pools", ("any", "split", "mixed")),
                 Field("search.confidence_fraction", "Confidence"),
                 Field("search.spare_replicas", "Spare replicas"),
+            ),
+            folded=True,
+        ),
+        FieldGroup(
+            "Routing, caches, drafts and adapters",
+            (
+                Field("search.routing", "Routing", tuple(POLICIES)),
+                Field("search.local_threshold_tokens", "Local prompts up to"),
+                Field("engine.kv_offload_host_bytes", "KV offload, bytes"),
+                Field("engine.speculative_tokens", "Drafts a step"),
+                Field("engine.mean_accepted_tokens", "Drafts accepted"),
+                Field("workload.lora_adapters", "LoRA adapters"),
+                Field("engine.max_loras", "Adapters a batch"),
+                Field("engine.max_lora_rank", "Adapter rank"),
             ),
             folded=True,
         ),

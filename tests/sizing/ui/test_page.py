@@ -170,6 +170,24 @@ def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
     assert read_toml(path)["workload"]["input_tokens"]["high"] == 192
 
 
+def test_routing_caches_drafts_and_adapters_have_fields() -> None:
+    """What is typed is the scenario's, and a link brings it back."""
+    texts = dict(form.base_texts(form.FIRST)) | {
+        "search.routing": "prefix-aware",
+        "engine.kv_offload_host_bytes": "2e11",
+        "workload.lora_adapters": "40",
+        "engine.max_loras": "8",
+        "engine.max_lora_rank": "32",
+    }
+    case = form.Case.typed(form.FIRST, texts, "")
+    scenario = case.scenario().scenario
+    assert scenario.search.routing == "prefix-aware"
+    assert scenario.engine.kv_offload_host_bytes == 2e11
+    assert scenario.workload.lora_adapters == 40
+    assert (scenario.engine.max_loras, scenario.engine.max_lora_rank) == (8, 32)
+    assert form.cases_of(case.query(1)) == [case]
+
+
 def test_a_dropped_file_goes_with_the_server() -> None:
     """Its folder is there while the server runs, and not after it."""
     made = (
