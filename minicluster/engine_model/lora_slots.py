@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from minicluster.engine_model.limits import LoraLimits
 
 NO_ADAPTER = -1
-"""Of a request for the model itself, which needs no slot."""
+"""Adapter number of a request for the model itself, which needs no slot."""
 
 
 class LoraSlots:
@@ -34,7 +34,7 @@ class LoraSlots:
         Start with empty slots.
 
         Args:
-            adapter: of each request, or `NO_ADAPTER`.
+            adapter: adapter number of each request, or `NO_ADAPTER`.
             limits: slots, and seconds of a copy.
             loads: what to count each request's copies in.
         """

@@ -68,7 +68,7 @@ class CapacityPoint:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of all pools; 0 where no rate holds."""
+        """Return the output tokens per second of all pools; 0 where no rate holds."""
         own = sum(each.output_tokens_per_s for each in self.own.values())
         return own if self.prediction is None else self.prediction.output_tokens_per_s
 
@@ -203,7 +203,7 @@ def gpus_within_budgets(inputs: Inputs) -> int:
 
 
 class _Pools:
-    """What the pools of one load carry, for any number of GPUs; what was found is kept."""
+    """The highest rate of one load by the number of GPUs; a rate that was found is kept."""
 
     def __init__(self, inputs: Inputs, think_s: float) -> None:
         self.inputs, self.think_s = inputs, think_s
@@ -242,7 +242,7 @@ class _Pools:
 
 
 class _OwnPools:
-    """What pools of their own carry for the classes of a load, which keep their shares of it."""
+    """The highest rate of classes on separate pools; each class keeps its share of the load."""
 
     def __init__(self, inputs: Inputs, think_s: float) -> None:
         load = inputs.scenario.workload

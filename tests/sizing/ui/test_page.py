@@ -171,7 +171,7 @@ def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
 
 
 def test_routing_caches_drafts_and_adapters_have_fields() -> None:
-    """What is typed is the scenario's, and a link brings it back."""
+    """Values that are typed reach the scenario, and a link restores them."""
     texts = dict(form.base_texts(form.FIRST)) | {
         "search.routing": "prefix-aware",
         "engine.kv_offload_host_bytes": "2e11",
