@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from minicluster.errors import InputError
 from minicluster.files import read_text
 from minicluster.specs.scenario import ScenarioSpec
-from minicluster.specs.slo import ClassSlo
+from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
 
     Args:
         raw: what `read_toml` gave; changed by the overrides.
-        overrides: see `Overrides`.
+        overrides: see `Overrides`; one of a rate takes the place of users, and the other way round.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
@@ -135,26 +136,81 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
+        given = {key for key, _ in _pairs(overrides)}
         tables = {"workload": workload}
         classes = workload.get("classes", [])
         if not isinstance(classes, list | tuple):
             expected = "a list of tables: [[workload.classes]]"
             raise InputError(f"{place}: workload.classes", classes, expected)
-        if classes:
-            own = {f"workload.classes.{at}": each for at, each in enumerate(classes)}
-            tables |= {where: each for where, each in own.items() if isinstance(each, dict)}
-            _sum_rates(workload, list(tables.values())[1:], {key for key, _ in _pairs(overrides)})
+        own = {f"workload.classes.{at}": each for at, each in enumerate(classes)}
+        tables |= {where: each for where, each in own.items() if isinstance(each, dict)}
         for where, table in tables.items():
             _check_load(table, place=f"{place}: {where}")
+            if table.get("users") is not None and not (classes and table is workload):
+                _rate_of_users(table, raw.get("slo"), given, place=f"{place}: {where}")
+        if classes:
+            _sum_rates(workload, list(tables.values())[1:], given, place=place)
     return parse(ScenarioSpec, raw, place=place)
 
 
-def _sum_rates(workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str]) -> None:
+def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:
+    """Return a scenario as its file has it: without the rates that follow from users."""
+    raw = asdict(scenario)
+    workload = raw["workload"]
+    for table in (workload, *workload["classes"]):
+        if table["users"] is not None:
+            del table["requests_per_s"]
+    if scenario.workload.has_users:
+        workload.pop("requests_per_s", None)
+    return raw
+
+
+def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place: str) -> None:
+    """
+    Write the rate of users who get every answer as late as the limits allow.
+
+    It is the least rate at which the SLO can hold; a plan or a prediction finds the real one. The
+    key of an override takes the place of one in the file.
+    """
+    if table.get("requests_per_s") is not None:
+        name = f"workload.classes.{table['name']}" if "name" in table else "workload"
+        new = [key for key in ("users", "requests_per_s") if f"{name}.{key}" in given]
+        if new == ["requests_per_s"]:
+            del table["users"]
+            if f"{name}.think_s" not in given:
+                table.pop("think_s", None)
+            return
+        if new != ["users"]:
+            expected = "no rate beside users: it follows from their answers"
+            way_out = "leave out users, or requests_per_s"
+            raise InputError(f"{place}.requests_per_s", table["requests_per_s"], expected, way_out)
+    limits = parse(SloSpec, slo or {}, place=place.partition(": workload")[0])
+    if isinstance(table.get("slo"), dict):
+        limits = parse(ClassSlo, table["slo"], place=f"{place}.slo").over(limits)
+    users, think_s, answer = table["users"], table.get("think_s", 0.0), table.get("output_tokens")
+    table["requests_per_s"] = 1.0  # where a key is missing or impossible, that key is refused
+    if answer is not None and _at_least(users, 1) and _at_least(think_s, 0):
+        longest = parse(Lengths, answer, place=f"{place}.output_tokens").max_tokens
+        table["requests_per_s"] = users / (limits.longest_e2e_s(longest) + think_s)
+
+
+def _at_least(value: object, least: float) -> bool:
+    return isinstance(value, int | float) and value >= least
+
+
+def _sum_rates(
+    workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str], *, place: str
+) -> None:
     """Write the rate of all classes; scale theirs to a rate that an override gives."""
     rates = [each.get("requests_per_s") for each in classes]
     known = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
     total, asked = sum(known), workload.get("requests_per_s")
     if "workload.requests_per_s" in given and isinstance(asked, int | float):
+        if any(each.get("users") is not None for each in classes):
+            expected = "no rate of all classes: some have users"
+            raise InputError(
+                f"{place}: workload.requests_per_s", asked, expected, "change each class by itself"
+            )
         for each in classes if known == rates and known else ():
             each["requests_per_s"] *= asked / total
     elif asked is None or any(key.startswith("workload.classes") for key in given):

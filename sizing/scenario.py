@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from minicluster.config import parse_scenario
+from minicluster.config import parse_scenario, scenario_tables
 from minicluster.pages.shown import Shown
 from minicluster.plan import Inputs
 from sizing import catalog
@@ -76,7 +76,7 @@ class Scenario(Inputs, Shown):
         Raises:
             InputError: an unknown key or an impossible value.
         """
-        changed = parse_scenario(asdict(self.scenario), overrides, place="scenario")
+        changed = parse_scenario(scenario_tables(self.scenario), overrides, place="scenario")
         return Scenario.of(changed, "scenario", self.calibration)
 
     def set_keys(self) -> dict[str, Any]:
@@ -87,8 +87,10 @@ class Scenario(Inputs, Shown):
         found = {
             key.key: value for key, value in values if value is not None and value != key.default
         }
-        if CLASSES in found:  # their rates are that of the workload
-            found[CLASSES] = [_set(asdict(each)) for each in self.scenario.workload.classes]
+        if CLASSES in found:
+            classes = scenario_tables(self.scenario)["workload"]["classes"]
+            found[CLASSES] = [_set(each) for each in classes]
+        if CLASSES in found or self.scenario.workload.has_users:
             del found["workload.requests_per_s"]
         return found
 
@@ -121,9 +123,10 @@ def _value(scenario: ScenarioSpec, key: str) -> object:
 
 
 def _set(table: dict[str, Any]) -> dict[str, Any]:
-    """Leave out keys without a value, also in tables inside."""
+    """Leave out keys without a value, also in tables inside, and zeros of a class's own keys."""
     inner = {k: _set(v) if isinstance(v, dict) else v for k, v in table.items()}
-    return {k: v for k, v in inner.items() if v not in (None, {})}
+    unset: tuple[object, ...] = (None, {}, 0) if "users" in inner else (None, {})
+    return {k: v for k, v in inner.items() if v not in unset}
 
 
 def _line(key: str, value: object) -> str:

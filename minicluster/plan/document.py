@@ -77,7 +77,8 @@ NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
 """A list of numbers in JSON: written on one line, because a table of steps has a thousand."""
 
 LATER = (
-    "kv_offload", "all_to_all", "two_batch_overlap", "lora", "max_lora", "max_cpu_loras",
+    "kv_offload", "all_to_all", "two_batch_overlap", "lora", "max_lora", "max_cpu_loras", "users",
+    "think",
 )  # fmt: skip
 """Begins of the names of settings that plans left out before there were such settings."""
 
@@ -283,7 +284,7 @@ def to_json(plan: Plan | Deployment) -> str:
 def leave_out_unset(settings: dict[str, Any]) -> None:
     """Take `LATER` out of settings where they are unset: plans without them stay equal."""
     for key in [key for key in settings if key.startswith(LATER)]:
-        if settings[key] is None or (key.startswith("lora") and not settings[key]):
+        if settings[key] is None or (key.startswith(("lora", "think")) and not settings[key]):
             del settings[key]
 
 

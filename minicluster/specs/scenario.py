@@ -252,6 +252,8 @@ LIMITS = {
     "cluster.repair_s": (1, 100_000_000),
     "cost.max_usd_per_hour": (1e-6, 1_000_000_000),
     "cost.max_power_w": (1, 10_000_000_000),
+    "workload.users": (1, 10_000_000),
+    "workload.think_s": (0, 86_400),
     "workload.requests_per_s": (1e-6, 1_000_000),
     "workload.input_tokens.max_tokens": (1, 100_000_000),
     "workload.output_tokens.max_tokens": (1, 100_000_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -54,6 +55,11 @@ class SloSpec(Spec):
     def per_token_s(self) -> float | None:
         """Limit on the time that a token takes: the TPOT's, else the ITL's; `None`: neither."""
         return self.tpot_s or self.itl_s
+
+    def longest_e2e_s(self, output_tokens: int) -> float:
+        """Return the longest that an answer may take; without a limit on tokens 1 s is taken."""
+        by_token_s = self.ttft_s + (output_tokens - 1) * (self.per_token_s or 1.0)
+        return min(by_token_s, self.e2e_s or math.inf)
 
 
 def loosest(slos: Iterable[SloSpec]) -> SloSpec:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.slo import ClassSlo, SloSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NEEDED = {"fixed": {"mean"}, "uniform": {"low", "high"}, "lognormal": {"median", "sigma", "high"}}
 """Keys that each distribution of lengths needs; it takes no others."""
@@ -62,6 +65,9 @@ class Lengths(Spec):
         return self.high if self.high is not None else int(self.mean or 0)
 
 
+OF_A_CLASS = ("input_tokens", "output_tokens", "prefix_tokens", "users", "think_s")
+"""Keys beside its rate that a load has without classes, and each class where there are some."""
+
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 """Names of classes: they stand in names of files."""
 
@@ -80,10 +86,12 @@ class RequestClass(Spec):
 
     Attributes:
         name: lower-case letters, digits, - and _; plans of a class's own pool are named by it.
-        requests_per_s: mean arrival rate of the class.
+        requests_per_s: mean arrival rate of the class; with users it follows from theirs.
         input_tokens: prompt length, a number or a distribution.
         output_tokens: answer length, a number or a distribution.
         prefix_tokens: of the input, already in the prefix cache.
+        users: in place of a rate, as in `[workload]`.
+        think_s: likewise.
         slo: limits of this class; those absent are those of `[slo]`.
     """
 
@@ -92,9 +100,14 @@ class RequestClass(Spec):
     input_tokens: Lengths
     output_tokens: Lengths
     prefix_tokens: Whole = 0
+    users: Count | None = None
+    think_s: NotNegative = 0.0
     slo: ClassSlo = field(default_factory=ClassSlo)
 
     def _check(self) -> None:
+        if self.users is None and self.think_s:
+            expected = "no such key without users"
+            raise InputError(self._place("think_s"), self.think_s, expected, "give users, too")
         if self.prefix_tokens >= self.input_tokens.max_tokens:
             expected = f"less than the longest input, {self.input_tokens.max_tokens}"
             raise InputError(self._place("prefix_tokens"), self.prefix_tokens, expected)
@@ -116,13 +129,17 @@ class RequestClass(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec(Spec):
     """
-    Open-loop Poisson arrivals with given lengths, or of several classes.
+    Poisson arrivals with given lengths, or of several classes.
 
     Attributes:
-        requests_per_s: mean arrival rate; with classes their sum, or the sum to scale them to.
+        requests_per_s: mean arrival rate; with classes their sum, or the sum to scale them to; with
+            users it follows from their number, their think time and the predicted latency.
         input_tokens: prompt length, a number or a distribution; needed without classes.
         output_tokens: answer length, a number or a distribution; needed without classes.
         prefix_tokens: of the input, already in the prefix cache.
+        users: in place of a rate: so many users, each of whom sends the next request a think time
+            after the last answer.
+        think_s: from an answer to the same user's next request.
         trace: file of arrivals that replaces rate and lengths.
         classes: kinds of requests that come together, in place of the lengths here.
         lora_adapters: LoRA adapters, of which each request names one; 0: none do.
@@ -136,6 +153,8 @@ class WorkloadSpec(Spec):
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     prefix_tokens: Whole = 0
+    users: Count | None = None
+    think_s: NotNegative = 0.0
     trace: str | None = None
     classes: tuple[RequestClass, ...] = ()
     lora_adapters: Whole = 0
@@ -148,7 +167,7 @@ class WorkloadSpec(Spec):
             _ = self.parts  # refuses what is missing or impossible
 
     def _check_classes(self) -> None:
-        for key in ("input_tokens", "output_tokens", "prefix_tokens", "trace"):
+        for key in (*OF_A_CLASS, "trace"):
             if getattr(self, key):
                 way_out = "give each class its own, or leave out [[workload.classes]]"
                 raise InputError(self._place(key), "set", "no such key beside classes", way_out)
@@ -194,6 +213,8 @@ class WorkloadSpec(Spec):
                 input_tokens=prompts,
                 output_tokens=answers,
                 prefix_tokens=self.prefix_tokens,
+                users=self.users,
+                think_s=self.think_s,
             ),
         )
 
@@ -207,9 +228,7 @@ class WorkloadSpec(Spec):
                 self,
                 classes=(),
                 requests_per_s=each.requests_per_s,
-                input_tokens=each.input_tokens,
-                output_tokens=each.output_tokens,
-                prefix_tokens=each.prefix_tokens,
+                **{key: getattr(each, key) for key in OF_A_CLASS},
             )
             for each in self.classes
         )
@@ -219,12 +238,34 @@ class WorkloadSpec(Spec):
         return {each.name: each.slo.over(slo) for each in self.parts}
 
     def at_rate(self, requests_per_s: float) -> WorkloadSpec:
-        """Return the same requests at another rate; the shares of the classes stay."""
+        """Return the same requests at another rate, of no users; the shares of the classes stay."""
         factor = requests_per_s / self.requests_per_s
         classes = tuple(
-            replace(each, requests_per_s=each.requests_per_s * factor) for each in self.classes
+            replace(each, requests_per_s=each.requests_per_s * factor, users=None, think_s=0.0)
+            for each in self.classes
         )
-        return replace(self, requests_per_s=requests_per_s, classes=classes)
+        return replace(
+            self, requests_per_s=requests_per_s, users=None, think_s=0.0, classes=classes
+        )
+
+    def with_rates(self, rates: Mapping[str, float]) -> WorkloadSpec:
+        """Return the same load, users included, at other rates of some classes by name."""
+        parts = tuple(
+            replace(each, requests_per_s=rates.get(each.name, each.requests_per_s))
+            for each in self.parts
+        )
+        total = sum(each.requests_per_s for each in parts)
+        return replace(self, requests_per_s=total, classes=parts if self.classes else ())
+
+    @property
+    def has_users(self) -> bool:
+        """Whether a rate follows from users."""
+        return self.users is not None or any(each.users is not None for each in self.classes)
+
+    @property
+    def demand_key(self) -> str:
+        """Key that says how much is asked for."""
+        return "workload.users" if self.has_users else "workload.requests_per_s"
 
     @property
     def rarest_fraction(self) -> float:

@@ -31,7 +31,9 @@ class RequestSource(Spec):
         users: closed loop: that many users, each sending its next request when the last one is
             answered; `None`: open loop, at the workload's rate.
         turns: requests of a conversation; each prompt is the conversation so far and a new input.
-        think_s: from an answer to the same user's or conversation's next request.
+        think_s: from an answer to the same user's or conversation's next request; of users the
+            mean of an exponential distribution, because requests of users who all think alike come
+            in bursts: those that were in one batch end together.
     """
 
     process: Annotated[str, choice(*PROCESSES)] = "poisson"
@@ -81,7 +83,11 @@ def _timed(
     if source.users is not None:
         number = np.arange(count)
         previous = np.where(number < source.users, -1, number - source.users)
-        return replace(asked, previous=previous, think_s=np.full(count, source.think_s))
+        think_s = gaps.exponential(source.think_s, size=count)
+        # Users think before their first request, too.
+        due_s = np.where(number < source.users, think_s, 0.0)
+        due_s[: source.users].sort()
+        return replace(asked, due_s=due_s, previous=previous, think_s=think_s)
     starts = -(-count // source.turns)
     due_s = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
     if source.turns == 1:

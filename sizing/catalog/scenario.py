@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minicluster.config import Overrides, overridden, parse, parse_scenario, read_toml
+from minicluster.config import (
+    Overrides,
+    overridden,
+    parse,
+    parse_scenario,
+    read_toml,
+    scenario_tables,
+)
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
@@ -162,7 +169,7 @@ def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:
     Raises:
         InputError: an impossible key or value.
     """
-    changed = parse_scenario(asdict(inputs.scenario), overrides, place=place)
+    changed = parse_scenario(scenario_tables(inputs.scenario), overrides, place=place)
     return inputs_of(changed, place, calibration=inputs.calibration)
 
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, asdict, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, track
 from typer import Argument, Exit, Option
 
-from minicluster.config import parse_scenario
+from minicluster.config import parse_scenario, scenario_tables
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
@@ -127,7 +127,12 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
             )
     if not overrides:
         return plan
-    changed = parse_scenario(asdict(plan.inputs.scenario), overrides, place=place)
+    scenario, load = plan.inputs.scenario, plan.workload
+    scenario = replace(scenario, workload=load.at_rate(load.requests_per_s))
+    changed = parse_scenario(scenario_tables(scenario), overrides, place=place)
+    if changed.workload.has_users:
+        expected = "a rate: the rate of users follows from a plan for them"
+        raise InputError("--set", "workload.users", expected, "--users, or plan again")
     return replace(plan, inputs=replace(plan.inputs, scenario=changed))
 
 

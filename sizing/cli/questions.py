@@ -14,6 +14,7 @@ from minicluster.workload.day_profile import read_profile
 from sizing import catalog
 from sizing.cli.common import naming, progress
 from sizing.cli.study import Study, study
+from sizing.planner.build_plan import at_planned_rate
 from sizing.planner.studies import capacity as capacities
 from sizing.planner.studies import day as days
 from sizing.planner.studies import decisions as changed_plans
@@ -55,8 +56,12 @@ def capacity(
         float | None, Option(help="US dollars per hour: as many GPUs as they pay for, too")
     ] = None,
     think_seconds: Annotated[
-        float, Option(help="Seconds between an answer and the same user's next request")
-    ] = capacities.THINK_S,
+        float | None,
+        Option(
+            help="Seconds between an answer and the same user's next request; absent: those of"
+            f" the load's users, else {capacities.THINK_S:g}"
+        ),
+    ] = None,
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
     inputs = asked.load()
@@ -130,10 +135,10 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
         attainment=attainment,
         seed=seed,
     )
-    inputs = asked.load()
     file = catalog.find_profile(str(profile))
-    curve = read_profile(file, inputs.scenario.workload.requests_per_s)
     with naming(asked.scenario), progress("simulating the day") as told:
+        inputs = at_planned_rate(asked.load())
+        curve = read_profile(file, inputs.scenario.workload.requests_per_s)
         found = days.day(inputs, curve, options, progress=told)
     name = str(asked.scenario)
     asked.answer(lambda: day_page(name, found), asdict(found), *day_parts(found))

@@ -25,6 +25,7 @@ from sizing.cli.common import (
     tracked,
 )
 from sizing.cli.study import Study, study
+from sizing.planner.build_plan import at_planned_rate
 from sizing.planner.studies.cost import require_price
 from sizing.planner.studies.long_context import find_rule, long_prompt
 from sizing.planner.studies.pareto import (
@@ -228,7 +229,7 @@ def pareto(
     stopped = False
     with naming(name), talk.status("forecasting configurations"):
         try:
-            found.extend(iter_design_points(inputs))
+            found.extend(iter_design_points(at_planned_rate(inputs)))
         except KeyboardInterrupt:
             if not found:
                 raise

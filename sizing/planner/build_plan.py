@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,20 @@ from minicluster.plan import (
     Provenance,
 )
 from minicluster.plan.document import leave_out_unset
+from minicluster.specs.workload import RATE_TOLERANCE
 from sizing.planner.budget import search_within_budgets
+from sizing.planner.candidates import with_load
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import headroom, prediction_of
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations
+from sizing.planner.users import covering_rates
 
 if TYPE_CHECKING:
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, Prediction
+    from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.result import Found
     from sizing.planner.search import Told
 
@@ -49,7 +54,8 @@ def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
 
     Latencies of the plan are in seconds, and hold at the SLO's percentile with the scenario's
     `search.confidence_fraction`. After Ctrl-C it is the best so far, and `plan.confidence` says
-    so.
+    so. Users are planned at the rate that they send with the plan's latencies, which its
+    workload states.
 
     Args:
         told: is called with each configuration that holds and is cheaper than those before.
@@ -57,12 +63,46 @@ def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
     Raises:
         NoPlan: nothing holds the SLO.
         InputError: the scenario cannot be planned at all.
-        KeyboardInterrupt: Ctrl-C, and nothing was found so far.
+        KeyboardInterrupt: Ctrl-C, and nothing was found so far, or the rate of users was not.
     """
-    found = search_within_budgets(inputs, told=told)
+    load = inputs.scenario.workload
+    if load.has_users:
+        inputs, found = covering_rates(load, partial(_at_rates, inputs, told))
+    else:
+        found = search_within_budgets(inputs, told=told)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
     return build_plan(inputs, found)
+
+
+def _at_rates(
+    inputs: Inputs, told: Told | None, load: WorkloadSpec
+) -> tuple[tuple[Inputs, Found | Infeasible], Prediction | None]:
+    """Search at some rates of the users; return what was found, and its prediction."""
+    at = with_load(inputs, load)
+    found = search_within_budgets(at, told=told)
+    if isinstance(found, Infeasible):
+        least = inputs.scenario.workload.requests_per_s
+        if load.requests_per_s <= least * (1 + RATE_TOLERANCE):
+            raise NoPlan(found)
+        return (at, found), None
+    if found.interrupted:
+        raise KeyboardInterrupt("the rate that the users send was not found")
+    outcome = found.predicted or Simulations(at).predicted(found.candidate)
+    return (at, found), prediction_of(at, found.candidate, outcome)
+
+
+def at_planned_rate(inputs: Inputs) -> Inputs:
+    """
+    Return a scenario of users as one of the rate that a plan finds for them, others as they are.
+
+    Raises:
+        NoPlan, InputError, KeyboardInterrupt: as `plan`.
+    """
+    if not inputs.scenario.workload.has_users:
+        return inputs
+    load = plan(inputs).workload
+    return with_load(inputs, load.at_rate(load.requests_per_s))
 
 
 def build_plan(inputs: Inputs, found: Found) -> Plan:
@@ -77,8 +117,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
-    for table in ("engine", "workload"):
-        leave_out_unset(raw["scenario"][table])
+    tables = raw["scenario"]
+    for table in (tables["engine"], tables["workload"], *tables["workload"]["classes"]):
+        leave_out_unset(table)
     del raw["engine"]["lora"]  # it follows from these
     text = json.dumps(raw, sort_keys=True, allow_nan=False)
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]

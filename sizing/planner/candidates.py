@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs, Plan, StepModel
     from minicluster.specs.slo import SloSpec
+    from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.error_model import StepErrors
     from sizing.planner.layout import LayoutShape
     from sizing.planner.step_models import StepModels
@@ -232,6 +233,11 @@ def with_search(inputs: Inputs, **keys: Any) -> Inputs:  # noqa: ANN401  (as `re
     """Return the same with other values of keys of `[search]`."""
     search = replace(inputs.scenario.search, **keys)
     return replace(inputs, scenario=replace(inputs.scenario, search=search))
+
+
+def with_load(inputs: Inputs, load: WorkloadSpec) -> Inputs:
+    """Return the same under another load."""
+    return replace(inputs, scenario=replace(inputs.scenario, workload=load))
 
 
 def list_candidates(inputs: Inputs, models: StepModels, errors: StepErrors) -> Candidates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +15,18 @@ from minicluster.phases import DECODE_QUEUE, PREFILL, PREFILL_QUEUE
 from minicluster.plan import ClassPrediction, Headroom, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
+from minicluster.specs.workload import WorkloadSpec
 from minicluster.stats.quantiles import LEVELS, weighted_quantile
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, Machine, step_terms
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner import bounds
-from sizing.planner.candidates import largest_batch, one_replica_each, utilisations
+from sizing.planner.candidates import (
+    largest_batch,
+    one_replica_each,
+    utilisations,
+    with_load,
+)
 from sizing.planner.deployment import pools
 from sizing.planner.error_model import StepErrors, interval_around, validation
 from sizing.planner.layout import (
@@ -33,6 +40,7 @@ from sizing.planner.layout import (
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.slo import Check, missed_limits
 from sizing.planner.step_models import StepModels
+from sizing.planner.users import covering_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,10 +96,12 @@ class PoolPrediction(Shown):
     The prediction for pools that the user names.
 
     Attributes:
+        workload: the load; with users at the rate that they send.
         misses: limits of the SLO that do not hold, one phrase each.
         spanning: pools whose groups span several HB domains, and what that costs a step.
     """
 
+    workload: WorkloadSpec
     pools: tuple[Pool, ...]
     prediction: Prediction
     meets_slo: bool
@@ -131,14 +141,39 @@ def predict(
     first = _shape(inputs, sizes["prefill"]) if split else None
     layout = Layout(prefill=first, decode=_shape(inputs, last))
     _check_layout(inputs, layout)
+    replicas = (sizes["prefill"].replicas if split else 0, last.replicas)
+    load = inputs.scenario.workload
+    if load.has_users:
+        found = covering_rates(load, partial(_at_rates, inputs, layout, replicas))
+        if isinstance(found, NegativeAnswer):
+            raise found
+        return found
+    return _predicted(inputs, layout, replicas)
+
+
+def _at_rates(
+    inputs: Inputs, layout: Layout, replicas: tuple[int, int], load: WorkloadSpec
+) -> tuple[PoolPrediction | NegativeAnswer, Prediction | None]:
+    """Predict at some rates of the users."""
+    try:
+        found = _predicted(with_load(inputs, load), layout, replicas)
+    except NegativeAnswer as saturated:
+        return saturated, None
+    return found, found.prediction
+
+
+def _predicted(inputs: Inputs, layout: Layout, replicas: tuple[int, int]) -> PoolPrediction:
+    """Predict pools of so many replicas for prefill and decode."""
     smallest = one_replica_each(inputs, layout, StepModels(inputs))
+    split = layout.prefill is not None
     if split:
         smallest = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.promises)))
-    chosen = smallest.sized(sizes["prefill"].replicas if split else 0, last.replicas)
+    chosen = smallest.sized(*replicas)
     predicted = _simulated(inputs, chosen)
     missed = slo_misses(predicted, inputs.scenario.promises)
     named = pools(inputs, chosen)
     return PoolPrediction(
+        workload=inputs.scenario.workload,
         pools=named,
         prediction=predicted,
         meets_slo=not missed,
@@ -167,7 +202,8 @@ def _sizes(inputs: Inputs, texts: Mapping[str, str | None]) -> dict[str, PoolSiz
 
 def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
     """Simulate the pools, unless their queues grow without end."""
-    rate = inputs.scenario.workload.requests_per_s
+    load = inputs.scenario.workload
+    rate = load.requests_per_s
     capacity = rate / max(utilisations(chosen).values())
     if capacity > rate:
         outcome = Simulations(inputs).predicted(chosen)
@@ -177,7 +213,7 @@ def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
             return predicted
     raise NegativeAnswer(
         f"{rate:g} requests/s saturate {chosen}: queues grow without end above {capacity:.3g}"
-        " requests/s; add replicas or lower workload.requests_per_s"
+        f" requests/s; add replicas or lower {load.demand_key}"
     )
 
 

@@ -144,7 +144,7 @@ def too_many(
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
         way_out=f"{slots}a larger cluster.max_gpus, a looser SLO, or a lower"
-        " workload.requests_per_s",
+        f" {inputs.scenario.workload.demand_key}",
     )
 
 
@@ -167,17 +167,17 @@ def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
 
 def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
     """Return that the load takes more GPUs than the budget has, even without queues."""
-    budget, rate = inputs.cluster.max_gpus, inputs.scenario.workload.requests_per_s
+    budget, load = inputs.cluster.max_gpus, inputs.scenario.workload
     share = inputs.scenario.search.max_utilisation_fraction
     return Infeasible(
-        reason=f"{rate:g} requests/s take at least {lowest.gpus}"
+        reason=f"{load.requests_per_s:g} requests/s take at least {lowest.gpus}"
         f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%},"
         f" cluster.max_gpus is {budget}",
         binds="max_gpus",
         nearest=str(lowest),
         nearest_gpus=lowest.gpus,
         missed_by=f"at least {lowest.gpus - budget} GPUs",
-        way_out="a lower workload.requests_per_s, shorter prompts or answers, or more GPUs"
+        way_out=f"a lower {load.demand_key}, shorter prompts or answers, or more GPUs"
         " (cluster.max_gpus)",
     )
 

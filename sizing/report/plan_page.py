@@ -12,7 +12,13 @@ from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.pareto import design_points
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
-from sizing.report.plan_screen import answer_facts, detail_facts, evidence_facts, headline
+from sizing.report.plan_screen import (
+    answer_facts,
+    detail_facts,
+    evidence_facts,
+    headline,
+    rate_text,
+)
 from sizing.report.simulation import simulated_table, simulation_summary
 from sizing.report.tables import data_table, latency_table, layout_table, titled_section
 from sizing.simulation.planned import simulate_plan
@@ -82,7 +88,7 @@ def _asked(plan: Plan) -> str:
             ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
             for tokens in (part.input_tokens, part.output_tokens)
         )
-        of = f"{part.name} at {part.requests_per_s:g} requests/s: " if part.name else ""
+        of = f"{part.name} at {rate_text(part)}: " if part.name else ""
         kept = f"every limit kept at {slo.percentile}"
         asked.append(f"{of}{prompt} tokens in, {answer} out, {kept}")
     return f"{'; '.join(asked)}: {layout_of(plan)}."

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
+    from minicluster.specs.workload import RequestClass, WorkloadSpec
     from sizing.planner.class_pools import ClassPlans, Planned
     from sizing.planner.predict import PoolPrediction
 
@@ -89,9 +90,10 @@ def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
     """Return the default screen of predicted pools."""
     predicted, scenario, unit = found.prediction, inputs.scenario, _unit(inputs)
     size = _count(sum(pool.gpus for pool in found.pools), unit)
-    load = f"{size} at {scenario.workload.requests_per_s:g} requests/s"
+    load = f"{size} at {rate_text(found.workload)}"
     verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
     facts = [
+        *([("Load", rate_text(found.workload))] if found.workload.has_users else []),
         _capacity(predicted),
         *_network(found.pools, found.spanning, inputs.cluster.gpus_per_hb_domain),
     ]
@@ -169,9 +171,17 @@ def headline(plan: Plan) -> str:
     if _unit(plan.inputs) == "core":
         size = _count(plan.cost.gpus, "core")
     classes = len(plan.workload.classes)
-    load = f"{plan.model.id} at {plan.workload.requests_per_s:g} requests/s"
+    load = f"{plan.model.id} at {rate_text(plan.workload)}"
     load += f" of {classes} classes" if classes else ""
     return f"{load}: {size} on {_count(plan.cost.nodes, 'node')}{free_gpus(plan)}"
+
+
+def rate_text(load: WorkloadSpec | RequestClass) -> str:
+    """Return the rate of a load, and the users that it comes from."""
+    rate = f"{load.requests_per_s:g} requests/s"
+    if load.users is None:
+        return rate
+    return f"{rate} ({load.users:,} users, {load.think_s:g} s think time)"
 
 
 def _unit(inputs: Inputs) -> str:

@@ -50,7 +50,7 @@ def capacity_parts(found: Capacity) -> Iterator[Table | str]:
         yield PARTIAL
     yield (
         f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate; users think"
-        f" {found.think_s:g} s between an answer and the next request"
+        f" {found.think_s:.3g} s between an answer and the next request"
     )
     costs = [each.running for each in found.points if each.running is not None]
     if costs and costs[0].usd_per_hour is None:

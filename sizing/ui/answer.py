@@ -19,7 +19,7 @@ from minicluster.pages.write import SCRIPT, plotly_script, render, render_parts,
 from minicluster.plan import Inputs, Plan, to_json
 from minicluster.workload.day_profile import read_profile
 from sizing.catalog import find_profile
-from sizing.planner.build_plan import NoPlan
+from sizing.planner.build_plan import NoPlan, at_planned_rate
 from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.studies.capacity import capacity
@@ -454,6 +454,7 @@ def _questions(about: Subject) -> None:
 
 
 def _day_page(name: str, inputs: Inputs, said: Progress) -> Page:
+    inputs = at_planned_rate(inputs)
     profile = read_profile(find_profile("sine-day"), inputs.scenario.workload.requests_per_s)
     options = DayOptions(cold_start_s=COLD_START_S)
     return day_page(name, day(inputs, profile, options, progress=said))

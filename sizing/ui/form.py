@@ -72,6 +72,8 @@ class FieldGroup:
 
 LOAD = {
     "requests_per_s": "Requests/s",
+    "users": "Users, if no rate",
+    "think_s": "Think time, seconds",
     "input_tokens": "Prompt tokens",
     "output_tokens": "Answer tokens",
     "prefix_tokens": "Cached tokens",
@@ -211,6 +213,12 @@ class Case:
         typed: dict[str, object] = {}
         if any(key.startswith(CLASSES) for key, _ in self.changes):
             typed["workload"] = _workload(self.texts())
+        texts = self.texts()
+        if not texts[CLASSES] and texts["workload.users"] and texts["workload.requests_per_s"]:
+            expected = "nothing beside a rate"
+            raise InputError(
+                "workload.users", texts["workload.users"], expected, "empty Requests/s"
+            )
         for key, text in self.changes:
             if key.startswith(CLASSES):
                 continue
@@ -337,6 +345,9 @@ def base_texts(base: str) -> Mapping[str, str]:
     for each in fields(classes):
         value = resolved.get(each.key, _value_at(asked.scenario, each.key))
         texts[each.key] = "" if value is None else _plain(value)
+    for each in fields(classes):  # a rate that follows from users is no text of the user's
+        if each.key.endswith(".users") and texts[each.key]:
+            texts[each.key.replace(".users", ".requests_per_s")] = ""
     return MappingProxyType(texts)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
 
 THINK_S = 10.0
-"""Seconds between an answer and the same user's next request, where none are given."""
+"""Seconds between an answer and the same user's next request, where the load has none."""
 
 MAX_GPUS = 131_072
 """GPUs beyond which a search is no matter of minutes."""
@@ -95,7 +95,7 @@ def capacity(
     inputs: Inputs,
     gpus: Sequence[int],
     *,
-    think_s: float = THINK_S,
+    think_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Capacity:
     """
@@ -114,7 +114,8 @@ def capacity(
     Args:
         inputs: a scenario; its rate does not matter.
         gpus: numbers of GPUs, spare replicas included.
-        think_s: seconds between an answer and the same user's next request.
+        think_s: seconds between an answer and the same user's next request; absent: those of the
+            load's users, else 10.
         progress: is told how many of the numbers are done, and of how many.
 
     Raises:
@@ -125,14 +126,14 @@ def capacity(
         Local prefill thresholds that a plan's search would choose (`search.local_threshold_tokens`
         is obeyed), so that a plan at this rate may need fewer GPUs; and that its search may leave
         out the layout that was found here, so that it may need more. That users in a closed loop
-        slow down with the system: arrivals are Poisson, which is harder.
+        slow down with the system: arrivals are Poisson.
     """
     counts = sorted(set(gpus))
     if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_GPUS:
         raise InputError(
             "--gpus", ", ".join(map(str, gpus)), f"whole numbers from 1 to {MAX_GPUS:,}"
         )
-    if not 0 <= think_s < np.inf:
+    if think_s is not None and not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
     kinds = _kinds(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])), think_s)
     points: list[CapacityPoint] = []
@@ -147,7 +148,7 @@ def capacity(
         if not points:
             raise
     return Capacity(
-        think_s=think_s,
+        think_s=_think_s(inputs, think_s),
         percentile=inputs.scenario.slo.percentile,
         confidence_fraction=inputs.scenario.search.confidence_fraction,
         points=tuple(points),
@@ -155,7 +156,19 @@ def capacity(
     )
 
 
-def _kinds(inputs: Inputs, think_s: float) -> list[_Pools | _OwnPools]:
+def _think_s(inputs: Inputs, asked: float | None) -> float:
+    """Return the mean think time of requests: as *asked*, else as the users of the load have it."""
+    if asked is not None:
+        return asked
+    load = inputs.scenario.workload
+    thinking = sum(
+        part.requests_per_s * (THINK_S if part.users is None else part.think_s)
+        for part in load.parts
+    )
+    return thinking / load.requests_per_s
+
+
+def _kinds(inputs: Inputs, think_s: float | None) -> list[_Pools | _OwnPools]:
     """Return the pools that a scenario asks for: shared ones, own ones of its classes, or both."""
     wanted, classes = inputs.scenario.search.class_pools, len(inputs.scenario.workload.classes)
     found: list[_Pools | _OwnPools] = []
@@ -205,8 +218,8 @@ def gpus_within_budgets(inputs: Inputs) -> int:
 class _Pools:
     """The highest rate of one load by the number of GPUs; a rate that was found is kept."""
 
-    def __init__(self, inputs: Inputs, think_s: float) -> None:
-        self.inputs, self.think_s = inputs, think_s
+    def __init__(self, inputs: Inputs, think_s: float | None) -> None:
+        self.inputs, self.think_s = inputs, _think_s(inputs, think_s)
         self.search = RateSearch(inputs)
         self.known: dict[int, Held | None] = {}
 
@@ -244,7 +257,7 @@ class _Pools:
 class _OwnPools:
     """The highest rate of classes on separate pools; each class keeps its share of the load."""
 
-    def __init__(self, inputs: Inputs, think_s: float) -> None:
+    def __init__(self, inputs: Inputs, think_s: float | None) -> None:
         load = inputs.scenario.workload
         self.inputs = inputs
         self.pools = {name: _Pools(each, think_s) for name, each in own_inputs(inputs).items()}

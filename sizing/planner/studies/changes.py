@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.specs.cluster import topology_of
 from sizing.latency.collectives import pools_meet
+from sizing.planner.candidates import with_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from minicluster.plan import Inputs
     from minicluster.specs.gpu import GpuSpec
-    from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
-
-
-def with_load(inputs: Inputs, load: WorkloadSpec) -> Inputs:
-    """Return the same under another load."""
-    return replace(inputs, scenario=replace(inputs.scenario, workload=load))
+    from minicluster.specs.workload import Lengths, RequestClass
 
 
 def stretched(lengths: Lengths, factor: float) -> Lengths:
@@ -52,9 +48,21 @@ def with_lengths(inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0) 
 def with_parts(inputs: Inputs, change: Callable[[RequestClass], dict[str, Any]]) -> Inputs:
     """Change keys of each class of requests, or of the load where there are none."""
     load = inputs.scenario.workload
+    if not load.classes:
+        return with_load(inputs, replace(load, **change(*load.parts)))
     classes = tuple(replace(each, **change(each)) for each in load.classes)
-    other = replace(load, classes=classes) if classes else replace(load, **change(*load.parts))
-    return with_load(inputs, other)
+    total = sum(each.requests_per_s for each in classes)
+    return with_load(inputs, replace(load, classes=classes, requests_per_s=total))
+
+
+def with_demand(inputs: Inputs, factor: float) -> Inputs:
+    """Scale the users of each class of requests, and the rates of those without."""
+
+    def scaled(part: RequestClass) -> dict[str, Any]:
+        users = None if part.users is None else max(1, round(part.users * factor))
+        return {"users": users, "requests_per_s": part.requests_per_s * factor}
+
+    return with_parts(inputs, scaled)
 
 
 def with_prefix(inputs: Inputs, fraction: float) -> Inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ from minicluster.specs.checks import not_negative
 from minicluster.workload.day_profile import DAY_S
 from sizing.planner.budget import search_within_budgets
 from sizing.planner.build_plan import NoPlan, build_plan
+from sizing.planner.candidates import with_load
 from sizing.planner.class_pools import sharing_classes
 from sizing.planner.error_model import step_errors
 from sizing.planner.result import Infeasible
@@ -177,7 +178,7 @@ def day(
     """
     classes = sharing_classes(inputs, "sizing day")
     load = inputs.scenario.workload.at_rate(profile.peak_requests_per_s)
-    inputs = replace(inputs, scenario=replace(inputs.scenario, workload=load))
+    inputs = with_load(inputs, load)
     found = search_within_budgets(inputs)
     if isinstance(found, Infeasible):
         raise NoPlan(found)

@@ -15,6 +15,7 @@ from sizing import catalog
 from sizing.planner.studies.changes import (
     link_bytes_per_s,
     spine_oversubscription,
+    with_demand,
     with_lengths,
     with_links,
     with_prefix,
@@ -211,7 +212,10 @@ def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]
     for scale in SCALES:
         change = f"{scale - 1:+.0%}"
         rate = f"workload.requests_per_s={load.requests_per_s * scale:g}"
-        yield "rate", rate, _with_key(inputs, rate)
+        if load.has_users:
+            yield "rate", f"users {change}", partial(with_demand, inputs, scale)
+        else:
+            yield "rate", rate, _with_key(inputs, rate)
         yield "prompts", change, partial(with_lengths, inputs, prompts=scale)
         yield "answers", change, partial(with_lengths, inputs, answers=scale)
     link = link_bytes_per_s(inputs)

@@ -12,6 +12,7 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
+from sizing.planner.build_plan import at_planned_rate
 from sizing.planner.candidates import cost, cost_of, with_search
 from sizing.planner.class_pools import sharing_classes
 from sizing.planner.error_model import step_errors
@@ -126,6 +127,7 @@ def split_map(
         progress: is told how many points are done, and of how many.
 
     Raises:
+        NoPlan: no plan says the rate of a load of users.
         InputError: an impossible axis, or a scenario that no point of can be planned.
         KeyboardInterrupt: Ctrl-C before the first point; after it the map so far is returned.
 
@@ -136,7 +138,7 @@ def split_map(
     classes = sharing_classes(inputs, "sizing split-map")
     x, y = x or DEFAULT_X, y or _links(inputs)
     _check_axes(x, y)
-    inputs = with_search(inputs, pools="any")
+    inputs = at_planned_rate(with_search(inputs, pools="any"))
     asked = {pair: _changed(inputs, x, y, pair) for pair in product(y.values, x.values)}
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))
@@ -162,6 +164,10 @@ def split_map(
 
 
 def _check_axes(x: Swept, y: Swept) -> None:
+    for option, axis in (("--x", x), ("--y", y)):
+        if axis.key.endswith((".users", ".think_s")):
+            expected = "another key, such as workload.requests_per_s: both kinds have one rate"
+            raise InputError(option, axis.key, expected, "`sizing capacity` says how many users")
     if x.key == y.key:
         raise InputError("--y", y.key, "another key than that of --x")
     for option, axis in (("--x", x), ("--y", y)):

@@ -104,6 +104,21 @@ def test_conversations_grow() -> None:
     assert np.diff(found.due_s[[0, 3, 6]]).min() > 0
 
 
+def test_users_think_exponentially_also_before_their_first_request() -> None:
+    """Were think times alike, requests that end with one step would come together ever after."""
+    found = drawn(WORKLOAD, RequestSource(users=4000, think_s=3.0), count=20_000, seed=0)
+    assert found.previous is not None
+    assert found.think_s is not None
+    np.testing.assert_array_equal(found.previous, np.maximum(np.arange(20_000) - 4000, -1))
+    first = found.due_s[:4000]
+    assert (np.diff(first) >= 0).all()
+    for thought in (first, found.think_s[4000:]):
+        assert thought.mean() == pytest.approx(3.0, rel=0.05)
+        assert thought.std() / thought.mean() == pytest.approx(1.0, abs=0.05)
+    at_once = drawn(WORKLOAD, RequestSource(users=3), count=9, seed=0)
+    assert not at_once.due_s.any()
+
+
 @pytest.mark.parametrize(
     "keys",
     [

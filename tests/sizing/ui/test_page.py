@@ -170,6 +170,27 @@ def test_the_scenario_file_is_what_was_typed(tmp_path: Path) -> None:
     assert read_toml(path)["workload"]["input_tokens"]["high"] == 192
 
 
+def test_users_are_planned_in_place_of_a_rate() -> None:
+    """The rate that they send is in the headline; with a rate beside them the field says so."""
+    page = opened()
+    write(page, {"workload.users": "20", "workload.think_s": "8", "search.pools": "mixed"})
+    assert page.error[0].value.startswith("**Users, if no rate**: '20' cannot be used")
+    write(page, {"workload.requests_per_s": ""})
+    [headline] = [each.value for each in page.subheader]
+    assert "(20 users, 8 s think time)" in headline
+    again = opened(dict(page.query_params))
+    assert [each.value for each in again.subheader] == [headline]
+
+
+def test_users_of_a_class_are_planned_in_place_of_its_rate() -> None:
+    keys = {"requests_per_s": "", "users": "400", "think_s": "9"}
+    typed = tuple((f"workload.classes.0.{key}", text) for key, text in keys.items())
+    case = form.Case(base=MIX, changes=typed)
+    load = case.scenario().scenario.workload
+    assert [(each.users, each.think_s) for each in load.classes] == [(400, 9), (None, 0)]
+    assert form.cases_of(case.query(1)) == [case]
+
+
 def test_routing_caches_drafts_and_adapters_have_fields() -> None:
     """Values that are typed reach the scenario, and a link restores them."""
     texts = dict(form.base_texts(form.FIRST)) | {
@@ -276,6 +297,7 @@ def test_classes_on_pools_of_their_own_are_shown_each() -> None:
         ("name", "summaries", "no name twice"),
         ("name", "Chat!", "lower-case letters"),
         ("requests_per_s", "", "a value"),
+        ("think_s", "5", "without users"),
         ("requests_per_s", "0.001", "at least 2%"),
         ("input_tokens", "x", "a whole number"),
         ("input_tokens", "200000", "at most 131072"),
