@@ -26,7 +26,7 @@ class ErrorConsole(Console):
         self.quiet = True
 
 
-COLLECTED_OBJECTS = 100_000
+COLLECTED_OBJECTS = 1_000_000
 """Objects made between two looks for cycles: a command ends before it has many."""
 
 talk = ErrorConsole()

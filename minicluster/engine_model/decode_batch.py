@@ -30,6 +30,7 @@ class DecodeBatch:
         used_blocks: KV blocks taken before the stretch.
         gaps: per stretch, mean gap between two tokens of a sequence (with drafts: between what two
             steps gave), number of gaps, and start, one after the other.
+        keeps_gaps: whether they are noted: that takes a quarter of a simulation.
         delay_s: time for which joining requests (eq. Q9), or steps of prompts alone (eq. Q10), have
             delayed the next step.
     """
@@ -38,7 +39,7 @@ class DecodeBatch:
         "_block_offsets", "_block_size", "_context_base", "_delayed_s", "_delays", "_finish_heap",
         "_finish_token", "_first_stretch", "_half_s", "_line_s", "_longest_at", "_longest_s",
         "_lookahead", "_num_stretches", "_pace", "_requests", "_step", "batch", "context_tokens",
-        "delay_s", "gaps", "num_steps", "num_tokens", "start_s", "used_blocks",
+        "delay_s", "gaps", "keeps_gaps", "num_steps", "num_tokens", "start_s", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, requests: RequestTable, step: StepTime, limits: EngineLimits) -> None:
@@ -69,6 +70,7 @@ class DecodeBatch:
         self._delays: list[tuple[int, float]] = []
         self._delayed_s = 0.0
         self.gaps: list[float] = []
+        self.keeps_gaps = True
 
     def join(self, request: int, cached: int, remaining: int) -> None:
         """
@@ -250,10 +252,11 @@ class DecodeBatch:
 
     def note_gaps(self, mean_s: float, count: int, start_s: float) -> None:
         """Note gaps between tokens; see the attribute."""
-        gaps = self.gaps
-        gaps.append(mean_s)
-        gaps.append(count)
-        gaps.append(start_s)
+        if self.keeps_gaps:
+            gaps = self.gaps
+            gaps.append(mean_s)
+            gaps.append(count)
+            gaps.append(start_s)
 
     def _note_delays(self, step_s: float) -> None:
         """Count the gaps that delays have made longer, by who waited for them, and forget them."""

@@ -118,6 +118,7 @@ class _Lane:
     def __init__(self, engine: SimulatedEngine, replica: Replica) -> None:
         self.engine = engine
         self.replica = replica
+        replica.keeps_gaps = False
         self.sequences: dict[int, Sequence] = {}
         self.aborted: list[Sequence] = []
         self._timer: EngineTimer | None = None
@@ -202,7 +203,6 @@ class _Lane:
     def _report(self, finished: list[int]) -> None:
         """Give requests the tokens of the step that is over, first to those that end, in order."""
         replica, now_s = self.replica, self.replica.end_s
-        replica.gaps.clear()
         others = [index for index, each in self.sequences.items() if not each.done]
         for index in dict.fromkeys([*finished, *others]):
             sequence = self.sequences[index]

@@ -117,6 +117,8 @@ class Simulations:
     def __init__(self, inputs: Inputs, *, requests: int = BUDGET_REQUESTS) -> None:
         """Start without any; *inputs* is what every candidate shares, *requests* the budget."""
         self.inputs = inputs
+        slos = inputs.scenario.promises.values()
+        self._limits_itl = any(each.itl_s is not None for each in slos)
         self._left = requests
         self._systems: dict[Candidate, System] = {}
         self._arrivals: dict[tuple[WorkloadSpec, int, int], Arrivals] = {}
@@ -166,8 +168,10 @@ class Simulations:
         limit, replicas = tandem.decode.max_batch_size, tandem.decode.replicas
         decoding = steady_decoding(arrivals, int(min(batch, limit) * replicas), seed=seed)
         system = self._system(slow)
-        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1)
-        if seed == PREDICTION_SEED:
+        prediction = seed == PREDICTION_SEED
+        gaps = prediction or self._limits_itl
+        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1, gaps=gaps)
+        if prediction:
             self._predicted[slow] = found
         return found
 

@@ -56,10 +56,16 @@ class EventLoop:
     """
 
     def __init__(
-        self, system: System, arrivals: Arrivals, *, seed: int, decoding: Decoding | None = None
+        self,
+        system: System,
+        arrivals: Arrivals,
+        *,
+        seed: int,
+        decoding: Decoding | None = None,
+        gaps: bool = True,
     ) -> None:
         """Build the replicas, and queue the requests that wait for no other."""
-        self._system = system
+        self._system, self._keeps_gaps = system, gaps
         prompts, outputs = arrivals.input_tokens.tolist(), arrivals.output_tokens.tolist()
         prefixes = [0] * len(arrivals)
         if arrivals.prefix_tokens is not None:
@@ -148,6 +154,8 @@ class EventLoop:
             )
             for _ in range(pool.replicas)
         ]
+        for replica in found:
+            replica.keeps_gaps = self._keeps_gaps
         if pool.offload is not None and pool.prefix_cache:
             for replica in found:
                 replica.offload = self._offload(pool)

@@ -149,7 +149,7 @@ def _statistics(values: Column, weights: Column | None) -> dict[str, BatchMeansI
     return found
 
 
-def simulate(
+def simulate(  # noqa: PLR0913  (what a run is made of)
     system: System,
     arrivals: Arrivals,
     *,
@@ -157,6 +157,7 @@ def simulate(
     decoding: Decoding | None = None,
     progress: Callable[[int], None] | None = None,
     samples: int = SAMPLES,
+    gaps: bool = True,
 ) -> Outcome:
     """
     Simulate *arrivals* on *system* (docs/model.md, eq. Q5).
@@ -168,13 +169,14 @@ def simulate(
         decoding: sequences that decode at the begin; `None`: the system is empty.
         progress: called at each sample with the number of requests that have arrived.
         samples: most samples of queues and caches, of which `Outcome.occupancy` is made.
+        gaps: whether gaps between tokens are noted; without them the outcome has no ITL.
 
     Raises:
         InputError: no requests, one without tokens, or one that fits no replica.
         NegativeAnswer: requests preempt one another without end.
     """
     _check(system, arrivals)
-    run = EventLoop(system, arrivals, seed=seed, decoding=decoding)
+    run = EventLoop(system, arrivals, seed=seed, decoding=decoding, gaps=gaps)
     collecting = gc.isenabled()
     gc.disable()  # a run makes millions of tuples and no cycle: the collector takes 14 % of it
     try:

@@ -158,14 +158,14 @@ class Simulations:
         self._requests = 0
 
     def __call__(
-        self, system: System, arrivals: Arrivals, *, seed: int, decoding: Decoding, samples: int
+        self, system: System, arrivals: Arrivals, *, seed: int, decoding: Decoding, **kept: int
     ) -> Outcome:
-        """Simulate, and note it."""
+        """Simulate, and note it; *kept* is what its outcome keeps."""
         prefill = 0 if system.prefill is None else system.prefill.replicas
         replicas = f"{prefill} + {system.decode.replicas}"
         self._runs.append(f"{replicas} {len(arrivals)} {len(decoding.context_tokens)} {seed}")
         self._requests += len(arrivals)
-        return simulate(system, arrivals, seed=seed, decoding=decoding, samples=samples)
+        return simulate(system, arrivals, seed=seed, decoding=decoding, **kept)
 
     def __enter__(self) -> Self:
         """Take the place of the simulation that searches call."""

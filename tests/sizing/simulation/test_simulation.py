@@ -125,6 +125,13 @@ def test_equal_seeds_give_equal_outcomes() -> None:
     assert one.ttft_s.tobytes() != other.ttft_s.tobytes()
 
 
+def test_gaps_that_are_not_kept_change_nothing_else() -> None:
+    kept, without = (simulate(chat(), chats(), seed=3, gaps=gaps) for gaps in (True, False))
+    assert (len(kept.gaps) > 0, len(without.gaps)) == (True, 0)
+    for name in ("ttft_s", "tpot_s", "e2e_s", "stall_s", "counts"):
+        np.testing.assert_array_equal(getattr(kept, name), getattr(without, name))
+
+
 def test_later_turns_find_the_earlier_ones() -> None:
     """One aggregated replica with room caches the whole blocks of the conversation so far."""
     workload = WorkloadSpec(
