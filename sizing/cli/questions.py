@@ -135,9 +135,9 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
         attainment=attainment,
         seed=seed,
     )
-    file = catalog.find_profile(str(profile))
+    scenario, file = asked.load(), catalog.find_profile(str(profile))
     with naming(asked.scenario), progress("simulating the day") as told:
-        inputs = at_planned_rate(asked.load())
+        inputs = at_planned_rate(scenario)
         curve = read_profile(file, inputs.scenario.workload.requests_per_s)
         found = days.day(inputs, curve, options, progress=told)
     name = str(asked.scenario)

@@ -48,10 +48,11 @@ def capacity_parts(found: Capacity) -> Iterator[Table | str]:
     yield _capacity_table(found)
     if found.interrupted:
         yield PARTIAL
-    yield (
-        f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate; users think"
-        f" {found.think_s:.3g} s between an answer and the next request"
-    )
+    sure = "simulated with steps as calibrated"
+    if found.confidence_fraction is not None:
+        own = ", for each class by itself" if any(each.own for each in found.points) else ""
+        sure = f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate{own}"
+    yield f"{sure}; users think {found.think_s:.3g} s between an answer and the next request"
     costs = [each.running for each in found.points if each.running is not None]
     if costs and costs[0].usd_per_hour is None:
         yield NO_PRICE

@@ -80,13 +80,14 @@ class Capacity(Shown):
 
     Attributes:
         think_s: of a user, between an answer and the next request.
-        confidence_fraction: chance that the SLO holds at each point's rate.
+        confidence_fraction: chance that the SLO holds at each point's rate, for each class on pools
+            of its own; `None` on a calibrated machine.
         interrupted: whether it was stopped before the last of the numbers asked for.
     """
 
     think_s: float
     percentile: str
-    confidence_fraction: float
+    confidence_fraction: float | None
     points: tuple[CapacityPoint, ...]
     interrupted: bool = False
 
@@ -150,7 +151,9 @@ def capacity(
     return Capacity(
         think_s=_think_s(inputs, think_s),
         percentile=inputs.scenario.slo.percentile,
-        confidence_fraction=inputs.scenario.search.confidence_fraction,
+        confidence_fraction=(
+            inputs.scenario.search.confidence_fraction if inputs.calibration is None else None
+        ),
         points=tuple(points),
         interrupted=len(points) < len(counts),
     )

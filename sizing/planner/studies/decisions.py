@@ -169,12 +169,13 @@ def _choices(inputs: Inputs) -> Iterator[tuple[str, str]]:
     """Yield the keys of promise, pools and precision at other values than their own."""
     search, slo = inputs.scenario.search, inputs.scenario.slo
     tokens = inputs.engine_on(next(iter(inputs.kinds))).max_num_batched_tokens
+    sureties = CONFIDENCES if inputs.calibration is None else ()
     class_pools = ("shared", "own") if len(inputs.scenario.workload.classes) > 1 else ()
     spares = {0, search.spare_replicas, search.spare_replicas + 1}
     asked: dict[tuple[str, str], tuple[object, tuple[object, ...]]] = {
         ("router", "search.routing"): (search.routing, tuple(POLICIES)),
         ("percentile", "slo.percentile"): (slo.percentile, tuple(LEVELS)),
-        ("confidence", "search.confidence_fraction"): (search.confidence_fraction, CONFIDENCES),
+        ("confidence", "search.confidence_fraction"): (search.confidence_fraction, sureties),
         ("pools", "search.pools"): (search.pools, ("split", "mixed")),
         ("class pools", "search.class_pools"): (search.class_pools, class_pools),
         ("chunk size", "engine.max_num_batched_tokens"): (tokens, (tokens // 2, 2 * tokens)),

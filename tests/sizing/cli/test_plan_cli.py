@@ -222,3 +222,19 @@ def test_answers_of_one_token(
     assert sizing("explain", path).code == 0
     done = sizing("simulate", path, "--requests", "500", "--json")
     assert "ttft" in json.loads(done.out)["latencies"]
+
+
+def test_questions_about_a_calibrated_machine(sizing: Sizing, laptop: tuple[str, ...]) -> None:
+    """No confidence is claimed where nothing says how far off the steps are; users are planned."""
+    users = (*laptop, "--set", "workload.users=4", "--set", "workload.think_s=2")
+    found = json.loads(sizing("capacity", *users, "--gpus", "2", "--json").out)
+    assert (found["confidence_fraction"], found["think_s"]) == (None, 2)
+    assert "steps as calibrated; users think 2 s" in sizing("capacity", *users, "--gpus", "2").out
+    assert "confidence" in sizing("decisions", *laptop, "--only", "confidence").err
+    planned = json.loads(sizing("plan", *users, "--json").out)
+    sent = 4 / (planned["prediction"]["e2e"]["mean_s"] + 2)
+    assert sent <= planned["workload"]["requests_per_s"] <= 1.03 * sent
+    at = f"{planned['workload']['requests_per_s']:g} requests/s (4 users, 2 s think time)"
+    named = ("--prefill", "1xTP1", "--decode", "1xTP1")
+    for command in (("plan", *users), ("predict", *users, *named)):
+        assert at in sizing(*command).out
