@@ -240,11 +240,17 @@ class Plan(Spec, Shown):
         return self.inputs.calibration_note
 
     @property
-    def cost(self) -> Cost:
-        """GPUs, whole nodes, power and dollars of the pools."""
+    def gpus_by_kind(self) -> Counter[str]:
+        """GPUs of all pools, spare replicas included, by kind."""
         used: Counter[str] = Counter()
         for pool in self.pools:
             used[pool.gpu] += pool.gpus
+        return used
+
+    @property
+    def cost(self) -> Cost:
+        """GPUs, whole nodes, power and dollars of the pools."""
+        used = self.gpus_by_kind
         gpus = used.total()
         nodes = len({p.node for pool in self.pools for p in pool.placement})
         return Cost(

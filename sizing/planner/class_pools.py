@@ -102,9 +102,7 @@ def _with_own(inputs: Inputs, found: ClassPlans) -> ClassPlans:
 
 def _beyond(inputs: Inputs, own: dict[str, Plan]) -> Infeasible | None:
     """Return why plans take too much together; `None`: they do not."""
-    gpus: Counter[str] = Counter()
-    for pool in (pool for each in own.values() for pool in each.pools):
-        gpus[pool.gpu] += pool.gpus
+    gpus = sum((each.gpus_by_kind for each in own.values()), Counter())
     needed, most = gpus.total(), inputs.cluster.max_gpus
     if needed <= most:
         over = beyond_budget(inputs, gpus)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.studies.cost import YOURS, gpus_by_kind
+from sizing.planner.studies.cost import YOURS
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.pareto import design_points
 from sizing.planner.studies.result import figures, layout_of
@@ -131,7 +131,7 @@ def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     engine = f"engine {inputs.engine.name} {inputs.engine.version}"
     kinds = {gpu.name: gpu for gpu in (inputs.gpu, *inputs.other_gpus)}
     for name, sources in (
-        *((f"GPU {name}", kinds[name].sources) for name in gpus_by_kind(plan)),
+        *((f"GPU {name}", kinds[name].sources) for name in plan.gpus_by_kind),
         (f"cluster {inputs.cluster.name}", inputs.cluster.sources),
         (engine, inputs.engine.sources),
     ):

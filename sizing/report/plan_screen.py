@@ -15,7 +15,7 @@ from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validati
 from minicluster.units import seconds
 from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import Spanning, spanning
-from sizing.planner.studies.cost import Running, gpus_by_kind, running
+from sizing.planner.studies.cost import Running, running
 from sizing.planner.studies.result import layout_of
 from sizing.report.tables import (
     columns_table,
@@ -166,7 +166,7 @@ def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
 
 def headline(plan: Plan) -> str:
     """Return model, load, GPUs and nodes of a plan."""
-    kinds = gpus_by_kind(plan).items()
+    kinds = plan.gpus_by_kind.items()
     size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
     if _unit(plan.inputs) == "core":
         size = _count(plan.cost.gpus, "core")

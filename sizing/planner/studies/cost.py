@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -42,15 +41,7 @@ class Running:
 
 def running(plan: Plan) -> Running:
     """Return the running cost of a plan at its load, spare replicas included."""
-    return running_of(plan.inputs, gpus_by_kind(plan), plan.prediction.output_tokens_per_s)
-
-
-def gpus_by_kind(plan: Plan) -> Counter[str]:
-    """Count the plan's GPUs by kind."""
-    kinds: Counter[str] = Counter()
-    for pool in plan.pools:
-        kinds[pool.gpu] += pool.gpus
-    return kinds
+    return running_of(plan.inputs, plan.gpus_by_kind, plan.prediction.output_tokens_per_s)
 
 
 def running_of(inputs: Inputs, gpus: Mapping[str, int], output_tokens_per_s: float) -> Running:

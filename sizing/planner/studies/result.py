@@ -11,7 +11,7 @@ from minicluster.plan import Plan
 from sizing.planner.build_plan import NoPlan
 from sizing.planner.class_pools import plan_classes
 from sizing.planner.result import Infeasible
-from sizing.planner.studies.cost import Running, gpus_by_kind, running_of
+from sizing.planner.studies.cost import Running, running_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -103,7 +103,7 @@ def figures(plans: Mapping[str, Plan]) -> Figures:
     """Return the figures of plans by class: the one of all requests, or those of own pools."""
     (first, *others), all_pools = plans.values(), Counter[str]()
     for each in plans.values():
-        all_pools += gpus_by_kind(each)
+        all_pools += each.gpus_by_kind
     tokens_per_s = sum(each.prediction.output_tokens_per_s for each in plans.values())
     tightest = min(plans, key=lambda name: plans[name].headroom.load_factor)
     sure = [each.confidence.fraction for each in plans.values() if each.confidence is not None]
