@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.routing import LEAST_TOKENS, POLICIES
@@ -20,6 +21,9 @@ from minicluster.specs.checks import (
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROLE_LABEL = "minicluster-role"
 """Label of a Ray node: the role of the pool whose devices it holds."""
@@ -181,6 +185,14 @@ class Routing(Spec):
 
     def _check(self) -> None:
         one_of(tuple(POLICIES), **{"routing.policy": self.policy})
+
+
+def gpus_by_kind(pools: Iterable[Pool]) -> Counter[str]:
+    """Return the GPUs of pools, spare replicas included, by kind."""
+    used: Counter[str] = Counter()
+    for pool in pools:
+        used[pool.gpu] += pool.gpus
+    return used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
-from minicluster.plan.deployment import Deployment, EngineSettings, Pool, Routing
+from minicluster.plan.deployment import (
+    Deployment,
+    EngineSettings,
+    Pool,
+    Routing,
+    gpus_by_kind,
+)
 from minicluster.plan.prediction import (
     CalibrationNote,
     Confidence,
@@ -40,6 +45,7 @@ from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import SloSpec, loosest
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
@@ -242,10 +248,7 @@ class Plan(Spec, Shown):
     @property
     def gpus_by_kind(self) -> Counter[str]:
         """GPUs of all pools, spare replicas included, by kind."""
-        used: Counter[str] = Counter()
-        for pool in self.pools:
-            used[pool.gpu] += pool.gpus
-        return used
+        return gpus_by_kind(self.pools)
 
     @property
     def cost(self) -> Cost:

@@ -24,7 +24,7 @@ from sizing.report.acceptance import acceptance, acceptance_files, acceptance_pa
 from sizing.stacks.export import TARGETS
 from sizing.stacks.export import export as exported
 from sizing.stacks.read import read_deployment_file
-from sizing.stacks.traffic import Traffic, read_traffic
+from sizing.stacks.traffic import read_traffic
 
 
 def export(
@@ -101,28 +101,10 @@ def traffic(
         print_json(found.to_json())
         return
     typer.echo(found.to_toml())
-    for line in traffic_lines(found):
+    for line in found.lines():
         say(line)
     if out is not None:
         say(f"wrote {out}: `sizing simulate PLAN --trace {out}` and `loadtest run` replay it")
-
-
-def traffic_lines(found: Traffic) -> list[str]:
-    """Say what the table does not."""
-    skipped = f", {found.skipped:,} without tokens left out" if found.skipped else ""
-    lines = [f"{found.requests:,} requests{skipped}"]
-    if found.span_s is None or found.mean_per_s is None or found.busiest_per_s is None:
-        return [*lines, "no arrivals in it: give the rate with --set workload.requests_per_s"]
-    lines.append(
-        f"{found.mean_per_s:.3g} requests/s over {found.span_s:,.0f} s; the busiest 5 minutes have"
-        f" {found.busiest_per_s:.3g}, which the table takes; coefficient of variation of the gaps"
-        f" {found.gap_cv:.2g} (Poisson: 1)"
-    )
-    lines += [
-        f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
-        for begin, seconds in found.holes
-    ]
-    return lines
 
 
 def accept(

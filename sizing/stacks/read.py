@@ -83,13 +83,28 @@ class ReadEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """
+    What a file says of a deployment.
+
+    Attributes:
+        keys: scenario keys that it gives.
+        pools: `RxTPn` by role, as `sizing predict` takes them.
+        notes: what was left out or assumed, a sentence each.
+    """
+
+    keys: dict[str, Any]
+    pools: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadDeployment:
     """
     A scenario and the pools that serve it.
 
     Attributes:
-        pools: `RxTPn` by role, as `sizing predict` takes them.
-        notes: what was left out or assumed, a sentence each.
+        pools, notes: as `Deployed` has them.
     """
 
     scenario: Scenario
@@ -112,19 +127,13 @@ def read_deployment_file(
         InputError: a file of none of these kinds, contradictory engines, or a key that neither the
             file nor *overrides* nor *base* gives.
     """
-    text = read_text(path, FILES)
-    record = _record(text)
-    if record is not None:
-        keys, pools, notes = _inferencex(record, str(path))
-    else:
-        engines = _engines(text, str(path))
-        keys, pools, notes = _together(engines, str(path))
+    found = read_deployed(path)
     raw: dict[str, Any] = {}
     if base is not None:
         expectation = "a TOML file or a shipped scenario"
         raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
         raw.pop("model", None)
-    for key, value in keys.items():
+    for key, value in found.keys.items():
         table, _, name = key.partition(".")
         raw.setdefault(table, {})[name] = value
     try:
@@ -137,7 +146,16 @@ def read_deployment_file(
             )
             raise InputError(error.place, None, error.expectation, way_out) from None
         raise
-    return ReadDeployment(scenario=scenario, pools=pools, notes=tuple(notes))
+    return ReadDeployment(scenario=scenario, pools=found.pools, notes=found.notes)
+
+
+def read_deployed(path: Path) -> Deployed:
+    """Read what such a file itself says; raises as `read_deployment_file`, but for no key."""
+    text = read_text(path, FILES)
+    record = _record(text)
+    if record is not None:
+        return _inferencex(record, str(path))
+    return _together(_engines(text, str(path)), str(path))
 
 
 def _record(text: str) -> dict[str, Any] | None:
@@ -351,9 +369,7 @@ def _number(text: object, place: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _together(
-    engines: Sequence[ReadEngine], place: str
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _together(engines: Sequence[ReadEngine], place: str) -> Deployed:
     """Return the keys and pools of engines that serve one model; limits are the widest pool's."""
     models = {each.model for each in engines}
     if len(models) > 1:
@@ -377,13 +393,11 @@ def _together(
         )
     pools = {role: f"{count}x{slicing}" for (role, slicing), count in counts.items()}
     unread = sorted({flag for each in engines for flag in each.unread})
-    notes = [f"not read, and not part of the prediction: {', '.join(unread)}"] if unread else []
-    return keys, pools, notes
+    notes = (f"not read, and not part of the prediction: {', '.join(unread)}",) if unread else ()
+    return Deployed(keys=keys, pools=pools, notes=notes)
 
 
-def _inferencex(
-    record: Mapping[str, Any], place: str
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
     """
     Return the keys and pools of a record of InferenceX.
 
@@ -418,7 +432,7 @@ def _inferencex(
             f"{record.get('conc')} users in a closed loop became the rate that was measured;"
             " InferenceX draws lengths from 0.8 to 1 of the nominal ones"
         )
-    return keys, pools, notes
+    return Deployed(keys=keys, pools=pools, notes=tuple(notes))
 
 
 def _inferencex_pools(record: Mapping[str, Any], place: str) -> tuple[dict[str, str], int]:

@@ -65,6 +65,13 @@ class LengthSummary:
             f" high = {self.longest} }}"
         )
 
+    def __str__(self) -> str:
+        """Write the percentiles."""
+        return (
+            f"median {self.median:,.0f}, mean {self.mean:,.0f}, p99 {self.p99:,.0f},"
+            f" longest {self.longest:,} tokens"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -91,13 +98,40 @@ class Traffic:
     gap_cv: float | None = None
     holes: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def keys(self) -> dict[str, str]:
+        """Keys of the table `[workload]`, and their values as TOML, at the busiest rate."""
+        rate = {} if self.busiest_per_s is None else {"requests_per_s": f"{self.busiest_per_s:.4g}"}
+        lengths = {"input_tokens": self.input_tokens.toml, "output_tokens": self.output_tokens.toml}
+        return rate | lengths
+
     def to_toml(self) -> str:
-        """Write the table `[workload]` of a scenario, at the busiest rate."""
-        rate = "" if self.busiest_per_s is None else f"requests_per_s = {self.busiest_per_s:.4g}\n"
-        lengths = (
-            f"input_tokens = {self.input_tokens.toml}\noutput_tokens = {self.output_tokens.toml}\n"
+        """Write the table `[workload]` of a scenario."""
+        return "[workload]\n" + "".join(f"{key} = {text}\n" for key, text in self.keys.items())
+
+    def lines(self) -> list[str]:
+        """Say what the table does not."""
+        skipped = f", {self.skipped:,} without tokens left out" if self.skipped else ""
+        lines = [
+            f"{self.requests:,} requests{skipped}",
+            f"prompts: {self.input_tokens}",
+            f"answers: {self.output_tokens}",
+        ]
+        if self.span_s is None or self.mean_per_s is None or self.busiest_per_s is None:
+            return [
+                *lines,
+                "no arrivals in it: the rate, workload.requests_per_s, is yours to give",
+            ]
+        lines.append(
+            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s; the busiest 5 minutes"
+            f" have {self.busiest_per_s:.3g}, which the load takes; coefficient of variation of the"
+            f" gaps {self.gap_cv:.2g} (Poisson: 1)"
         )
-        return f"[workload]\n{rate}{lengths}"
+        lines += [
+            f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
+            for begin, seconds in self.holes
+        ]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures, and the table."""

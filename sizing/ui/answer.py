@@ -22,6 +22,7 @@ from sizing.catalog import find_profile
 from sizing.planner.build_plan import NoPlan, at_planned_rate
 from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
+from sizing.planner.predict import predict
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.day import DayOptions, day
 from sizing.planner.studies.decisions import decisions
@@ -41,6 +42,7 @@ from sizing.report.plan_screen import (
 )
 from sizing.report.questions import capacity_page, day_page, decisions_page, split_map_page
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
+from sizing.report.today import today_table
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
 from sizing.stacks.export import NEED_IMAGE, TARGETS, export
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from minicluster.pages.figure import Figure
     from minicluster.pages.page import Page
     from sizing.planner.candidates import Candidate
+    from sizing.planner.predict import PoolPrediction
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
 
@@ -153,6 +156,7 @@ def draw(case: form.Case) -> None:
     elif answers:
         gpus = sum(each.plan.cost.gpus for each in answers)
         st.subheader(f"{gpus} GPUs, pools of its own for each class", anchor="answer")
+    _today(case, {each.class_name: each.plan for each in answers})
     if found is not None and found.own:
         st.html(
             kit(titled_section(class_plans_table(found)), Section("", (Text(choice_line(found)),)))
@@ -182,6 +186,29 @@ def _draw(answer: Answer) -> None:
     _questions(Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus))
     with st.expander("Assumptions, errors and sources"):
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
+
+
+def _today(case: form.Case, plans: Mapping[str, Plan]) -> None:
+    """Draw what the pools that run today are predicted to do, beside the plan."""
+    if not case.today:
+        return
+    layout = " and ".join(f"{role} {size}" for role, size in case.today.items())
+    try:
+        with st.spinner(f"Predicting {layout}"):
+            shown = today_table(_predicted(case), case.scenario(), plans)
+    except MiniclusterError as error:
+        said = form.beside(error) if isinstance(error, InputError) else str(error)
+        st.error(f"**Today, {layout}**: {said}".replace("$", r"\$"))
+    else:
+        st.html(kit(titled_section(shown), kind="today"))
+    said = case.texts()[form.NOTES[form.RUNNING]]
+    if said:
+        st.html(lines(said))
+
+
+@lru_cache(maxsize=64)
+def _predicted(case: form.Case) -> PoolPrediction:
+    return predict(case.scenario(), **case.today)
 
 
 def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
@@ -517,6 +544,11 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
   .kit .facts th { border: 0; padding-bottom: 0; }
 }
 .kit th { white-space: pre-line; }
+.kit.today td { white-space: normal; }
+.kit.said h2 { display: none; }
+.kit.said section { padding: 0; }
+.kit.said p { font-size: 14px; margin: 2px 0; overflow-wrap: anywhere; }
+[data-testid=stForm] [data-testid=stColumn] { min-width: 0; }
 """
 STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
 """Rules of page.css for everything inside an element of class `kit`, and for nothing else."""
@@ -524,9 +556,14 @@ STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OW
 COLOUR = re.compile(r"var\((--[a-z]+)\)")
 
 
-def kit(*parts: Section) -> str:
-    """Return sections as HTML that `STYLE` fits."""
-    return f'<div class="kit">{render_parts(parts)}</div>'
+def kit(*parts: Section, kind: str = "") -> str:
+    """Return sections as HTML that `STYLE` fits; *kind* is a class of its own rules."""
+    return f'<div class="{f"kit {kind}".strip()}">{render_parts(parts)}</div>'
+
+
+def lines(text: str) -> str:
+    """Return the lines of a text as HTML, a small paragraph each."""
+    return kit(Section("", tuple(Text(line) for line in text.splitlines())), kind="said")
 
 
 def palette(*, dark: bool) -> dict[str, str]:

@@ -30,6 +30,7 @@ from sizing.scenario import Scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from minicluster.specs.cluster import ClusterSpec
 
 FIRST = "llama-3.1-8b-h100"
 """Scenario that the page begins with."""
@@ -38,9 +39,16 @@ MOST_CASES = 4
 DROPPED = "dropped:"
 """Begins the model of a `config.json` that was dropped in; its key in `Case.configs` follows."""
 MODEL = "model.id"
+PRESET = "cluster.preset"
 CLASSES = "workload.classes"
 """Field that is not drawn: how many classes of requests there are; empty: the load has none."""
 MOST_CLASSES = 6
+RUNNING, TRAFFIC = "What I run today", "Traffic, from a log"
+"""Groups that a file fills."""
+TODAY = {"mixed": "Mixed pool", "prefill": "Prefill pool", "decode": "Decode pool"}
+"""Labels of the pools that run today, by role; their keys are `today.ROLE`, of no scenario."""
+NOTES = {RUNNING: "today.notes", TRAFFIC: "workload.notes"}
+"""Fields that are not drawn, by group: what a file said, a sentence a line."""
 MOST_BYTES = 100_000
 """Largest `config.json` that is taken; the longest of the catalog has a tenth of that."""
 
@@ -93,6 +101,11 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
     models = tuple(catalog.models())
     gpus = tuple(name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
     return (
+        FieldGroup(
+            RUNNING,
+            tuple(Field(f"today.{role}", label) for role, label in TODAY.items()),
+            folded=True,
+        ),
         FieldGroup("Model", (Field(MODEL, "Model", models),)),
         *_load(classes),
         FieldGroup(
@@ -105,6 +118,7 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
         FieldGroup(
             "GPUs",
             (
+                Field(PRESET, "Cluster and fabric", tuple(presets())),
                 Field("cluster.gpu", "GPU", gpus),
                 Field("cluster.max_gpus", "GPUs at most"),
                 Field("cluster.gpus_per_node", "GPUs per node"),
@@ -125,6 +139,10 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
                 Field("search.pools", "Pools", ("any", "split", "mixed")),
                 Field("search.confidence_fraction", "Confidence"),
                 Field("search.spare_replicas", "Spare replicas"),
+                Field("model.max_context_tokens", "Context at most"),
+                Field("model.assumed_context_tokens", "Context assumed"),
+                Field("engine.block_size", "Tokens per KV block"),
+                Field("engine.chunked_prefill_tokens", "Prompt chunk"),
             ),
             folded=True,
         ),
@@ -139,10 +157,28 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
                 Field("workload.lora_adapters", "LoRA adapters"),
                 Field("engine.max_loras", "Adapters a batch"),
                 Field("engine.max_lora_rank", "Adapter rank"),
+                Field("engine.max_cpu_loras", "Adapters in memory"),
+                Field("engine.lora_target_modules", "Adapted modules"),
+            ),
+            folded=True,
+        ),
+        FieldGroup(
+            "Experts",
+            (
+                Field("engine.redundant_experts", "Copies of experts"),
+                Field("engine.all_to_all", "All to all", ("", "deepep")),
+                Field("engine.two_batch_overlap", "Two halves a step", ("", "true", "false")),
             ),
             folded=True,
         ),
     )
+
+
+@cache
+def presets() -> Mapping[str, ClusterSpec]:
+    """Return the clusters of GPUs by name."""
+    gpus = {name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu"}
+    return {name: each for name, each in catalog.clusters().items() if each.gpu in gpus}
 
 
 def _load(classes: int) -> Iterator[FieldGroup]:
@@ -150,6 +186,7 @@ def _load(classes: int) -> Iterator[FieldGroup]:
     if not classes:
         fields_of_all = (Field(f"workload.{key}", label) for key, label in LOAD.items())
         yield FieldGroup("Load", tuple(fields_of_all))
+        yield FieldGroup(TRAFFIC, (), folded=True)
     for at in range(classes):
         own = {"name": "Name", **LOAD, **LIMITS}
         prefix = f"{CLASSES}.{at}."
@@ -165,6 +202,11 @@ def fields(classes: int = 0) -> Iterator[Field]:
         yield from group.fields
 
 
+def keys_of(classes: int = 0) -> list[str]:
+    """Return the keys of all texts for a load of so many *classes*, drawn or not."""
+    return [CLASSES, *NOTES.values(), *(each.key for each in fields(classes))]
+
+
 def bases() -> tuple[str, ...]:
     """Return the shipped scenarios that need nothing of this machine."""
     known = {name: catalog.read_scenario(name) for name in catalog.files("scenarios")}
@@ -178,7 +220,10 @@ def help_text(key: str) -> str:
 
 @cache
 def _help_texts() -> dict[str, str]:
-    texts = {}
+    texts = dict.fromkeys(
+        (f"today.{role}" for role in TODAY),
+        "Replicas and the slicing of each, such as 2xTP4: predicted beside the plan",
+    )
     for key in scenario_keys():
         parts = [key.meaning, key.unit and f"Unit: {key.unit}."]
         if key.minimum is not None:
@@ -209,7 +254,8 @@ class Case:
         Raises:
             InputError: the first value that cannot be used.
         """
-        needed = {key.key for key in scenario_keys() if key.default is not None}
+        defaults = {key.key: key.default for key in scenario_keys()}
+        needed = {key for key, value in defaults.items() if value is not None and value != ()}
         typed: dict[str, object] = {}
         if any(key.startswith(CLASSES) for key, _ in self.changes):
             typed["workload"] = _workload(self.texts())
@@ -220,7 +266,7 @@ class Case:
                 "workload.users", texts["workload.users"], expected, "empty Requests/s"
             )
         for key, text in self.changes:
-            if key.startswith(CLASSES):
+            if key.startswith((CLASSES, "today.", *NOTES.values())):
                 continue
             typed[key] = _value_of(text)
             if key in needed and not text.strip():
@@ -234,8 +280,14 @@ class Case:
         texts = {**base_texts(self.base), **dict(self.changes)}
         if self.config:
             texts[MODEL] = DROPPED + config_name(self.config)
-        shown = [CLASSES, *(each.key for each in fields(class_count(texts)))]
-        return {key: texts.get(key, "") for key in shown}
+        return {key: texts.get(key, "") for key in keys_of(class_count(texts))}
+
+    @property
+    def today(self) -> dict[str, str]:
+        """Pools that run today, by role, as `sizing predict` takes them."""
+        texts = dict(self.changes)
+        found = {role: texts.get(f"today.{role}", "").strip() for role in TODAY}
+        return {role: text for role, text in found.items() if text}
 
     @classmethod
     def typed(cls, base: str, texts: Mapping[str, str], config: str) -> Case:
@@ -273,7 +325,7 @@ def cases_of(query: Mapping[str, str]) -> list[Case]:
         if base not in bases():
             raise InputError("scenario", base, f"one of {', '.join(bases())}")
         classes = query.get(prefix + CLASSES, base_texts(base)[CLASSES])
-        known = [CLASSES, *(each.key for each in fields(class_count({CLASSES: classes})))]
+        known = keys_of(class_count({CLASSES: classes}))
         changes = tuple((key, query[prefix + key]) for key in known if prefix + key in query)
         config = _unpacked(query[f"{prefix}config"]) if f"{prefix}config" in query else ""
         cases.append(Case(base=base, changes=changes, config=config))
@@ -289,14 +341,16 @@ def _unpacked(packed: str) -> str:
         raise InputError("config", packed[:20], "a packed config.json") from None
 
 
-def checked_config(content: bytes) -> str:
+def checked_config(content: bytes, place: str = "config.json") -> str:
     """
     Return a `config.json` as short JSON.
+
+    Args:
+        place: its name, for errors.
 
     Raises:
         InputError: no JSON, or no model that can be sized.
     """
-    place = "config.json"
     if len(content) > MOST_BYTES:
         raise InputError(place, f"{len(content):,} bytes", f"at most {MOST_BYTES:,}")
     try:
@@ -341,14 +395,32 @@ def base_texts(base: str) -> Mapping[str, str]:
         "cluster.max_gpus": asked.cluster.max_gpus,
     }
     classes = len(asked.scenario.workload.classes)
-    texts = {CLASSES: f"{classes or ''}"}
+    texts = dict.fromkeys(keys_of(classes), "") | {CLASSES: f"{classes or ''}"}
     for each in fields(classes):
-        value = resolved.get(each.key, _value_at(asked.scenario, each.key))
-        texts[each.key] = "" if value is None else _plain(value)
+        if not each.key.startswith("today."):
+            texts[each.key] = plain(resolved.get(each.key, _value_at(asked.scenario, each.key)))
     for each in fields(classes):  # a rate that follows from users is no text of the user's
         if each.key.endswith(".users") and texts[each.key]:
             texts[each.key.replace(".users", ".requests_per_s")] = ""
     return MappingProxyType(texts)
+
+
+def preset_texts(name: str) -> dict[str, str]:
+    """Return what the fields say of a cluster: its GPU, and how many are on a node."""
+    found = presets()[name]
+    return {
+        PRESET: name,
+        "cluster.gpu": found.gpu,
+        "cluster.gpus_per_node": str(found.gpus_per_node),
+    }
+
+
+def with_cluster(texts: Mapping[str, str], stood: Mapping[str, str]) -> dict[str, str]:
+    """Return texts with what a newly chosen cluster has in place of what *stood* before it."""
+    if texts[PRESET] == stood[PRESET] or texts[PRESET] not in presets():
+        return dict(texts)
+    own = preset_texts(texts[PRESET]).items()
+    return {**texts, **{key: text for key, text in own if texts[key] == stood[key]}}
 
 
 def _value_at(scenario: object, key: str) -> object:
@@ -359,9 +431,14 @@ def _value_at(scenario: object, key: str) -> object:
     return found
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """Write a value as its field takes it; nothing for no value."""
     if isinstance(value, Lengths):
         return lengths_text(value)
+    if isinstance(value, bool | list | tuple):
+        return json.dumps(value) if value != () else ""
+    if value is None:
+        return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -439,7 +516,7 @@ def lengths_text(lengths: Lengths) -> str:
     names = ("low", "high", "median", "sigma")
     given = {name: getattr(lengths, name) for name in names if getattr(lengths, name) is not None}
     parts = [f"distribution = {json.dumps(lengths.distribution)}"]
-    parts += [f"{name} = {_plain(value)}" for name, value in given.items()]
+    parts += [f"{name} = {plain(value)}" for name, value in given.items()]
     return f"{{ {', '.join(parts)} }}"
 
 
@@ -449,7 +526,7 @@ def field_of(error: InputError, texts: Mapping[str, str]) -> str:
     for at in range(class_count(texts)):
         name = texts[f"{CLASSES}.{at}.name"].strip()
         place = place.replace(f"{CLASSES}[{name}]", f"{CLASSES}.{at}")
-    keys = sorted(texts.keys() - {CLASSES}, key=len, reverse=True)
+    keys = sorted(texts.keys() - {CLASSES, *NOTES.values()}, key=len, reverse=True)
     parts = place.split(": ")  # file: field: key inside its table
     ends = [".".join(parts[at:]) for at in reversed(range(len(parts)))]
     return next((key for end in ends for key in keys if end.startswith(key)), "")

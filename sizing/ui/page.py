@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
 from minicluster.errors import InputError
 from sizing.planner.budget import budgets
-from sizing.ui import answer, form
+from sizing.ui import answer, dropped, form
 from sizing.ui.answer import STYLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Of the session: cases that were asked for (`None`: not yet), errors by case and field, and the
 # tab in front. (No docstring: Streamlit would show it.)
 CASES, ERRORS, TAB = "cases", "errors", "tab"
+# Of one case: the names of its files, which are those of the uploaders, and of a text.
+CONFIG, DEPLOYMENT, COMMAND, LOG, RATIO = "file", "deployment", "command", "log", "ratio"
 
 
 def main() -> None:
@@ -49,6 +54,7 @@ def _begin(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
 
 def _fill(state: Any, at: int, case: form.Case) -> None:  # noqa: ANN401  (Streamlit's session)
     state[f"{at}:base"], state[f"{at}:config"] = case.base, case.config
+    state[f"{at}:stood"] = case.texts()
     _change_texts(state, at, case.texts())
 
 
@@ -59,8 +65,8 @@ def _change_texts(state: Any, at: int, texts: dict[str, str]) -> None:  # noqa: 
 
 def _texts(state: Any, at: int) -> dict[str, str]:  # noqa: ANN401  (Streamlit's session)
     classes = state[f"{at}:{form.CLASSES}"]
-    keys = [each.key for each in form.fields(form.class_count({form.CLASSES: classes}))]
-    return {form.CLASSES: classes} | {key: state[f"{at}:{key}"] or "" for key in keys}
+    keys = form.keys_of(form.class_count({form.CLASSES: classes}))
+    return {key: state[f"{at}:{key}"] or "" for key in keys}
 
 
 def _check(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
@@ -129,24 +135,68 @@ def _form(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
 
 
 def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
-    wrong = any((at, field.key) in state[ERRORS] for field in group.fields)
-    with st.expander(group.title, expanded=wrong) if group.folded else st.container():
+    notes = form.NOTES.get(group.title, "")
+    places = {*(field.key for field in group.fields), group.title}
+    is_open = any((at, place) in state[ERRORS] for place in places) or bool(
+        notes and state[f"{at}:{notes}"]
+    )
+    with st.expander(group.title, expanded=is_open) if group.folded else st.container():
         if not group.folded:
             st.markdown(f"**{group.title}**")
-        for at_pair in range(0, len(group.fields), 2):
-            pair = group.fields[at_pair : at_pair + 2]
-            for field, place in zip(pair, st.columns(len(pair), wrap=False), strict=True):
-                with place:
-                    _field(state, at, field, form.help_text(field.key))
-            for field in pair:
-                _said(state, at, field.key, field.label)
+        if group.title == form.RUNNING:
+            _deployment_fields(at)
+        if group.title == form.TRAFFIC:
+            _traffic_fields(at)
+        _said(state, at, group.title)
+        if notes and state[f"{at}:{notes}"]:
+            st.html(answer.lines(state[f"{at}:{notes}"]))
+        _fields(state, at, group.fields)
         if group.title == "Model":
             st.file_uploader(
                 "or the config.json of another model",
-                key=f"{at}:file",
+                key=f"{at}:{CONFIG}",
+                max_upload_size=1,
                 help="The config.json of a model on Hugging Face; weights are not needed",
             )
-            _said(state, at, "file")
+            _said(state, at, CONFIG)
+
+
+def _fields(state: Any, at: int, fields: tuple[form.Field, ...]) -> None:  # noqa: ANN401
+    for at_pair in range(0, len(fields), 2):
+        pair = fields[at_pair : at_pair + 2]
+        for field, place in zip(pair, st.columns(len(pair), wrap=False), strict=True):
+            with place:
+                _field(state, at, field, form.help_text(field.key))
+        for field in pair:
+            _said(state, at, field.key, field.label)
+
+
+def _deployment_fields(at: int) -> None:
+    st.file_uploader(
+        "Script of `vllm serve`, Dynamo graph or InferenceX record",
+        key=f"{at}:{DEPLOYMENT}",
+        max_upload_size=1,
+        help="Plan reads it into the fields, predicts its pools, and shows them beside the plan",
+    )
+    st.text_area(
+        "or paste the command",
+        key=f"{at}:{COMMAND}",
+        placeholder="# 4 replicas\nvllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2",
+        help="Plan reads it; a comment `N replicas` above a command says how often it runs",
+    )
+
+
+def _traffic_fields(at: int) -> None:
+    st.file_uploader(
+        "Access log, trace, OpenTelemetry spans, vLLM metrics or ShareGPT conversations",
+        key=f"{at}:{LOG}",
+        help="Plan reads rate and lengths into the fields of the load",
+    )
+    st.text_input(
+        "Characters per token",
+        key=f"{at}:{RATIO}",
+        help="Only conversations need it, whose texts are not tokenised here; English has about 4",
+    )
 
 
 def _class_buttons(state: Any, at: int, classes: int) -> None:  # noqa: ANN401
@@ -183,38 +233,90 @@ def _field(state: Any, at: int, field: form.Field, help_text: str) -> None:  # n
     choices = field.choices
     if state[key] not in choices:  # of an address, or a model that was dropped in
         choices = (*choices, state[key])
-    st.selectbox(field.label, choices, key=key, help=help_text, format_func=_shown_choice)
+    of = "model" if field.key.startswith("model.") else "engine"
+    st.selectbox(
+        field.label,
+        choices,
+        key=key,
+        help=help_text,
+        format_func=lambda value: _shown_choice(value) or f"as the {of} has it",
+    )
 
 
 def _shown_choice(value: str) -> str:
-    if value.startswith(form.DROPPED):
-        return f"{value.removeprefix(form.DROPPED)} (config.json)"
-    return value or "as the model has it"
+    name = value.removeprefix(form.DROPPED)
+    return value if name == value else f"{name} (config.json)"
 
 
 # --- what the buttons do
 
 
 def _start_from(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
+    """Fill the fields; files that are still there are read again by the next plan."""
     _fill(state, at, form.Case(base=state[f"{at}:base"]))
+    _forget(state, at)
     state[ERRORS] = {}
+
+
+def _forget(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
+    for each in (CONFIG, DEPLOYMENT, COMMAND, LOG):
+        state[f"{at}:{each}:taken"] = None
 
 
 def _submit(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     """Take what was typed: it is planned where it can be, and else said what is wrong."""
     state[ERRORS] = {where: said for where, said in state[ERRORS].items() if where[0] != at}
-    dropped = state[f"{at}:file"]
-    if dropped is not None and state.get(f"{at}:taken") != dropped.file_id:
+    for place, take in (
+        (CONFIG, _take_config),
+        (form.RUNNING, _take_deployment),
+        (form.TRAFFIC, _take_traffic),
+    ):
         try:
-            state[f"{at}:config"] = form.checked_config(dropped.getvalue())
+            take(state, at)
         except InputError as error:
-            state[ERRORS][at, "file"] = f"{dropped.name}: {form.beside(error)}"
-            return
-        state[f"{at}:taken"] = dropped.file_id
-        state[f"{at}:{form.MODEL}"] = form.DROPPED + form.config_name(state[f"{at}:config"])
+            state[ERRORS][at, place] = str(error)
+    if any(where[0] == at for where in state[ERRORS]):
+        return
+    chosen = form.with_cluster(_texts(state, at), state[f"{at}:stood"])
+    _change_texts(state, at, chosen)
+    state[f"{at}:stood"] = chosen
     state[CASES][at] = _typed(state, at)
     _check(state, at)
     _say_address(state)
+
+
+def _take_config(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
+    for name, content in _untaken(state, at, CONFIG):
+        config = form.checked_config(content, name)
+        state[f"{at}:config"] = config
+        state[f"{at}:{form.MODEL}"] = form.DROPPED + form.config_name(config)
+
+
+def _take_deployment(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
+    for name, content in (*_untaken(state, at, DEPLOYMENT), *_untaken(state, at, COMMAND)):
+        texts = dropped.deployment_texts(content, name, _texts(state, at))
+        _change_texts(state, at, texts)
+
+
+def _take_traffic(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
+    for name, content in _untaken(state, at, LOG):
+        texts = dropped.traffic_texts(content, name, state[f"{at}:{RATIO}"])
+        _change_texts(state, at, texts)
+
+
+def _untaken(state: Any, at: int, key: str) -> Iterator[tuple[str, bytes]]:  # noqa: ANN401
+    """Yield the name and content of a file or text that is new, and note it when it was taken."""
+    found = state.get(f"{at}:{key}")
+    if not found:
+        return
+    name, content, number = (
+        ("the command", found.encode(), found)
+        if isinstance(found, str)
+        else (found.name, found.getvalue(), found.file_id)
+    )
+    if state.get(f"{at}:{key}:taken") != number:
+        yield name, content
+        state[f"{at}:{key}:taken"] = number
 
 
 def _typed(state: Any, at: int) -> form.Case:  # noqa: ANN401  (Streamlit's session)
@@ -224,6 +326,7 @@ def _typed(state: Any, at: int) -> form.Case:  # noqa: ANN401  (Streamlit's sess
 def _more(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     new = len(state[CASES])
     _fill(state, new, state[CASES][at] or form.Case(base=state[f"{at}:base"]))
+    _forget(state, new)
     state[CASES].append(None)
     state[TAB] = f"Scenario {new + 1}"
 

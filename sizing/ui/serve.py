@@ -15,7 +15,7 @@ QUIET = {
     "browser.gatherUsageStats": "false",
     "server.headless": "true",  # no question for an e-mail address, no browser of its own
     "server.fileWatcherType": "none",
-    "server.maxUploadSize": "1",
+    "server.maxUploadSize": "64",  # megabytes, of a log
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",
     "global.developmentMode": "false",

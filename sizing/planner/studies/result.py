@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from minicluster.plan import Inputs
+    from sizing.planner.predict import PoolPrediction
 
 OBJECTIVES = ("gpus", "usd", "watts")
 """Quantities that results may be ranked by."""
@@ -128,7 +129,7 @@ def figures(plans: Mapping[str, Plan]) -> Figures:
     )
 
 
-def layout_of(plan: Plan) -> str:
+def layout_of(plan: Plan | PoolPrediction) -> str:
     """Write the pools in short: `8xTP4 + 2xTP8`."""
     return " + ".join(
         f"{pool.replicas}x{pool.slicing}" + (" mixed" if pool.role == "mixed" else "")
