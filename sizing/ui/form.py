@@ -207,6 +207,7 @@ def keys_of(classes: int = 0) -> list[str]:
     return [CLASSES, *NOTES.values(), *(each.key for each in fields(classes))]
 
 
+@cache
 def bases() -> tuple[str, ...]:
     """Return the shipped scenarios that need nothing of this machine."""
     known = {name: catalog.read_scenario(name) for name in catalog.files("scenarios")}

@@ -22,7 +22,10 @@ QUIET = {
 }
 """Options of Streamlit: nothing is sent or asked of the internet."""
 
-START = "import sizing.ui.answer; from streamlit.web.cli import main; main(prog_name='streamlit')"
+START = (
+    "import sizing.ui.answer, sizing.ui.dropped;"
+    " from streamlit.web.cli import main; main(prog_name='streamlit')"
+)
 """Streamlit's command; what the page imports is there before the first browser asks for it."""
 
 
