@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs, Plan, Prediction
     from minicluster.specs.slo import SloSpec
+    from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.predict import PoolPrediction
 
     Rows = Iterator[tuple[str, Text | str]]
@@ -35,6 +36,7 @@ def today_table(today: PoolPrediction, inputs: Inputs, plans: Mapping[str, Plan]
     cost = running_of(inputs, kinds, today.prediction.output_tokens_per_s)
     columns = {
         "today": {
+            **dict(_rate(today.workload)),
             **dict(_sizes(layout_of(today), kinds.total(), cost)),
             **dict(_latencies("", today.prediction, inputs.scenario.promises)),
         }
@@ -43,6 +45,7 @@ def today_table(today: PoolPrediction, inputs: Inputs, plans: Mapping[str, Plan]
         found = figures(plans)
         columns["better"] = dict(_sizes(found.layout, found.gpus, found.running))
         for of, plan in plans.items():
+            columns["better"] |= dict(_rate(plan.workload, of))
             columns["better"] |= dict(_latencies(of, plan.prediction, plan.promises))
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = ([name, *(column.get(name, "-") for column in columns.values())] for name in names)
@@ -56,6 +59,12 @@ def _sizes(layout: str, gpus: int, cost: Running) -> Rows:
         yield "price", f"${cost.usd_per_hour:,.2f} an hour"
     if cost.joules_per_output_token is not None:
         yield "energy", f"{cost.joules_per_output_token:.2f} J/token"
+
+
+def _rate(load: WorkloadSpec, own: str = "") -> Rows:
+    """Yield what users send, which depends on the pools that serve them."""
+    if load.has_users:
+        yield f"{own} load".lstrip(), f"{load.requests_per_s:.3g} requests/s"
 
 
 def _latencies(own: str, predicted: Prediction, promises: Mapping[str, SloSpec]) -> Rows:

@@ -13,12 +13,12 @@ from sizing.stacks.traffic import read_traffic
 from sizing.ui import form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 Read = TypeVar("Read")
 
-UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload_host_bytes")
-"""Fields of an engine that no deployment's file says."""
+UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload")
+"""Begins of the keys of an engine that no deployment's file says."""
 RATIO, RATIO_LABEL = "--characters-per-token", "Characters per token"
 GROUPS = {"workload.": "load", "slo.": "limits", "cluster.": "GPUs"}
 """What a scenario needs beside a model and its engine, by the begin of the keys."""
@@ -41,25 +41,27 @@ def deployment_texts(content: bytes, name: str, texts: Mapping[str, str]) -> dic
     said = {key: form.plain(value) for key, value in found.keys.items()}
     if form.PRESET in said:
         said |= form.preset_texts(said[form.PRESET])
-    own = (key for key in texts if key.startswith(("model.", "engine.")) and key not in UNSAID)
-    filled = dict.fromkeys(own, "")
-    filled |= {f"today.{role}": found.pools.get(role, "") for role in form.TODAY}
     labels = {each.key: each.label for each in form.fields()}
-    shown = [f"{labels[key]} {text}" for key, text in said.items() if key in labels]
-    pools = " and ".join(f"{role} {size}" for role, size in found.pools.items())
+    said = {key: text for key, text in said.items() if key in labels}
+    engine = (key for key in texts if key.startswith(("model.", "engine.")))
+    own = (key for key in engine if not key.startswith(UNSAID))
+    pools = {f"today.{role}": found.pools.get(role, "") for role in form.TODAY}
+    layout = " and ".join(f"{role} {size}" for role, size in found.pools.items())
+    lines = [f"{name}: {layout}; {', '.join(f'{labels[key]} {said[key]}' for key in said)}"]
     unsaid = [of for begin, of in GROUPS.items() if not any(key.startswith(begin) for key in said)]
-    lines = [f"{name}: {pools}; {', '.join(shown)}"]
     lines += [f"not in it, so as the fields say: {', '.join(unsaid)}"] if unsaid else []
-    filled |= {key: text for key, text in said.items() if key in labels}
-    return filled | {form.NOTES[form.RUNNING]: "\n".join([*lines, *found.notes])}
+    filled = dict.fromkeys(own, "") | pools | said
+    return _filled(form.RUNNING, [*lines, *found.notes], filled, texts)
 
 
-def traffic_texts(content: bytes, name: str, characters_per_token: str) -> dict[str, str]:
+def traffic_texts(
+    content: bytes, name: str, characters_per_token: str, texts: Mapping[str, str]
+) -> dict[str, str]:
     """
     Return the texts of fields that a log fills, as `sizing traffic` reads it.
 
     Args:
-        name: as for `deployment_texts`.
+        name, texts: as for `deployment_texts`.
         characters_per_token: as it was typed; empty: not given.
 
     Raises:
@@ -70,7 +72,18 @@ def traffic_texts(content: bytes, name: str, characters_per_token: str) -> dict[
         raise InputError(RATIO_LABEL, characters_per_token, "a number", "English has 4")
     found = _as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
     filled = {f"workload.{key}": text for key, text in found.keys.items()}
-    return filled | {form.NOTES[form.TRAFFIC]: "\n".join([f"{name}:", *found.lines()])}
+    return _filled(form.TRAFFIC, [f"{name}:", *found.lines()], filled, texts)
+
+
+def _filled(
+    group: str, lines: Sequence[str], filled: dict[str, str], texts: Mapping[str, str]
+) -> dict[str, str]:
+    """Add what a file said; where it has a rate, that is in place of users and of classes."""
+    noted = filled | {form.NOTES[group]: "\n".join(lines)}
+    if "workload.requests_per_s" not in filled:
+        return noted
+    cached = {"workload.prefix_tokens": texts.get("workload.prefix_tokens") or "0"}
+    return noted | cached | {form.CLASSES: "", "workload.users": "", "workload.think_s": "0"}
 
 
 def _as_file(content: bytes, name: str, read: Callable[[Path], Read]) -> Read:

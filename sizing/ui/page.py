@@ -300,7 +300,7 @@ def _take_deployment(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's
 
 def _take_traffic(state: Any, at: int) -> None:  # noqa: ANN401  (Streamlit's session)
     for name, content in _untaken(state, at, LOG):
-        texts = dropped.traffic_texts(content, name, state[f"{at}:{RATIO}"])
+        texts = dropped.traffic_texts(content, name, state[f"{at}:{RATIO}"], _texts(state, at))
         _change_texts(state, at, texts)
 
 

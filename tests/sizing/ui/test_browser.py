@@ -16,6 +16,8 @@ import pytest
 
 from serving.cluster.ports import free_ports
 from tests.browser import Page, opened
+from tests.sizing.stacks.test_read import SERVE
+from tests.sizing.stacks.test_traffic import log_lines
 
 pytestmark = pytest.mark.browser
 
@@ -132,24 +134,80 @@ def test_a_link_compares_and_says_why_there_is_no_plan(address: str, tmp_path: P
         look(page)
 
 
-def test_a_bad_file_leaves_what_was_typed(address: str, tmp_path: Path) -> None:
-    bad = tmp_path / "config.json"
-    bad.write_text(json.dumps({"model_type": "bert"}))
+def drop(page: Page, label: str, file: Path) -> None:
+    """Choose a file in the uploader of that label."""
+    uploader = (
+        "[...document.querySelectorAll('[data-testid=stFileUploader]')]"
+        f".find(e => e.textContent.startsWith({label!r}))"
+    )
+    page.wait_for(f"{uploader} !== undefined")
+    chosen = page.call(
+        "Runtime.evaluate", expression=f"{uploader}.querySelector('input[type=file]')"
+    )
+    page.call("DOM.setFileInputFiles", files=[str(file)], objectId=chosen["result"]["objectId"])
+    page.wait_for(f"{uploader}.textContent.includes({file.name!r})")
+    time.sleep(1)
+
+
+def click_plan(page: Page) -> None:
+    page.evaluate(
+        "[...document.querySelectorAll('button')].find(e => e.innerText === 'Plan').click()"
+    )
+
+
+def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path: Path) -> None:
+    """A command is pasted by keyboard, a log dropped in; the link shows the same."""
+    log = tmp_path / "access.log"
+    log.write_text("\n".join(log_lines()))
+    with opened(f"{address}?{QUICK}", tmp_path / "profile") as page:
+        page.wait_for(DONE)
+        page.evaluate(
+            "[...document.querySelectorAll('summary')]"
+            ".find(e => e.textContent.includes('What I run today')).focus()"
+        )
+        press(page, "Enter", 13)
+        page.wait_for("document.querySelector('textarea')?.getBoundingClientRect().width > 100")
+        page.evaluate("document.querySelector('textarea').focus()")
+        page.call("Input.insertText", text=f"# 4 replicas\n{SERVE} -tp 2 --enforce-eager")
+        drop(page, "Access log", log)
+        click_plan(page)
+        page.wait_for(f"{TEXT}.includes('Today and better')")
+        page.wait_for(DONE)
+        link = page.evaluate("location.href")
+        for again in (False, True):
+            if again:
+                page.call("Page.navigate", url="about:blank")
+                page.call("Page.navigate", url=link)
+                page.wait_for(DONE)
+            for words in ("4xTP2 mixed", "--enforce-eager", "2,000 requests, 30 without tokens"):
+                page.wait_for(f"{TEXT}.includes({words!r})")
+            page.wait_for(f"{field('Mixed pool')}?.value === '4xTP2'")
+            page.wait_for(f"{field('Prompt tokens')}?.value.includes('lognormal')")
+            look(page)
+            page.resize(1280)
+
+
+@pytest.mark.parametrize(
+    ("label", "content", "says"),
+    [
+        ("or the config.json", json.dumps({"model_type": "bert"}), "bert"),
+        ("Script of", f"{SERVE} -tp two", "bad.txt: --tensor-parallel-size is 'two'"),
+        ("Access log", '{"time": "x", "prompt_tokens": 1, "output_tokens": 1}', "bad.txt:1 is"),
+    ],
+)
+def test_a_bad_file_leaves_what_was_typed(
+    address: str, tmp_path: Path, label: str, content: str, says: str
+) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_text(content)
     with opened(address, tmp_path / "profile") as page:
         page.wait_for(f"{TEXT}.includes('press Plan')")
-        page.wait_for("document.querySelector('input[type=file]') !== null")
+        drop(page, label, bad)
         page.evaluate(f"{field('Requests/s')}.focus()")
         page.evaluate(f"{field('Requests/s')}.select()")
         page.call("Input.insertText", text="3")
-        root = page.call("DOM.getDocument")["root"]["nodeId"]
-        node = page.call("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
-        page.call("DOM.setFileInputFiles", files=[str(bad)], nodeId=node)
-        page.wait_for(f"{TEXT}.includes('config.json')")
-        time.sleep(1)
-        page.evaluate(
-            "[...document.querySelectorAll('button')].find(e => e.innerText === 'Plan').click()"
-        )
-        page.wait_for(f"{TEXT}.includes('bert')")
+        click_plan(page)
+        page.wait_for(f"{TEXT}.includes({says!r})")
         page.wait_for(f"{TEXT}.includes('Nothing is planned')")
         assert page.evaluate(f"{field('Requests/s')}.value") == "3"
         look(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +202,9 @@ def test_routing_caches_drafts_and_adapters_have_fields() -> None:
     texts = dict(form.base_texts(form.FIRST)) | {
         "search.routing": "prefix-aware",
         "engine.kv_offload_host_bytes": "2e11",
+        "engine.kv_offload_disk_bytes": "1e12",
+        "engine.kv_offload_disk_bytes_per_s": "3e9",
+        "engine.kv_offload_disk_path": "/nvme",
         "workload.lora_adapters": "40",
         "engine.max_loras": "8",
         "engine.max_lora_rank": "32",
@@ -209,6 +213,7 @@ def test_routing_caches_drafts_and_adapters_have_fields() -> None:
     scenario = case.scenario().scenario
     assert scenario.search.routing == "prefix-aware"
     assert scenario.engine.kv_offload_host_bytes == 2e11
+    assert scenario.engine.kv_offload_disk_path == "/nvme"
     assert scenario.workload.lora_adapters == 40
     assert (scenario.engine.max_loras, scenario.engine.max_lora_rank) == (8, 32)
     assert form.cases_of(case.query(1)) == [case]
@@ -425,6 +430,27 @@ def test_a_deployment_is_read_as_the_command_reads_it(
     assert asked.scenario.workload == found.scenario.scenario.workload
     assert case.today == found.pools
     assert set(found.notes) <= set(read["today.notes"].splitlines())
+
+
+@pytest.mark.parametrize(
+    "before", [{"scenario": MIX}, {"workload.requests_per_s": "", "workload.users": "9"}]
+)
+def test_a_rate_that_was_read_is_in_place_of_classes_and_users(before: dict[str, str]) -> None:
+    page = opened({"scenario": form.FIRST, **before})
+    drop(page, "deployment", "record.json", json.dumps(RECORD))
+    write(page, {})
+    assert not page.error
+    assert page.get_by_key("0:workload.requests_per_s").value == "2"
+    assert page.get_by_key("0:workload.users").value == ""
+    assert "64 users in a closed loop became the rate" in shown(page)
+
+
+def test_pools_that_run_today_have_the_rate_that_their_users_send() -> None:
+    """Faster pools are sent more."""
+    case = {"workload.requests_per_s": "", "workload.users": "40", "workload.think_s": "5"}
+    page = opened({"scenario": form.FIRST, **case, "search.pools": "mixed", "today.mixed": "1xTP8"})
+    [row] = re.findall(r"<td>load</td><td>(\S+) requests/s</td><td>(\S+) req", shown(page))
+    assert float(row[0]) > float(row[1]) > 4
 
 
 def test_what_runs_today_is_predicted_beside_the_plan() -> None:
