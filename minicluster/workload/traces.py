@@ -163,12 +163,12 @@ def _logged(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow | None
         records = _json_lines(path, lines)
     found: list[tuple[int, TraceRow]] = []
     for number, record in records:
-        each = _spans(record) if isinstance(record, dict) and "resourceSpans" in record else None
-        for entry in [record] if each is None else each:
-            try:
-                row = _from_log(entry)
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                raise InputError(f"{path}:{number}", str(entry)[:80], FORMATS) from None
+        is_spans = isinstance(record, dict) and "resourceSpans" in record
+        try:
+            rows = [_from_log(each) for each in (_spans(record) if is_spans else [record])]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise InputError(f"{path}:{number}", str(record)[:80], FORMATS) from None
+        for row in rows:
             if row is None:
                 yield number, None
             elif not isfinite(row.due_s):

@@ -162,7 +162,7 @@ def _record(text: str) -> dict[str, Any] | None:
     """Return an InferenceX record, the first of a list of one; `None`: it is no JSON object."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
@@ -209,17 +209,21 @@ def _dynamo(text: str, place: str) -> list[ReadEngine]:
         raise InputError(place, repr(error), "spec.services with a worker") from None
     found = []
     for name, worker in workers.items():
-        container = worker.get("extraPodSpec", {}).get("mainContainer", {})
-        words = [str(each) for each in (*container.get("command", ()), *container.get("args", ()))]
         where = f"{place}: spec.services.{name}"
+        try:
+            ran = worker.get("extraPodSpec", {}).get("mainContainer", {})
+            words = [str(each) for each in (*ran.get("command", ()), *ran.get("args", ()))]
+        except (AttributeError, TypeError) as error:
+            expected = "a mainContainer with lists of command and args"
+            raise InputError(f"{where}: extraPodSpec", str(error), expected) from None
         if "dynamo.vllm" not in words:
             raise InputError(where, " ".join(words[:3]) or None, "a worker of dynamo.vllm")
         own = words[words.index("dynamo.vllm") + 1 :]
         flag = next((f"{role}" for role in KV_ROLES if f"--is-{role}-worker" in own), None)
-        role = worker.get("subComponentType") or flag
+        role = str(worker.get("subComponentType") or flag or "mixed")
         own = [each for each in own if not re.fullmatch(r"--is-(prefill|decode)-worker", each)]
-        replicas = int(worker.get("replicas", 1))
-        found.append(read_vllm(own, where, replicas=replicas, role=role or "mixed"))
+        replicas = _count(worker.get("replicas", 1), f"{where}: replicas")
+        found.append(read_vllm(own, where, replicas=replicas, role=role))
     return found
 
 
@@ -369,6 +373,17 @@ def _number(text: object, place: str) -> float:
     return int(value) if value.is_integer() else value
 
 
+def _count(value: object, place: str) -> int:
+    """Return a whole number above 0, which may be a text."""
+    try:
+        found = int(str(value))
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise InputError(place, value, "a whole number from 1")
+    return found
+
+
 def _together(engines: Sequence[ReadEngine], place: str) -> Deployed:
     """Return the keys and pools of engines that serve one model; limits are the widest pool's."""
     models = {each.model for each in engines}
@@ -415,7 +430,7 @@ def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
         "workload.input_tokens": record["isl"],
         "workload.output_tokens": record["osl"],
     }
-    if record.get("precision") in {"fp8", "fp4", "bf16"}:
+    if str(record.get("precision")) in {"fp8", "fp4", "bf16"}:
         keys["model.weight_dtype"] = record["precision"]
     preset = f"{str(record.get('hw', '')).partition('-')[0]}-8"
     if preset in clusters():
@@ -426,7 +441,7 @@ def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
     if str(record["framework"]) not in {"vllm", "dynamo-vllm"}:
         notes.append(f"measured on {record['framework']}; predicted as vLLM, which plans are for")
     if isinstance(tokens_per_s, int | float) and tokens_per_s > 0:
-        rate = gpus * float(tokens_per_s) / int(record["osl"])
+        rate = gpus * float(tokens_per_s) / _count(record["osl"], f"{place}: osl")
         keys["workload.requests_per_s"] = float(f"{rate:.4g}")
         notes.append(
             f"{record.get('conc')} users in a closed loop became the rate that was measured;"
@@ -440,11 +455,12 @@ def _inferencex_pools(record: Mapping[str, Any], place: str) -> tuple[dict[str, 
     pools, gpus = {}, 0
     for role in ("prefill", "decode") if split else ("mixed",):
         before = f"{role}_" if split else ""
-        try:
-            tp, ep = (int(record.get(f"{before}{name}") or 1) for name in ("tp", "ep"))
-            count = int(record[f"{before}num_workers"]) if split else 1
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{place}: {before}num_workers", repr(error), "a count") from None
+        tp, ep = (
+            _count(record.get(f"{before}{name}") or 1, f"{place}: {before}{name}")
+            for name in ("tp", "ep")
+        )
+        workers = f"{before}num_workers"
+        count = _count(record.get(workers), f"{place}: {workers}") if split else 1
         spread = str(record.get(f"{before}dp_attention", "false")).lower() == "true"
         slicing = Slicing(tp=1, dp=tp, ep=max(ep, tp)) if spread else Slicing(tp=tp, ep=ep)
         pools[role] = f"{count}x{slicing}"

@@ -216,11 +216,11 @@ def _conversations(text: str, place: str, characters_per_token: float | None) ->
     if characters_per_token is None:
         expected = "characters of a token: texts are not tokenised here"
         raise InputError("--characters-per-token", None, expected, "English has about 4")
-    if characters_per_token <= 0:
-        raise InputError("--characters-per-token", characters_per_token, "more than 0")
+    if not 0.1 <= characters_per_token <= 1000:  # noqa: PLR2004  (NaN is neither)
+        raise InputError("--characters-per-token", characters_per_token, "from 0.1 to 1,000")
     try:
         turns = [pair for each in json.loads(text) for pair in _answers(each["conversations"])]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         expected = 'a list of {"conversations": [{"from": …, "value": …}]}'
         raise InputError(place, repr(error), expected) from None
     answered = [(before, answer) for before, answer in turns if before and answer]
@@ -254,8 +254,12 @@ def _metrics(text: str, place: str) -> Traffic:
     for line in text.splitlines():
         sample = SAMPLE.match(line)
         if sample and sample["name"] in found:
-            counts, bound = found[sample["name"]], float(sample["le"])
-            counts[bound] = counts.get(bound, 0.0) + float(sample["count"])
+            counts = found[sample["name"]]
+            try:
+                bound, count = float(sample["le"]), float(sample["count"])
+            except ValueError:
+                raise InputError(place, line, "numbers, as Prometheus writes them") from None
+            counts[bound] = counts.get(bound, 0.0) + count
     summaries = {
         key: _of_buckets(found[name], f"{place}: {name}") for key, name in HISTOGRAMS.items()
     }

@@ -22,6 +22,13 @@ RECORD = {
 }  # fmt: skip
 
 
+def graph(**keys: object) -> str:
+    """Return a DynamoGraphDeployment of one worker with some keys of its own."""
+    run = {"args": ["dynamo.vllm", "--model", "meta-llama/Llama-3.1-8B-Instruct"]}
+    worker = {"componentType": "worker", "extraPodSpec": {"mainContainer": run}} | keys
+    return f"kind: DynamoGraphDeployment\nspec: {json.dumps({'services': {'W': worker}})}\n"
+
+
 @pytest.fixture
 def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
     """Return a reader of a text with the load of `BASE`."""
@@ -121,6 +128,14 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
             "--speculative-config",
         ),
         ("kind: DynamoGraphDeployment\nspec: 3\n", "expected spec.services with a worker"),
+        ("[" * 50_000, "expected a command `vllm serve …`"),
+        (json.dumps(RECORD | {"osl": 0}), "osl is 0; expected a whole number from 1"),
+        (json.dumps(RECORD | {"tp": [4]}), "tp is [4]; expected a whole number from 1"),
+        (json.dumps(RECORD | {"precision": ["fp8"], "isl": "x"}), "workload.input_tokens is 'x'"),
+        (json.dumps(RECORD | {"disagg": True}), "prefill_num_workers is missing; expected a whole"),
+        (graph(replicas="two"), "spec.services.W: replicas is 'two'; expected a whole number"),
+        (graph(extraPodSpec=3), "spec.services.W: extraPodSpec is"),
+        (graph(subComponentType=["x"]), "expected engines of one layout, or of one for prefill"),
         (
             "kind: DynamoGraphDeployment\n"
             + json.dumps({"spec": {"services": {"W": {"componentType": "worker"}}}})[1:-1],

@@ -135,8 +135,9 @@ def test_conversations_grow(tmp_path: Path) -> None:
     found = read_traffic(file, characters_per_token=4)
     assert (found.requests, found.skipped) == (2, 1)
     assert (found.input_tokens.longest, found.output_tokens.longest) == (40, 20)
-    with pytest.raises(InputError, match="--characters-per-token"):
-        read_traffic(file)
+    for ratio in (None, math.nan, 0.0, 1e-300):
+        with pytest.raises(InputError, match="--characters-per-token"):
+            read_traffic(file, characters_per_token=ratio)
 
 
 def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -> None:
@@ -157,6 +158,11 @@ def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -
         ('{"route": "/health"}', "a trace without requests"),
         ('{"time": 1, "prompt_tokens": 1.5, "output_tokens": 1}\n', ":1 is"),
         ('vllm:request_prompt_tokens_bucket{le="1.0"} 0', "requests that were counted"),
+        ('vllm:request_prompt_tokens_bucket{le="x"} 1', "expected numbers, as Prometheus"),
+        ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "expected numbers, as Prometheus"),
+        ('{"resourceSpans": 3}', ":1 is"),
+        ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 1}]}]}]}', ":1 is"),
+        ("[" * 50_000, "a list of"),
         ("[3]", "a list of"),
         ("", "an empty file"),
     ],
