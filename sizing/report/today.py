@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.units import seconds
 from minicluster.plan.deployment import gpus_by_kind
+from minicluster.units import seconds
 from sizing.planner.studies.cost import Running, running_of
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.tables import table, verdict
