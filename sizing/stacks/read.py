@@ -133,6 +133,9 @@ def read_deployment_file(
         expectation = "a TOML file or a shipped scenario"
         raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
         raw.pop("model", None)
+    if "workload.requests_per_s" in found.keys:  # measured: in place of the base's users
+        for key in ("users", "think_s"):
+            raw.get("workload", {}).pop(key, None)
     for key, value in found.keys.items():
         table, _, name = key.partition(".")
         raw.setdefault(table, {})[name] = value

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minicluster.errors import InputError
+from sizing.scenario import Scenario
 from sizing.stacks.read import ReadDeployment, read_deployment_file
 from tests.sizing.conftest import Sizing
 
@@ -95,6 +96,16 @@ def test_a_record_gives_load_and_gpus(read: Any) -> None:  # noqa: ANN401
     assert scenario.workload.requests_per_s == 2.0
     assert (found.scenario.gpu.name, scenario.model.weight_dtype) == ("h200-sxm", "fp8")
     assert "64 users in a closed loop" in found.notes[0]
+
+
+def test_a_measured_rate_is_taken_in_place_of_a_scenarios_users(read: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    base = tmp_path / "users.toml"
+    asked = Scenario.load(BASE, {"workload.users": 90, "workload.think_s": 3.0})
+    base.write_text(asked.to_toml())
+    load = read(json.dumps(RECORD), base=str(base)).scenario.scenario.workload
+    assert (load.users, load.think_s, load.requests_per_s) == (None, 0, 2.0)
+    load = read("vllm serve meta-llama/Llama-3.1-8B-Instruct", base=str(base)).scenario.scenario
+    assert load.workload.users == 90
 
 
 def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
