@@ -17,7 +17,7 @@ from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_parts, render_tiles
 from minicluster.plan import Inputs, Plan, to_json
-from minicluster.workload.day_profile import read_profile
+from minicluster.workload.day_profile import COLUMNS, read_profile
 from sizing.catalog import find_profile
 from sizing.planner.build_plan import NoPlan, at_planned_rate
 from sizing.planner.class_pools import ClassPlans, plan_classes
@@ -47,6 +47,7 @@ from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
 from sizing.stacks.export import NEED_IMAGE, TARGETS, export
 from sizing.ui import form
+from sizing.ui.dropped import as_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -470,28 +471,48 @@ def _questions(about: Subject) -> None:
             "Router, percentile, confidence, precision and more: about two minutes",
             lambda said: decisions_page(name, decisions(inputs, progress=said)),
         ),
-        (
-            "How many GPU-hours does autoscaling save over a day?",
-            f"A made-up day that peaks at it, cold starts of {COLD_START_S:.0f} s: `sizing day`",
-            lambda said: _day_page(name, inputs, said),
-        ),
     )
     for question, takes, ask in questions:
         _question(about, question, takes, ask)
+    _day_question(about, name)
 
 
-def _day_page(name: str, inputs: Inputs, said: Progress) -> Page:
-    inputs = at_planned_rate(inputs)
-    profile = read_profile(find_profile("sine-day"), inputs.scenario.workload.requests_per_s)
-    options = DayOptions(cold_start_s=COLD_START_S)
-    return day_page(name, day(inputs, profile, options, progress=said))
+def _day_question(about: Subject, name: str) -> None:
+    """Offer autoscaling over a day that is dropped in, or a made-up one."""
+    given = st.file_uploader(
+        "Requests over a day",
+        key=f"{about.class_name}:day",
+        max_upload_size=1,
+        help=f"CSV of {COLUMNS}; without it a made-up day that peaks at the rate",
+    )
+
+    def ask(said: Progress) -> Page:
+        inputs = at_planned_rate(about.inputs)
+        rate = inputs.scenario.workload.requests_per_s
+        if given is None:
+            profile = read_profile(find_profile("sine-day"), rate)
+        else:
+            profile = as_file(given.getvalue(), given.name, lambda path: read_profile(path, rate))
+        options = DayOptions(cold_start_s=COLD_START_S)
+        return day_page(name, day(inputs, profile, options, progress=said))
+
+    question = "How many GPU-hours does autoscaling save over a day?"
+    takes = f"With cold starts of {COLD_START_S:.0f} s: `sizing day`"
+    _question(about, question, takes, ask, of="" if given is None else given.file_id)
 
 
-def _question(about: Subject, question: str, takes: str, ask: Callable[[Progress], Page]) -> None:
-    """Answer a question that was asked; another that is asked meanwhile only delays it."""
+def _question(
+    about: Subject, question: str, takes: str, ask: Callable[[Progress], Page], *, of: str = ""
+) -> None:
+    """
+    Answer a question that was asked; another that is asked meanwhile only delays it.
+
+    Args:
+        of: what a question is about beside *about*: one of something else is not answered yet.
+    """
     known: dict[tuple[Subject, str], Page] = st.session_state.setdefault("answers", {})
     asked: set[tuple[Subject, str]] = st.session_state.setdefault("asked", set())
-    key = about, question
+    key = about, question + of
     if key not in asked:
         st.button(
             question,

@@ -37,7 +37,7 @@ def deployment_texts(content: bytes, name: str, texts: Mapping[str, str]) -> dic
     Raises:
         InputError: a file of no known kind, or one that contradicts itself.
     """
-    found = _as_file(content, name, read_deployed)
+    found = as_file(content, name, read_deployed)
     said = {key: form.plain(value) for key, value in found.keys.items()}
     if form.PRESET in said:
         said |= form.preset_texts(said[form.PRESET])
@@ -70,7 +70,7 @@ def traffic_texts(
     ratio = toml_value(characters_per_token) if characters_per_token else None
     if not isinstance(ratio, int | float | None):
         raise InputError(RATIO_LABEL, characters_per_token, "a number", "English has 4")
-    found = _as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
+    found = as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
     filled = {f"workload.{key}": text for key, text in found.keys.items()}
     return _filled(form.TRAFFIC, [f"{name}:", *found.lines()], filled, texts)
 
@@ -86,8 +86,8 @@ def _filled(
     return noted | cached | {form.CLASSES: "", "workload.users": "", "workload.think_s": "0"}
 
 
-def _as_file(content: bytes, name: str, read: Callable[[Path], Read]) -> Read:
-    """Read what was dropped in as a file; errors name it as it was called."""
+def as_file(content: bytes, name: str, read: Callable[[Path], Read]) -> Read:
+    """Read what was dropped in as a file; raises as *read*, naming it as it was called."""
     with TemporaryDirectory(prefix="sizing-ui-") as folder:
         path = Path(folder) / "dropped"
         path.write_bytes(content)

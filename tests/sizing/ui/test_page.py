@@ -372,6 +372,24 @@ def test_a_day_with_autoscaling_is_asked_by_a_button() -> None:
         page.run()
 
 
+def test_a_day_is_dropped_in() -> None:
+    """Its peak is planned for; what is no day is said by its name and line, and can be mended."""
+    page = opened({"scenario": form.FIRST, **QUICK})
+    asked = "How many GPU-hours does autoscaling save over a day?"
+    hours = [f"{hour},{60 if hour == 12 else 1}" for hour in range(24)]
+    for bad in (True, False):
+        lines = ["hour,requests_per_s", *(["0,many"] if bad else hours)]
+        content = "\n".join(lines).encode()
+        page.get_by_key(":day").set_value((f"day-{bad}.csv", content, "text/csv"))
+        page.run()
+        next(button for button in page.button if button.label == asked).click()
+        page.run()
+        assert not page.exception
+        assert any("day-True.csv:2" in each.value for each in page.error) == bad
+    [said] = [each.value for each in page.markdown if "GPU-hours a day" in each.value]
+    assert "with autoscaling" in said
+
+
 def shown(page: AppTest) -> str:
     """Return all tables and notes of a page."""
     return " ".join(each.value for each in page.html)
