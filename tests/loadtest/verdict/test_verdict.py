@@ -152,13 +152,20 @@ def test_what_settles_late_is_cut(shape: ArrivalShape, start_s: float) -> None:
 
     assert verdict.verdict == ("missed" if start_s == 0 else "met")
     assert verdict.window.start_s == pytest.approx(start_s, abs=0.05)
+    assert verdict.window.settled
     assert ("the warm-up was extended by" in " ".join(verdict.notes)) == (start_s > 0)
 
 
-def test_an_overloaded_target_misses() -> None:
+@pytest.mark.parametrize(
+    "ttfts",
+    [[0.1 + k / 2000 for k in range(4800)], [(0.1, 0.1, 0.6, 1.1)[k // 1200] for k in range(4800)]],
+    ids=["from the begin", "late"],
+)
+def test_an_overloaded_target_misses(ttfts: list[float]) -> None:
     """Latencies that rise to the end of the run are no warm-up: more comes than is answered."""
-    verdict = verdict_on([make_sample(k, k / 480, ttft_s=0.1 + k / 2000) for k in range(4800)])
+    verdict = verdict_on([make_sample(k, k / 480, ttft_s=t) for k, t in enumerate(ttfts)])
 
+    assert verdict.window.rising
     assert not verdict.window.settled
     assert verdict.verdict == "missed"
 
