@@ -281,6 +281,12 @@ def test_answers_of_unknown_length_give_no_tokens() -> None:
     assert verdict.throughput.output_tokens_per_s == 0
 
 
+def test_requests_count_in_the_order_of_their_arrival() -> None:
+    """Whatever their numbers are; the bursts of a percentile are bursts in time."""
+    run = make_run([make_sample(99 - k, k / 10) for k in range(100)])
+    assert measurement_window(run).indices == tuple(range(99, -1, -1))
+
+
 def test_an_endpoint_that_says_nothing_of_its_prefix_cache_is_named() -> None:
     """Where answers count cached tokens, or there is none, there is nothing to say."""
     silent = "does not report the hits of its prefix cache"

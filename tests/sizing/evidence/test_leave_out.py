@@ -102,5 +102,8 @@ def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     assert near is not None
     assert far is not None
     assert far.high_s / far.low_s > near.high_s / near.low_s
-    assert "nearest measurement: this model with this engine" in validation(h100).note
-    assert "nearest measurement: none of its family with this engine" in validation(other).note
+    assert "nearest measurement: this model with this engine" in validation(h100, split=True).note
+    assert (
+        "nearest measurement: none of its family with this engine"
+        in validation(other, split=True).note
+    )

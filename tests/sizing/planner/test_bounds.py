@@ -70,6 +70,21 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
     )
 
 
+@pytest.mark.parametrize("tokens", [10, 50, 200, 20_000])
+def test_a_prefill_step_holds_what_takes_half_as_long_again(tokens: int) -> None:
+    """As many equal prompts as take at most 1.5 times as long as one, within the token budget."""
+    load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens), prefix_tokens=0)
+    tandem = started(at(1.0, replace(SMALL, workload=load))).tandem
+    count, budget = tandem.prefill.max_batch_size, tandem.prefill.max_batched_tokens
+    longest_s = 1.5 * bounds.prefill_batch_s(tandem, 1)
+
+    assert count == 1 or (
+        count * tokens <= budget and bounds.prefill_batch_s(tandem, count) <= longest_s
+    )
+    assert (count + 1) * tokens > budget or bounds.prefill_batch_s(tandem, count + 1) > longest_s
+    assert (count > 1) == (tokens <= 200)
+
+
 LENGTHS = st.one_of(
     st.builds(Lengths.fixed, st.integers(1, 12_000)),
     st.tuples(st.integers(1, 500), st.integers(1, 6000)).map(
@@ -188,7 +203,7 @@ def test_the_fewest_replicas_are_found_from_any_guess(
 @given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
 def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
     """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
-    found = least_near(lambda count: count >= threshold, guess, floor, 200)
+    found = least_near(lambda count: count >= threshold, guess, floor, 200, step=1)
     assert found == (None if threshold > 200 else max(threshold, floor))
 
 

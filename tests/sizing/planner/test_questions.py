@@ -329,3 +329,4 @@ def test_every_term_names_its_source() -> None:
         named[term.name.startswith("engine")].add(term.source.split()[0])
     assert named[True] == {"engine"}
     assert "engine" not in named[False]
+    assert not any(term.hidden_s for term in found.terms)

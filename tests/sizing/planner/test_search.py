@@ -14,7 +14,6 @@ from minicluster.errors import InputError
 from minicluster.plan import Inputs, plan_from, to_json
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
-from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import fewest_by_utilisation, one_replica_each
@@ -227,14 +226,6 @@ def test_pairs_that_the_connector_cannot_make() -> None:
     assert pairing_rule(model, Layout.split(8, 2, "h100-sxm")) is None
     assert pairing_rule(model, Layout.split(16, 8, "h100-sxm")) is not None
     assert pairing_rule(model, Layout.split(2, 3, "h100-sxm")) is not None
-
-
-@pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
-def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) -> None:
-    """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
-    load = replace(SMALL.workload, input_tokens=Lengths.fixed(prompt))
-    plan = proposed(inputs(replace(SMALL, workload=load)))
-    assert (plan.pool("prefill").max_num_seqs > 1) is batched
 
 
 def with_search(rate: float, **keys: object) -> Inputs:
