@@ -23,7 +23,7 @@ from serving.admission.controller import (
     ResidualWindow,
     read_admission,
 )
-from serving.admission.policy import RequestCost, Shed
+from serving.admission.policy import Margin, RequestCost, Shed
 from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.simulated.clock import EngineClock
@@ -287,13 +287,14 @@ def test_a_key_gets_what_its_limits_allow(
     assert isinstance(admission.admit(ASKED, limited), InflightRequest)
 
 
-@pytest.mark.parametrize("unplanned", [True, False])
+@pytest.mark.parametrize("lacking", [("slo", "step_model"), ("slo",), ("step_model",), ()])
 def test_admission_that_is_off_or_has_no_plan_still_counts(
-    config: EndpointConfig, *, unplanned: bool
+    config: EndpointConfig, lacking: tuple[str, ...]
 ) -> None:
     """Everything is admitted and counted, and teaches the admission nothing."""
-    given = replace(config, slo=None, step_model=None) if unplanned else config
-    admission = AdmissionController(given, sheds=unplanned)
+    given = replace(config, **dict.fromkeys(lacking))  # type: ignore[arg-type]
+    admission = AdmissionController(given, sheds=bool(lacking))
+    assert (admission.margin == Margin()) == bool(lacking)
     admitted = [admission.admit(ASKED) for _ in range(100)]
     assert {isinstance(each, InflightRequest) and each.forecast for each in admitted} == {None}
     assert admission.inflight.outstanding == {"prefill": 100, "all": 100}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.plan import Inputs, plan_from, to_json
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
@@ -27,8 +28,10 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
+from sizing.planner.result import fits_nowhere, too_many
 from sizing.planner.search import Found, Infeasible, search
 from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator
+from sizing.planner.slo import Check
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
 
@@ -206,6 +209,30 @@ def test_the_nearest_miss_is_of_the_pools_asked_for(limit_s: float) -> None:
     assert isinstance(answer, Infeasible)
     assert answer.nearest is not None
     assert answer.nearest.startswith("--mixed")
+
+
+@pytest.mark.parametrize("slots", [None, 4, 20])
+def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | None) -> None:
+    """Fewer leave room for the KV cache; more help where there are fewer than adapters."""
+    given = at(20.0)
+    if slots is not None:
+        lora = LoraSpec(max_loras=slots, max_lora_rank=8, max_cpu_loras=20, adapters=20)
+        given = replace(given, engine=replace(given.engine, lora=lora))
+    wide, narrow = (
+        one_replica_each(at(20.0), Layout.split(tp, tp, "h100-sxm"), StepModels(at(20.0)))
+        for tp in (2, 1)
+    )
+    limits = [Check(metric="ttft", percentile="p99", seconds=s, limit_s=1.0) for s in (0.5, 0.6)]
+    nowhere = fits_nowhere(given, ["one", "another"])
+    loaded = too_many(
+        [(limits[0], wide), (limits[0], narrow), (limits[1], narrow)], given, max_gpus=8
+    )
+
+    assert ("max_loras" in nowhere.way_out) == (slots is not None)
+    assert (nowhere.missed_by, nowhere.nearest) == ("another", None)
+    assert ("max_loras" in loaded.way_out) == (slots == 4)
+    assert (loaded.nearest, loaded.nearest_gpus) == (str(narrow), 2)
+    assert loaded.missed_by.startswith("nothing on an idle system (TTFT p99 500.0 ms of 1.00 s)")
 
 
 def test_a_budget_too_small() -> None:
