@@ -56,8 +56,17 @@ def test_slo_met(tmp_path: Path) -> None:
     assert (verdict.verdict, verdict.exit_code) == ("met", Exit.DONE)
     assert verdict.comparison.held
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
-    assert verdict.throughput.good_requests_per_s == pytest.approx(480.0)
-    assert verdict.throughput.good_fraction == 1.0
+    means = {name: each.mean_s for name, each in verdict.latency.items() if each}
+    gaps = dict.fromkeys(("tpot", "itl", "longest_stall"), 0.02)
+    assert means == pytest.approx({"ttft": 0.05, "ttft_from_send": 0.05, "e2e": 0.23, **gaps})
+    flow = verdict.throughput
+    assert flow.offered_requests_per_s == flow.answered_requests_per_s == pytest.approx(480.0)
+    assert flow.good_requests_per_s == pytest.approx(480.0)
+    assert flow.output_tokens_per_s == pytest.approx(4800.0)
+    assert flow.finished_output_tokens_per_s == pytest.approx(4800.0 * (1 - 0.23 / 10), rel=1e-3)
+    assert flow.predicted_good_requests_per_s is flow.predicted_output_tokens_per_s is None
+    assert flow.good_fraction == 1.0
+    assert (verdict.metadata.warmup_s, verdict.metadata.window_s) == (0.0, 10.0)
     assert (found.verdict, found.reasons, found.start_s) == ("met", (), verdict.window.start_s)
 
 
