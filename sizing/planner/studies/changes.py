@@ -32,7 +32,7 @@ def stretched(lengths: Lengths, factor: float) -> Lengths:
     )
 
 
-def with_lengths(inputs: Inputs, *, prompts: float, answers: float) -> Inputs:
+def with_lengths(inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0) -> Inputs:
     """Stretch prompts and answers by factors; the share of a prompt that is cached stays."""
 
     def longer(part: RequestClass) -> dict[str, Any]:
