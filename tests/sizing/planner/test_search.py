@@ -316,6 +316,10 @@ def test_layouts_beyond_the_profile() -> None:
     cuts = {shape.slicing for shape in legal_shapes(inputs(experts))}
     assert Slicing(tp=8, ep=8) in cuts
     assert Slicing(tp=8, dp=2, ep=16) in cuts
+    few = replace(SMALL, model=ModelChoice(id="mixtral-8x7b"), search=SearchChoice(tp=(1, 2)))
+    assert {Slicing(tp=2, ep=2), Slicing(dp=2, ep=2)} <= {
+        shape.slicing for shape in legal_shapes(inputs(few))
+    }
     assert all(shape.slicing.pp == 1 for shape in legal_shapes(with_search(2.0)))
 
 
