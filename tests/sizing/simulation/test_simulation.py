@@ -282,8 +282,12 @@ def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
     assert found.context_tokens.min() >= 1000
 
 
-def test_a_prompt_is_slowed_by_the_mean_batch_of_the_decode_replicas() -> None:
-    """t_p = t (1 + f + L g) + h for each prompt: three and one sequences are two on average."""
+def test_steps_are_slowed_by_what_the_replicas_of_the_other_pool_do_on_average() -> None:
+    """
+    t_p = t (1 + f + L g) + h for each prompt: three and one sequences are two on average.
+
+    t_d = t (1 + u f): one of two prefill replicas computes.
+    """
     between = Interference(
         prefill_fraction=0.2, prefill_per_sequence_fraction=0.1, prefill_per_request_s=0.5
     )
@@ -299,6 +303,10 @@ def test_a_prompt_is_slowed_by_the_mean_batch_of_the_decode_replicas() -> None:
 
     chunks = [(20, 0), (30, 0)]
     assert slowed.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.2 + 2 * 0.1) + 2 * 0.5)
+    beside = DecodeWithInterference(step.spec, Interference(decode_fraction=0.4))
+    beside.prefill = [slowed.decode[0], Replica(table, step, limits)]
+    assert beside.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.4 / 2))
+    assert beside.decode_line(1)[0] == pytest.approx(1.0 * (1 + 0.4 / 2))
 
 
 def test_statistics_are_of_the_requests_that_count() -> None:
