@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from minicluster.engine_model.planned_limits import planned_limits, planned_lora, planned_offload
+from minicluster.engine_model.planned_limits import planned_limits, planned_offload
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Pool
 from minicluster.plan.deployment import KvOffload
-from minicluster.specs.lora import LoraSpec
 from sizing.catalog import find_model
 from tests.loadtest.made import make_plan
 from tests.serving.plans import make_pool
@@ -63,26 +62,7 @@ def test_tiers_hold_tokens_of_all_stages(pp: int, *, disk: bool) -> None:
     found = planned_offload(deployment, pool)
     assert found is not None
     assert (found.host_tokens, found.host_token_s) == (int(1e9 / TOKEN_BYTES), TOKEN_BYTES / 5e9)
-    disk_token_s = TOKEN_BYTES / 3e9 if disk else 0.0
-    assert (found.disk_tokens, found.disk_token_s) == (
-        int(2e9 / TOKEN_BYTES) if disk else 0,
-        disk_token_s,
-    )
+    on_disk = (int(2e9 / TOKEN_BYTES), TOKEN_BYTES / 3e9) if disk else (0, 0.0)
+    assert (found.disk_tokens, found.disk_token_s) == on_disk
     assert planned_offload(deployment, replace(pool, role="decode")) is None
     assert planned_offload(planned(), pool) is None
-
-
-def test_a_slot_is_copied_by_the_stage_with_most_layers() -> None:
-    """Four stages of 8 layers each: a quarter of the whole model's bytes."""
-    lora = LoraSpec(
-        max_loras=3, max_lora_rank=16, max_cpu_loras=9, adapters=9, host_bytes_per_s={"cpu": 1e9}
-    )
-    whole, quarter = (planned_lora(planned(lora=lora), mixed(pp)) for pp in (1, 4))
-    assert whole is not None
-    assert quarter is not None
-    assert whole.slots == quarter.slots == 3
-    # Rank 16 in 16 bits: q, k, v, o and gate, up, down of 32 layers.
-    values = (4096 + 4096) + 2 * (4096 + 1024) + (4096 + 4096) + 3 * (4096 + 14336)
-    assert whole.load_s == pytest.approx(32 * 16 * values * 2 / 1e9, rel=0.12)
-    assert quarter.load_s == pytest.approx(whole.load_s / 4)
-    assert planned_lora(planned(), mixed(1)) is None

@@ -125,22 +125,17 @@ def test_a_tree_of_a_library_by_hand(
     assert float(found) == pytest.approx(expected)
 
 
-def tier(name: str, gpus: int, bytes_per_s: float, latency_s: float, shared: float = 1.0) -> Tier:
-    return Tier(
-        name=name,
-        gpus=gpus,
-        bytes_per_s=2 * bytes_per_s,
-        efficiency_fraction=0.5,
-        latency_s=latency_s,
-        oversubscription=shared,
-    )
-
-
 TIERS = Topology(
     name="three tiers",
     gpus_per_node=8,
-    tiers=(tier("hb", 8, 50, 1), tier("leaf", 32, 16, 3), tier("spine", 128, 16, 5, shared=8)),
-)
+    tiers=tuple(
+        Tier(
+            name=f"of {gpus}", gpus=gpus, bytes_per_s=2 * bytes_per_s, efficiency_fraction=0.5,
+            latency_s=latency_s, oversubscription=shared,
+        )
+        for gpus, bytes_per_s, latency_s, shared in ((8, 50, 1, 1), (32, 16, 3, 1), (128, 16, 5, 8))
+    ),
+)  # fmt: skip
 """64 GPUs are 2 leaves of 4 domains; two of eight GPUs' rings share an uplink of the spine."""
 
 HOP_S = 11 / 3
@@ -163,36 +158,35 @@ def test_tiers_by_hand(pattern: str, gpus: int, expected: float) -> None:
     assert found == pytest.approx([0, expected])
 
 
-def test_a_ring_over_tiers_by_hand() -> None:
-    """The slowest hop and the slowest link on its way count (eq. H6)."""
-    found = ring_s([0.0, 800.0], "all-reduce", TIERS, TIERS.spans(64))
-    assert found == pytest.approx([0, 126 * (HOP_S + 800 / 64 / 8)])
+@pytest.mark.parametrize(("pattern", "rounds"), [("all-reduce", 2), ("all-gather", 1)])
+@pytest.mark.parametrize(("gpus", "hop_s", "per_s"), [(2, 1, 50), (8, 1, 50), (64, HOP_S, 8)])
+def test_a_ring_hands_a_share_from_gpu_to_gpu(
+    pattern: str, rounds: int, gpus: int, hop_s: float, per_s: float
+) -> None:
+    """N - 1 hops of S / n bytes; the slowest hop and link on its way count (eq. H6)."""
+    found = ring_s([0.0, 800.0], pattern, TIERS, TIERS.spans(gpus))
+    assert found == pytest.approx([0, rounds * (gpus - 1) * (hop_s + 800 / gpus / per_s)])
 
 
-REACHED = {units: units * (1 - (1 - 1 / units) ** 4) for units in (8, 64)}
-"""GPUs or domains that four copies of a token reach on average."""
+REACHED = 8 * (1 - (1 - 1 / 8) ** 4)
+"""Of eight GPUs or domains, those that four copies of a token reach on average."""
 
 
 @pytest.mark.parametrize(
     ("gpus", "once", "expected"),
     [
-        (8, True, 7 + 800 * REACHED[8] * 7 / 8 / 20),
+        (8, True, 7 + 800 * REACHED * 7 / 8 / 20),
         (8, False, 2 + 800 * 4 / 8 * 7 / 50),
-        (64, True, 7 + 800 * REACHED[8] / 4),
+        (64, True, 7 + 800 * REACHED / 4),
         (64, False, 2 + 800 * 4 / 4),
     ],
 )
 def test_a_library_for_experts_by_hand(gpus: int, once: bool, expected: float) -> None:  # noqa: FBT001
     """A copy for each GPU that has experts, or for each expert (eq. H7)."""
     library = AllToAllLibrary(
-        name="x",
-        gpus=("any",),
-        latency_s=2,
-        prompt_latency_s=7,
-        inside_fraction=0.5,
-        inside_bytes_per_s=20,
-        prompt_sms=0,
-    )
+        name="x", gpus=("any",), latency_s=2, prompt_latency_s=7, inside_fraction=0.5,
+        inside_bytes_per_s=20, prompt_sms=0,
+    )  # fmt: skip
     sent = Exchange("", "H7", "all-to-all", gpus, 1, 800.0, copies=4, once=once)
     found = library_s([0.0, 800.0], sent, library, TIERS, TIERS.spans(gpus))
     assert found == pytest.approx([0, expected])

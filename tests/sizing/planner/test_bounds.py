@@ -24,7 +24,7 @@ from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations, SloSimulator
 from sizing.planner.step_models import StepModels
-from sizing.planner.tandem import QUANTILES, PoolStage, TandemLoad
+from sizing.planner.tandem import QUANTILES
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at
@@ -87,33 +87,22 @@ def test_a_prefill_step_holds_what_takes_half_as_long_again(tokens: int) -> None
 
 def test_the_context_of_classes_is_met_as_often_as_their_tokens() -> None:
     """Of an answer of o tokens o/2 are there on average, o^2/12 their variance (eq. T5)."""
-    chat, summary = (
-        RequestClass(
-            name=name,
-            requests_per_s=rate,
-            input_tokens=Lengths.fixed(prompt),
-            output_tokens=Lengths.fixed(answer),
-        )
-        for name, rate, prompt, answer in (("a", 3.0, 1000, 200), ("b", 1.0, 4000, 100))
+    chat = RequestClass(
+        name="a",
+        requests_per_s=3,
+        input_tokens=Lengths.fixed(1000),
+        output_tokens=Lengths.fixed(200),
     )
-    stage = PoolStage(replicas=1, max_batch_size=8, max_batched_tokens=8192)
-    for classes, shares in (((chat,), [1.0]), ((chat, summary), [6 / 7, 1 / 7])):
-        tandem = TandemLoad(
-            workload=WorkloadSpec(
-                requests_per_s=sum(each.requests_per_s for each in classes), classes=classes
-            ),
-            step_model=started(at(1.0)).tandem.step_model,
-            prefill=stage,
-            decode=stage,
-            local_threshold_tokens=0,
-            routing="random",
-            tokens_per_step=1.0,
-        )
-        means, squares = np.array([1100.0, 4050.0]), np.array([200.0, 100.0]) ** 2 / 12
-        met = np.array(shares)
-        mean = means[: len(met)] @ met
-        spread = (squares[: len(met)] + (means[: len(met)] - mean) ** 2) @ met
-        assert tandem.context == pytest.approx((mean, spread**0.5))
+    other = {"name": "b", "requests_per_s": 1, "input_tokens": Lengths.fixed(4000)}
+    both = (chat, replace(chat, **other, output_tokens=Lengths.fixed(100)))
+    means, variances, met = np.array([1100, 4050]), np.array([200, 100]) ** 2 / 12, [6 / 7, 1 / 7]
+    mean = means @ met
+    spread = (variances + (means - mean) ** 2) @ met
+    one = started(at(1.0)).tandem
+    for classes, expected in (((chat,), (1100, 200 / 12**0.5)), (both, (mean, spread**0.5))):
+        rate = sum(each.requests_per_s for each in classes)
+        load = WorkloadSpec(requests_per_s=rate, classes=classes)
+        assert replace(one, workload=load).context == pytest.approx(expected)
 
 
 LENGTHS = st.one_of(
