@@ -28,7 +28,13 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.result import fits_nowhere, too_many
+from sizing.planner.result import (
+    beyond_capacity,
+    far_over_budget,
+    fits_nowhere,
+    over_budget,
+    too_many,
+)
 from sizing.planner.search import Found, Infeasible, search
 from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator
 from sizing.planner.slo import Check
@@ -230,9 +236,26 @@ def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | 
 
     assert ("max_loras" in nowhere.way_out) == (slots is not None)
     assert (nowhere.missed_by, nowhere.nearest) == ("another", None)
+    assert nowhere.reason.endswith(": another")
     assert ("max_loras" in loaded.way_out) == (slots == 4)
     assert (loaded.nearest, loaded.nearest_gpus) == (str(narrow), 2)
     assert loaded.missed_by.startswith("nothing on an idle system (TTFT p99 500.0 ms of 1.00 s)")
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_refusals_count_the_gpus_beyond_the_budget(spares: int) -> None:
+    given = with_search(20.0, spare_replicas=spares)
+    tight = replace(given, cluster=replace(given.cluster, max_gpus=4))
+    five = one_replica_each(tight, Layout.split(1, 1, "h100-sxm"), StepModels(tight)).sized(3, 2)
+    found = (
+        over_budget(five, tight, needed=7),
+        beyond_capacity(five, tight),
+        far_over_budget(five, tight),
+    )
+    assert [each.missed_by for each in found] == ["3 GPUs", "at least 1 GPUs", "about 1 GPUs"]
+    assert [each.nearest_gpus for each in found] == [7, 5, 5]
+    said = "with 1 prefill and 1 decode spare replicas"
+    assert (said in found[0].reason) == ("spare" in found[0].reason) == (spares == 1)
 
 
 def test_a_budget_too_small() -> None:
