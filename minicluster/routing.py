@@ -51,8 +51,8 @@ class RoutingPolicy:
     """
 
     choose: Choose
-    counts_tokens: bool = False
-    by_prefix: bool = False
+    counts_tokens: bool
+    by_prefix: bool
 
 
 POLICIES: dict[str, RoutingPolicy] = {}
@@ -236,7 +236,7 @@ class Balancer:
         replicas: int,
         rng: Rng,
         *,
-        group: int = 1,
+        group: int,
         index: PrefixIndex | None = None,
     ) -> None:
         """

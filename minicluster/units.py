@@ -23,3 +23,8 @@ def seconds(value: float) -> str:
 def signed_seconds(difference: float) -> str:
     """Write a difference as `seconds`, with its sign."""
     return f"{'-' if difference < 0 else '+'}{seconds(abs(difference))}"
+
+
+def gigabytes(size_bytes: float, digits: int = 1) -> str:
+    """Write bytes in units of 10^9."""
+    return f"{size_bytes / 1e9:,.{digits}f} GB"

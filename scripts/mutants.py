@@ -79,12 +79,14 @@ def main() -> int:
         def attempt(number: int) -> str | None:
             if time.monotonic() > deadline:
                 return None
-            tree = trees.get()
+            tree, mutant = trees.get(), drawn[number]
             try:
-                return tried(drawn[number], tests.of_place[number], tests.seconds, tree)
+                killer = tried(mutant, tests.of_place[number], tests.seconds, tree)
             finally:
                 trees.put(tree)
-                say(f"{drawn[number].path}:{drawn[number].line} done")
+            said = "killed" if killer else "SURVIVED: " + " -> ".join(mutant.lines())
+            say(f"{mutant.path}:{mutant.line} {said}")
+            return killer
 
         with ThreadPoolExecutor(WORKERS) as pool:
             found = dict(zip(chosen, pool.map(attempt, chosen), strict=True))

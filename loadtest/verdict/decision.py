@@ -104,8 +104,8 @@ def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Heal
     if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):
         problems.append(f"{not_sent} of {len(window.requests)} scheduled requests were never sent")
     problems += _wrong_lengths(measured)
-    cached_fraction = window.counted.cached_fraction or 0.0
-    if cached_fraction > MAX_CACHED_FRACTION:
+    cached_fraction = window.counted.cached_fraction
+    if cached_fraction is not None and cached_fraction > MAX_CACHED_FRACTION:
         problems.append(
             f"{cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
             "which the workload does not ask for"

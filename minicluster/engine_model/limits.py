@@ -113,8 +113,8 @@ class OffloadLimits:
 
     host_tokens: int
     host_token_s: float
-    disk_tokens: int = 0
-    disk_token_s: float = 0.0
+    disk_tokens: int
+    disk_token_s: float
 
     def __post_init__(self) -> None:
         """Check signs."""

@@ -78,7 +78,7 @@ class ResidualWindow:
         self._residuals.append((tenant % PARTS, residual_s))
         insort(self._ranked[tenant % PARTS], residual_s)
 
-    def quantile_s(self, fraction: float, prior_s: float = 0.0, tenant: int | None = None) -> float:
+    def quantile_s(self, fraction: float, prior_s: float, tenant: int | None = None) -> float:
         """
         Return a quantile, at least 0.
 

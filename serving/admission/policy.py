@@ -133,8 +133,8 @@ class InflightLoad:
     decode: PoolInFlight
     max_batch_size: int
     max_step_tokens: int
-    prefill_busy_fraction: float = 1.0
-    tokens_per_step: float = 1.0
+    prefill_busy_fraction: float
+    tokens_per_step: float
 
     @property
     def idle(self) -> bool:

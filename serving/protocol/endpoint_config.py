@@ -115,7 +115,7 @@ class EndpointConfig:
     pools: tuple[PoolConfig, ...]
     pairing: dict[str, tuple[str, ...]]
     simulated: SimulatedEngines | None = None
-    tokens_per_step: float = 1.0
+    tokens_per_step: float
     adapters: tuple[str, ...] = ()
 
     @property

@@ -198,7 +198,7 @@ class RemotePrefill:
 
     prefilled: Prefilled
     failures: tuple[str, ...] = ()
-    seconds: float = 0.0
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def fit_bent_line(
     columns: Sequence[NDArray[np.float64]],
     seconds: NDArray[np.float64],
     *,
-    bend_earns: float = 1.0,
+    bend_earns: float,
     weights: NDArray[np.float64] | None = None,
 ) -> BentLine:
     """

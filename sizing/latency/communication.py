@@ -62,7 +62,7 @@ def step_exchanges(
     load: StepLoad,
     *,
     slicing: Slicing,
-    sends_to_experts: bool = False,
+    sends_to_experts: bool,
     library: AllToAllLibrary | None = None,
 ) -> tuple[Exchange, ...]:
     """

@@ -131,7 +131,7 @@ def _chunk_pairs(tokens: NDArray[np.float64], chunk: int) -> NDArray[np.float64]
 
 
 def keys_in_reach(
-    context: NDArray[np.float64], window: int = 0, *, chunked: bool = False
+    context: NDArray[np.float64], window: int, *, chunked: bool
 ) -> NDArray[np.float64]:
     """
     Keys before a token that it may attend to: all, the last *window*, or those of its chunk.

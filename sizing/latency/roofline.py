@@ -56,7 +56,7 @@ class _Parts:
     latency: NDArray[np.float64] | float = 0.0
     smoothness: float | None = None
     exposed_memory: NDArray[np.float64] | float = 0.0
-    launch: NDArray[np.float64] | float = 0.0
+    launch: NDArray[np.float64] | float
 
 
 def op_time(op: Op, gpu: GpuSpec, efficiency: GpuEfficiency | None = None) -> OpTime:

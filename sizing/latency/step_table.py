@@ -32,7 +32,7 @@ def step_table(
     most: tuple[int, int],
     contexts: tuple[float, float],
     prompt_tokens: float,
-    batches: int = 1,
+    batches: int,
 ) -> StepTable:
     """
     Tabulate the step model (docs/model.md, eq. S9).

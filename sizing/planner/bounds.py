@@ -70,6 +70,7 @@ def pace_s(tandem: TandemLoad, batch: float) -> float:
     return decode_step_s(tandem, batch) / tandem.tokens_per_step
 
 
+@lru_cache(maxsize=1024)
 def prefill_load(tandem: TandemLoad) -> float:
     """
     Return the prefill replicas that the load keeps busy all the time.
@@ -88,6 +89,7 @@ def prefill_load(tandem: TandemLoad) -> float:
     return rate * least.seconds(float(computed.mean()), 1 / most, pairs=attended)
 
 
+@lru_cache(maxsize=1024)
 def decode_load(tandem: TandemLoad, *, split: bool) -> float:
     """
     Return the decode or mixed replicas that the load keeps busy all the time.

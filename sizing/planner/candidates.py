@@ -401,18 +401,13 @@ def utilisations(candidate: Candidate) -> dict[str, float]:
     """
     tandem, split = candidate.tandem, candidate.layout.prefill is not None
     one = candidate.sized(1, 1).tandem
-    decode_load = _decode_load(one.only("decode"), split=split)
+    decode_load = bounds.decode_load(one.only("decode"), split=split)
     if not split:
         return {"mixed": decode_load / tandem.decode.replicas}
     return {
-        "prefill": _prefill_load(one.only("prefill")) / tandem.prefill.replicas,
+        "prefill": bounds.prefill_load(one.only("prefill")) / tandem.prefill.replicas,
         "decode": decode_load / tandem.decode.replicas,
     }
-
-
-_prefill_load, _decode_load = (
-    lru_cache(maxsize=1024)(load) for load in (bounds.prefill_load, bounds.decode_load)
-)
 
 
 def fewest_by_utilisation(candidate: Candidate, inputs: Inputs) -> tuple[int, int]:

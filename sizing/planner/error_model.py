@@ -108,7 +108,7 @@ def _path(kind: str, inputs: Inputs) -> tuple[str, ...]:
     )
 
 
-def validation(inputs: Inputs, *, split: bool = True) -> Validation:
+def validation(inputs: Inputs, *, split: bool) -> Validation:
     """Return the number of measurements of deployments like this one, and how far off they were."""
     found = _measured(inputs, split=split)
     notes = [found.note]

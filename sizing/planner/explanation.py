@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,10 +85,10 @@ class Explanation(Shown):
     mean_batch: float
     mean_context_tokens: float
     interference: dict[str, float]
-    drafts: int = 0
-    tokens_per_step: float = 1.0
-    busiest_experts: dict[str, float] = field(default_factory=dict)
-    group_wait_s: float = 0.0
+    drafts: int
+    tokens_per_step: float
+    busiest_experts: dict[str, float]
+    group_wait_s: float
 
 
 def explain_plan(plan: Plan) -> Explanation:

@@ -12,6 +12,7 @@ from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
+from minicluster.units import gigabytes
 from sizing.latency.memory import kv_space_bytes, slot_bytes, weight_bytes
 
 if TYPE_CHECKING:
@@ -186,11 +187,11 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
         return None
     weights = weight_bytes(inputs.model, slicing=shape.slicing)
     slots = slot_bytes(inputs.model, inputs.engine, slicing=shape.slicing)
-    adapters = f" and {slots / 1e9:.1f} GB of slots for LoRA adapters" if slots else ""
+    adapters = f" and {gigabytes(slots)} of slots for LoRA adapters" if slots else ""
     return (
-        f"{shape}: {weights / 1e9:.0f} GB of weights{adapters} per GPU leave"
-        f" {max(0.0, left) / 1e9:.1f} GB of {gpu.require('hbm_bytes') / 1e9:.0f} GB for the KV"
-        f" cache; two of the longest requests need {needed / 1e9:.1f} GB"
+        f"{shape}: {gigabytes(weights, 0)} of weights{adapters} per GPU leave"
+        f" {gigabytes(max(0.0, left))} of {gigabytes(gpu.require('hbm_bytes'), 0)} for the KV"
+        f" cache; two of the longest requests need {gigabytes(needed)}"
     )
 
 

@@ -298,7 +298,7 @@ def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
     return count
 
 
-def between(holds: Callable[[int], bool], low: int, high: int, *, step: int = 1) -> int:
+def between(holds: Callable[[int], bool], low: int, high: int, *, step: int) -> int:
     """Bisect between *low*, which fails, and *high*, which holds, down to *step*; return *high*."""
     while high - low > step:
         middle = (low + high) // 2
@@ -307,7 +307,7 @@ def between(holds: Callable[[int], bool], low: int, high: int, *, step: int = 1)
 
 
 def least_near(
-    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, step: int = 1
+    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, step: int
 ) -> int | None:
     """
     Return the smallest count from *floor* to *ceiling* that *holds*, searched from *guess* on.

@@ -158,9 +158,7 @@ class LayoutSearch:
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
-    def quick_split(
-        self, near: Candidate | None, below: float, *, least: float = 0.0
-    ) -> Found | None:
+    def quick_split(self, near: Candidate | None, below: float, *, least: float) -> Found | None:
         """
         Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.plan import StepModel
-from minicluster.routing import LEAST_TOKENS
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.workload.arrivals import EquallyLikely, equally_likely
 
@@ -55,9 +54,9 @@ class TandemLoad:
     step_model: StepModel
     prefill: PoolStage
     decode: PoolStage
-    local_threshold_tokens: int = 0
-    routing: str = LEAST_TOKENS
-    tokens_per_step: float = 1.0
+    local_threshold_tokens: int
+    routing: str
+    tokens_per_step: float
 
     @cached_property
     def all_tokens(self) -> NDArray[np.float64]:

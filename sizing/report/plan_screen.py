@@ -12,7 +12,7 @@ from rich.text import Text
 
 from minicluster.engine_model.planned_limits import planned_lora
 from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validation, to_json
-from minicluster.units import seconds
+from minicluster.units import gigabytes, seconds
 from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner.studies.cost import Running, running
@@ -224,10 +224,10 @@ def offload_text(offload: KvOffload) -> str:
     """Say what each GPU's blocks have beside the GPU, and at which rates they come back."""
     rates = ", ".join(f"{rate / 1e9:.1f} GB/s ({gpu})" for gpu, rate in
                       offload.host_bytes_per_s.items())  # fmt: skip
-    text = f"{offload.host_bytes / 1e9:,.0f} GB of host memory a GPU, read at {rates}"
+    text = f"{gigabytes(offload.host_bytes, 0)} of host memory a GPU, read at {rates}"
     if offload.disk_bytes_per_s:
         rate = f"{offload.disk_bytes_per_s / 1e9:.1f} GB/s"
-        text += f"; {offload.disk_bytes / 1e9:,.0f} GB of disk, read at {rate}"
+        text += f"; {gigabytes(offload.disk_bytes, 0)} of disk, read at {rate}"
     return text
 
 
@@ -240,7 +240,9 @@ def lora_text(plan: Plan) -> str:
         limits = planned_lora(plan.deployment, pool)
         size = slot_bytes(plan.model, plan.inputs.engine, slicing=pool.slicing)
         copy_s = 0.0 if limits is None else limits.load_s
-        parts.append(f"{pool.role} {size / 1e9:.2f} GB a GPU (M10), {seconds(copy_s)} a copy (Q15)")
+        parts.append(
+            f"{pool.role} {gigabytes(size, 2)} a GPU (M10), {seconds(copy_s)} a copy (Q15)"
+        )
     return (
         f"{lora.adapters} adapters of rank {lora.max_lora_rank} in {lora.max_loras} slots: "
         + "; ".join(parts)

@@ -30,4 +30,5 @@ def unplanned(
         routing=Routing(fallback=fallback),
         pools=pools,
         pairing={"d0": ("d0",)},
+        tokens_per_step=1.0,
     )

@@ -139,7 +139,7 @@ class Day(Shown):
     requests_per_s: tuple[float, ...]
     runs: tuple[DayRun, ...]
     best: DayRun
-    classes: int = 0
+    classes: int
 
     @property
     def scaled(self) -> DayRun:

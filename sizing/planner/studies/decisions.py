@@ -79,7 +79,7 @@ class Decisions(Shown):
 
     base: StudyResult
     rows: tuple[Decision, ...]
-    interrupted: bool = False
+    interrupted: bool
 
 
 def needed(result: StudyResult) -> int | None:

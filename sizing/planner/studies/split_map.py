@@ -96,8 +96,8 @@ class SplitMap(Shown):
     y: Swept
     objective: str
     points: tuple[SplitPoint, ...]
-    classes: int = 0
-    interrupted: bool = False
+    classes: int
+    interrupted: bool
 
 
 def split_map(

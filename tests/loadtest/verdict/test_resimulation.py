@@ -151,6 +151,18 @@ def test_phases_are_as_fine_as_the_server_reports_them(
     )
     worst = max(found.values(), key=lambda row: abs(row.predicted_s - row.measured_s))
     assert worst.name == phases.explains == explains
+    total_s = sum(abs(row.predicted_s - row.measured_s) for row in found.values())
+    assert phases.share_fraction * total_s == pytest.approx(abs(worst.difference_s))
+    assert phases.count == len(samples)
+
+
+def test_phases_are_of_the_requests_that_report_them(alone: Resimulation) -> None:
+    """Of all where none does; requests that were not simulated have nothing beside them."""
+    silent = [replace(each, phases_s={}) for each in as_simulated()]
+    some = compare_phases(alone, [*as_simulated()[:20], *silent[20:]])
+    assert some is not None
+    assert some.count == 20
+    assert compare_phases(alone, [make_sample(index=99)]) is None
 
 
 def test_without_a_plan_that_can_be_simulated(tmp_path: Path, plan_file: Path) -> None:

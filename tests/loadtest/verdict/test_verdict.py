@@ -56,8 +56,17 @@ def test_slo_met(tmp_path: Path) -> None:
     assert (verdict.verdict, verdict.exit_code) == ("met", Exit.DONE)
     assert verdict.comparison.held
     assert verdict.latency["ttft"].mean_s == pytest.approx(0.05)
-    assert verdict.throughput.good_requests_per_s == pytest.approx(480.0)
-    assert verdict.throughput.good_fraction == 1.0
+    means = {name: each.mean_s for name, each in verdict.latency.items() if each}
+    gaps = dict.fromkeys(("tpot", "itl", "longest_stall"), 0.02)
+    assert means == pytest.approx({"ttft": 0.05, "ttft_from_send": 0.05, "e2e": 0.23, **gaps})
+    flow = verdict.throughput
+    assert flow.offered_requests_per_s == flow.answered_requests_per_s == pytest.approx(480.0)
+    assert flow.good_requests_per_s == pytest.approx(480.0)
+    assert flow.output_tokens_per_s == pytest.approx(4800.0)
+    assert flow.finished_output_tokens_per_s == pytest.approx(4800.0 * (1 - 0.23 / 10), rel=1e-3)
+    assert flow.predicted_good_requests_per_s is flow.predicted_output_tokens_per_s is None
+    assert flow.good_fraction == 1.0
+    assert (verdict.metadata.warmup_s, verdict.metadata.window_s) == (0.0, 10.0)
     assert (found.verdict, found.reasons, found.start_s) == ("met", (), verdict.window.start_s)
 
 
@@ -152,13 +161,20 @@ def test_what_settles_late_is_cut(shape: ArrivalShape, start_s: float) -> None:
 
     assert verdict.verdict == ("missed" if start_s == 0 else "met")
     assert verdict.window.start_s == pytest.approx(start_s, abs=0.05)
+    assert verdict.window.settled
     assert ("the warm-up was extended by" in " ".join(verdict.notes)) == (start_s > 0)
 
 
-def test_an_overloaded_target_misses() -> None:
+@pytest.mark.parametrize(
+    "ttfts",
+    [[0.1 + k / 2000 for k in range(4800)], [(0.1, 0.1, 0.6, 1.1)[k // 1200] for k in range(4800)]],
+    ids=["from the begin", "late"],
+)
+def test_an_overloaded_target_misses(ttfts: list[float]) -> None:
     """Latencies that rise to the end of the run are no warm-up: more comes than is answered."""
-    verdict = verdict_on([make_sample(k, k / 480, ttft_s=0.1 + k / 2000) for k in range(4800)])
+    verdict = verdict_on([make_sample(k, k / 480, ttft_s=t) for k, t in enumerate(ttfts)])
 
+    assert verdict.window.rising
     assert not verdict.window.settled
     assert verdict.verdict == "missed"
 
@@ -272,6 +288,12 @@ def test_each_class_is_judged_by_its_own_limits() -> None:
 def test_answers_of_unknown_length_give_no_tokens() -> None:
     verdict = verdict_on(changed(1, output_tokens=None))
     assert verdict.throughput.output_tokens_per_s == 0
+
+
+def test_requests_count_in_the_order_of_their_arrival() -> None:
+    """Whatever their numbers are; the bursts of a percentile are bursts in time."""
+    run = make_run([make_sample(99 - k, k / 10) for k in range(100)])
+    assert measurement_window(run).indices == tuple(range(99, -1, -1))
 
 
 def test_an_endpoint_that_says_nothing_of_its_prefix_cache_is_named() -> None:

@@ -23,7 +23,7 @@ from serving.admission.controller import (
     ResidualWindow,
     read_admission,
 )
-from serving.admission.policy import RequestCost, Shed
+from serving.admission.policy import Margin, RequestCost, Shed
 from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.simulated.clock import EngineClock
@@ -215,11 +215,11 @@ def test_the_margin_is_a_quantile_of_the_last_four_hundred() -> None:
     misses = ResidualWindow()
     for number in range(100):
         misses.add((37 * number % 100 + 1) / 1000)
-    assert misses.quantile_s(0.99) == 0.1
-    assert misses.quantile_s(0.5) == pytest.approx(0.05, abs=0.0011)
+    assert misses.quantile_s(0.99, 0.0) == 0.1
+    assert misses.quantile_s(0.5, 0.0) == pytest.approx(0.05, abs=0.0011)
     for _ in range(399):
         misses.add(-1.0)
-    assert misses.quantile_s(0.999) == 0.064  # the newest of the hundred
+    assert misses.quantile_s(0.999, 0.0) == 0.064  # the newest of the hundred
     misses.add(-1.0)
     assert misses.quantile_s(0.999, 0.5) == 0.0
 
@@ -229,7 +229,7 @@ def test_half_of_the_requests_decide_the_margin() -> None:
     misses = ResidualWindow()
     for number in range(200):
         misses.add(0.01 if number % 2 else 10.0, number % 2)
-    assert misses.quantile_s(0.99) == 0.01
+    assert misses.quantile_s(0.99, 0.0) == 0.01
 
 
 @pytest.mark.parametrize(("liars", "moved"), [(0.45, False), (0.55, True)])
@@ -240,9 +240,9 @@ def test_who_sends_less_than_half_cannot_move_the_margin(liars: float, *, moved:
         liar = number % 100 < 100 * liars
         told_s = 10.0 if number >= 100 else 0.0  # not by all of its requests
         misses.add(told_s if liar else 0.01, 1 if liar else 0)
-    assert misses.quantile_s(0.99) == (10.0 if moved else 0.01)
-    assert misses.quantile_s(0.99, tenant=0) == (10.0 if moved else 0.01)
-    assert misses.quantile_s(0.99, tenant=1) == 10.0  # its own requests need the room
+    assert misses.quantile_s(0.99, 0.0) == (10.0 if moved else 0.01)
+    assert misses.quantile_s(0.99, 0.0, tenant=0) == (10.0 if moved else 0.01)
+    assert misses.quantile_s(0.99, 0.0, tenant=1) == 10.0  # its own requests need the room
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,14 @@ def test_a_key_gets_what_its_limits_allow(
     assert isinstance(admission.admit(ASKED, limited), InflightRequest)
 
 
-@pytest.mark.parametrize("unplanned", [True, False])
+@pytest.mark.parametrize("lacking", [("slo", "step_model"), ("slo",), ("step_model",), ()])
 def test_admission_that_is_off_or_has_no_plan_still_counts(
-    config: EndpointConfig, *, unplanned: bool
+    config: EndpointConfig, lacking: tuple[str, ...]
 ) -> None:
     """Everything is admitted and counted, and teaches the admission nothing."""
-    given = replace(config, slo=None, step_model=None) if unplanned else config
-    admission = AdmissionController(given, sheds=unplanned)
+    given = replace(config, **dict.fromkeys(lacking))  # type: ignore[arg-type]
+    admission = AdmissionController(given, sheds=bool(lacking))
+    assert (admission.margin == Margin()) == bool(lacking)
     admitted = [admission.admit(ASKED) for _ in range(100)]
     assert {isinstance(each, InflightRequest) and each.forecast for each in admitted} == {None}
     assert admission.inflight.outstanding == {"prefill": 100, "all": 100}

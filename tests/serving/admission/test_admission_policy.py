@@ -69,7 +69,12 @@ ASKED = RequestCost(prompt_tokens=100, output_tokens=20)
 
 LOCAL = replace(ASKED, local=True)
 IDLE = InflightLoad(
-    prefill=PoolInFlight(2), decode=PoolInFlight(2), max_batch_size=8, max_step_tokens=1000
+    prefill=PoolInFlight(2),
+    decode=PoolInFlight(2),
+    max_batch_size=8,
+    max_step_tokens=1000,
+    prefill_busy_fraction=1.0,
+    tokens_per_step=1.0,
 )
 BUSY = replace(
     IDLE,
@@ -235,6 +240,8 @@ DECISIONS = st.fixed_dictionaries(
             decode=POOLS,
             max_batch_size=st.integers(1, 32),
             max_step_tokens=st.integers(1, 4000),
+            prefill_busy_fraction=st.floats(0, 1),
+            tokens_per_step=st.floats(1, 4),
         ),
         "margin": st.builds(Margin, **dict.fromkeys(Margin.__slots__, st.floats(0, 1))),
         "kept": st.builds(KeptRoom, fraction=st.floats(0, 1), ttft_s=st.floats(0, 0.5)),

@@ -108,7 +108,14 @@ def test_admission_forecasts_the_time_per_token(plan: Plan) -> None:
     """Two tokens a step halve it; the time to the first token stays."""
     cost = RequestCost(prompt_tokens=50.0, output_tokens=20.0)
     pools = (PoolInFlight(1), PoolInFlight(1, sequences=3, context_tokens=300.0))
-    one = InflightLoad(prefill=pools[0], decode=pools[1], max_batch_size=8, max_step_tokens=512)
+    one = InflightLoad(
+        prefill=pools[0],
+        decode=pools[1],
+        max_batch_size=8,
+        max_step_tokens=512,
+        prefill_busy_fraction=1.0,
+        tokens_per_step=1.0,
+    )
     plain, drafted = (
         forecast(plan.step_model, cost, replace(one, tokens_per_step=each)) for each in (1.0, 2.0)
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from sizing import catalog
 from sizing.evidence.errors import class_of
-from sizing.evidence.evidence import SPLITS, HeldOutCoverage, leave_out
+from sizing.evidence.evidence import SPLITS, HeldOutCoverage, leave_out, read_evidence
 from sizing.evidence.interval import RowResidual
 from sizing.planner.error_model import interval_around, validation
 from sizing.scenario import Scenario
@@ -102,5 +103,34 @@ def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     assert near is not None
     assert far is not None
     assert far.high_s / far.low_s > near.high_s / near.low_s
-    assert "nearest measurement: this model with this engine" in validation(h100).note
-    assert "nearest measurement: none of its family with this engine" in validation(other).note
+    assert "nearest measurement: this model with this engine" in validation(h100, split=True).note
+    assert (
+        "nearest measurement: none of its family with this engine"
+        in validation(other, split=True).note
+    )
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_plan_counts_the_rows_of_deployments_like_it(*, split: bool) -> None:
+    """Of the same engine, GPU, precision and pools; else those of other pools, or of its GPU."""
+    h100 = Scenario.load(catalog.files("scenarios")["llama-3.1-70b-h100"])
+    support = read_evidence().support
+    own = {(s.engine, s.gpu, s.weight_dtype, s.split): s for s in support}
+    engines, gpus, dtypes, _ = (sorted({key[at] for key in own}) for at in range(4))
+    for engine, gpu, dtype in product([*engines, "other"], [*gpus, "mi355x"], dtypes):
+        given = replace(
+            h100,
+            engine=replace(h100.engine, name=engine),
+            gpu=replace(h100.gpu, name=gpu),
+            model=replace(h100.model, weight_dtype=dtype),
+        )
+        same, unlike = (own.get((engine, gpu, dtype, kind)) for kind in (split, not split))
+        beside = sum(s.rows for s in support if s.gpu == gpu)
+        found = validation(given, split=split)
+        assert found.num_rows == (same.rows if same else 0)
+        assert f"{engine} on {gpu} ({dtype})" in found.note
+        if same is None and unlike:
+            assert f"nearest: {unlike.rows} rows of {'aggre' if split else 'split'}" in found.note
+        elif same is None:
+            nearest = f"{beside} rows of other" if beside else "none on"
+            assert f"nearest: {nearest}" in found.note

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from minicluster.specs.efficiency import CollectiveTable
-from minicluster.specs.gpu import CollectiveProtocol, GpuSpec, MeasuredCollective
+from minicluster.specs.gpu import (
+    AllToAllLibrary,
+    CollectiveProtocol,
+    GpuSpec,
+    MeasuredCollective,
+)
+from minicluster.specs.topology import Tier, Topology
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, looked_up_s
 from sizing.latency.communication import Exchange
 from sizing.latency.library import left_out, with_gpu_points
-from sizing.latency.tiered import protocol_s, tiered_s
+from sizing.latency.tiered import library_s, protocol_s, ring_s, tiered_s
 
 MOSTLY_LATENCY_BYTES = 2**20
 H100 = catalog.find_gpu("h100-sxm")
@@ -117,6 +123,73 @@ def test_a_tree_of_a_library_by_hand(
     )
     found = protocol_s(tree, "all-reduce", spread, np.array(1e9), np.array(0.1))
     assert float(found) == pytest.approx(expected)
+
+
+TIERS = Topology(
+    name="three tiers",
+    gpus_per_node=8,
+    tiers=tuple(
+        Tier(
+            name=f"of {gpus}", gpus=gpus, bytes_per_s=2 * bytes_per_s, efficiency_fraction=0.5,
+            latency_s=latency_s, oversubscription=shared,
+        )
+        for gpus, bytes_per_s, latency_s, shared in ((8, 50, 1, 1), (32, 16, 3, 1), (128, 16, 5, 8))
+    ),
+)  # fmt: skip
+"""64 GPUs are 2 leaves of 4 domains; two of eight GPUs' rings share an uplink of the spine."""
+
+HOP_S = 11 / 3
+"""Of four domains at 3 s and two at 5 s, by the doublings of each."""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "gpus", "expected"),
+    [
+        ("all-reduce", 4, 2 + 1.5 * 800 / 50),
+        ("all-reduce", 64, 3 + 2 * 3 * HOP_S + 1.75 * 800 / 50 + 0.2 * 1.75 * 800 / 8 / 8),
+        ("all-gather", 64, 3 + 3 * HOP_S + 7 / 8 * 800 / 50 + 0.2 * 7 / 8 * 800 / 8 / 8),
+        # A leaf is left by half of the bytes, at an eighth of a link.
+        ("all-to-all", 64, 3 + 3 * HOP_S + 800 / 2 / 2 + 0.2 * 800 / 8 / 50),
+    ],
+)
+def test_tiers_by_hand(pattern: str, gpus: int, expected: float) -> None:
+    """Hops, and the longer of both parts with a fifth of the shorter (eq. H1 and H2)."""
+    found = tiered_s([0.0, 800.0], pattern, TIERS, TIERS.spans(gpus))
+    assert found == pytest.approx([0, expected])
+
+
+@pytest.mark.parametrize(("pattern", "rounds"), [("all-reduce", 2), ("all-gather", 1)])
+@pytest.mark.parametrize(("gpus", "hop_s", "per_s"), [(2, 1, 50), (8, 1, 50), (64, HOP_S, 8)])
+def test_a_ring_hands_a_share_from_gpu_to_gpu(
+    pattern: str, rounds: int, gpus: int, hop_s: float, per_s: float
+) -> None:
+    """N - 1 hops of S / n bytes; the slowest hop and link on its way count (eq. H6)."""
+    found = ring_s([0.0, 800.0], pattern, TIERS, TIERS.spans(gpus))
+    assert found == pytest.approx([0, rounds * (gpus - 1) * (hop_s + 800 / gpus / per_s)])
+
+
+REACHED = 8 * (1 - (1 - 1 / 8) ** 4)
+"""Of eight GPUs or domains, those that four copies of a token reach on average."""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "once", "expected"),
+    [
+        (8, True, 7 + 800 * REACHED * 7 / 8 / 20),
+        (8, False, 2 + 800 * 4 / 8 * 7 / 50),
+        (64, True, 7 + 800 * REACHED / 4),
+        (64, False, 2 + 800 * 4 / 4),
+    ],
+)
+def test_a_library_for_experts_by_hand(gpus: int, once: bool, expected: float) -> None:  # noqa: FBT001
+    """A copy for each GPU that has experts, or for each expert (eq. H7)."""
+    library = AllToAllLibrary(
+        name="x", gpus=("any",), latency_s=2, prompt_latency_s=7, inside_fraction=0.5,
+        inside_bytes_per_s=20, prompt_sms=0,
+    )  # fmt: skip
+    sent = Exchange("", "H7", "all-to-all", gpus, 1, 800.0, copies=4, once=once)
+    found = library_s([0.0, 800.0], sent, library, TIERS, TIERS.spans(gpus))
+    assert found == pytest.approx([0, expected])
 
 
 NODES = [("h200-8", 32, 2**32, 2**32 * 2 * 31 / 32 / 365e9), ("b200-8", 32, 2**32, 22.05e-3)]

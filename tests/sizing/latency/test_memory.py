@@ -19,7 +19,7 @@ from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency import memory
-from sizing.latency.memory import kv_space_bytes, stage_weight_bytes, weight_bytes
+from sizing.latency.memory import activation_bytes, kv_space_bytes, stage_weight_bytes, weight_bytes
 
 MEASURED = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "vllm_memory.toml").read_text(encoding="utf-8")
@@ -94,6 +94,16 @@ def test_copies_of_experts_take_memory_where_groups_hold_experts() -> None:
     assert same == max(stage_weight_bytes(model, sliced))
     experts = 58 * 3 * 7168 * 2048 * 256 / 32
     assert after - before == pytest.approx(experts / 8, rel=0.01)  # fp8 and its scales
+
+
+@pytest.mark.parametrize(("model", "gemms"), [("llama-3.1-70b", 3), ("falcon-180b", 2)])
+def test_a_layer_holds_what_its_feed_forward_makes(model: str, gemms: int) -> None:
+    """Gate, up and their product, or up and its activation, beside the layer's input (eq. M8)."""
+    spec, engine = catalog.find_model(model), catalog.find_engine(EngineChoice())
+    small = replace(engine, activation_bytes=0.0, max_num_seqs=1, max_num_batched_tokens=10_000)
+    values = gemms * spec.ffn_size / 2 + spec.hidden_size
+    found = activation_bytes(spec, small, slicing=Slicing(tp=2))
+    assert found == pytest.approx(10_000 * 2 * values)
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))

@@ -268,9 +268,8 @@ def test_steps_of_an_array_are_split_one_by_one() -> None:
 def test_tables_of_plans_keep_the_step_at_the_threshold() -> None:
     """31 sequences, or 511 prompt tokens, are read as one batch, 32 and 512 as two halves."""
     here = machine(overlap=True)
-    table = step_table(
-        here, WIDE, most=(4000, 200), contexts=(1000.0, 1500.0), prompt_tokens=1000.0
-    )
+    lengths = {"contexts": (1000.0, 1500.0), "prompt_tokens": 1000.0}
+    table = step_table(here, WIDE, most=(4000, 200), batches=1, **lengths)
     for batch in (31, 32):
         read, whole = table.step_s(0, 0, batch, batch * 1000), decode_load(batch, 1000)
         assert read == pytest.approx(float(step_s(here, whole, slicing=WIDE)), rel=1e-5)

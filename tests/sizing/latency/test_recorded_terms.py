@@ -21,7 +21,7 @@ from sizing.latency.collectives import path_coefficients
 from sizing.latency.load import StepLoad
 from sizing.latency.memory import activation_bytes, kv_space_bytes, stage_weight_bytes
 from sizing.latency.pipeline import chunked_prefill
-from sizing.latency.step import Machine, interval_s, stage_terms, step_terms
+from sizing.latency.step import AMOUNTS, Machine, interval_s, stage_terms, step_terms
 
 RECORDED = Path(__file__).with_suffix(".json")
 
@@ -111,6 +111,16 @@ def test_terms_are_those_recorded(name: str) -> None:
         != (pytest.approx(known[key], rel=1e-6) if isinstance(value, float) else known[key])
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_part_of_a_term_is_negative_or_longer_than_it(name: str) -> None:
+    here, slicing = machine(name)
+    for term in step_terms(here, LOAD, slicing=slicing):
+        assert all(np.all(np.asarray(getattr(term, part)) >= 0) for part in AMOUNTS), term.name
+        whole_s = (term.seconds + term.hidden_s) * (1 + 1e-9)
+        for part_s in (term.compute_s, term.memory_s, term.network_s, term.launch_s):
+            assert np.all(part_s <= whole_s), term.name
 
 
 def flat(value: object, key: str = "") -> dict[str, object]:

@@ -199,8 +199,9 @@ def test_the_table_is_the_step_model(model: str) -> None:
     """Between grid points, for chunks, prompts, batches and contexts, it is within 4 % of it."""
     one, each = machine(model), 900
     most, contexts = (8192, 256), (2000.0, 6000.0)
-    spec = step_table(one, TP8, most=most, contexts=contexts, prompt_tokens=each)
-    alike = step_table(one, TP8, most=(8192, 8), contexts=(2000.0, 2000.0), prompt_tokens=each)
+    of = {"prompt_tokens": each, "batches": 1}
+    spec = step_table(one, TP8, most=most, contexts=contexts, **of)
+    alike = step_table(one, TP8, most=(8192, 8), contexts=(2000.0, 2000.0), **of)
     assert min(alike.per_context_token_s) > 0
     table = PlannedStep(spec)
     for n, p, b, s in product((0, 37, 900, 5400), (0, 3000), (0, 5, 77, 200), (2000, 3500, 6000)):

@@ -281,3 +281,14 @@ def test_no_group_is_less_busy_than_the_mean() -> None:
     moe = MoeSpec(num_experts=64, experts_per_token=8, expert_ffn_size=1, redundant_experts=0)
     for tokens in (1.0, 1e6, 1e12):
         assert float(busiest_share(moe, np.array(tokens), groups=8)) >= 1
+
+
+@pytest.mark.parametrize(("groups", "most"), [(2, 2), (4, 4), (8, 4)])
+def test_few_rows_reach_as_many_groups_as_a_token_has_experts(groups: int, most: int) -> None:
+    """Of 8 experts a token visits 2: of 8 groups at least a quarter, at most all of its rows."""
+    moe = catalog.find_model("mixtral-8x7b").moe
+    assert moe is not None
+    shares = busiest_share(moe, np.array([0.1, 1.0, 10.0, 1e6]), groups=groups)
+    assert shares.max() <= most
+    assert groups < 4 or shares[0] == most
+    assert shares.tolist() == sorted(shares, reverse=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minicluster.plan import Inputs
 from minicluster.specs.step import Interference
-from minicluster.specs.workload import Lengths
+from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
 from sizing.planner.candidates import Candidate, one_replica_each, utilisations
@@ -68,6 +68,41 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
     assert np.quantile(found["ttft"], 0.99) == pytest.approx(
         np.quantile(outcome.series("ttft")[0], 0.99), rel=0.01
     )
+
+
+@pytest.mark.parametrize("tokens", [10, 50, 200, 20_000])
+def test_a_prefill_step_holds_what_takes_half_as_long_again(tokens: int) -> None:
+    """As many equal prompts as take at most 1.5 times as long as one, within the token budget."""
+    load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens), prefix_tokens=0)
+    tandem = started(at(1.0, replace(SMALL, workload=load))).tandem
+    count, budget = tandem.prefill.max_batch_size, tandem.prefill.max_batched_tokens
+    longest_s = 1.5 * bounds.prefill_batch_s(tandem, 1)
+
+    assert count == 1 or (
+        count * tokens <= budget and bounds.prefill_batch_s(tandem, count) <= longest_s
+    )
+    assert (count + 1) * tokens > budget or bounds.prefill_batch_s(tandem, count + 1) > longest_s
+    assert (count > 1) == (tokens <= 200)
+
+
+def test_the_context_of_classes_is_met_as_often_as_their_tokens() -> None:
+    """Of an answer of o tokens o/2 are there on average, o^2/12 their variance (eq. T5)."""
+    chat = RequestClass(
+        name="a",
+        requests_per_s=3,
+        input_tokens=Lengths.fixed(1000),
+        output_tokens=Lengths.fixed(200),
+    )
+    other = {"name": "b", "requests_per_s": 1, "input_tokens": Lengths.fixed(4000)}
+    both = (chat, replace(chat, **other, output_tokens=Lengths.fixed(100)))
+    means, variances, met = np.array([1100, 4050]), np.array([200, 100]) ** 2 / 12, [6 / 7, 1 / 7]
+    mean = means @ met
+    spread = (variances + (means - mean) ** 2) @ met
+    one = started(at(1.0)).tandem
+    for classes, expected in (((chat,), (1100, 200 / 12**0.5)), (both, (mean, spread**0.5))):
+        rate = sum(each.requests_per_s for each in classes)
+        load = WorkloadSpec(requests_per_s=rate, classes=classes)
+        assert replace(one, workload=load).context == pytest.approx(expected)
 
 
 LENGTHS = st.one_of(
@@ -188,7 +223,7 @@ def test_the_fewest_replicas_are_found_from_any_guess(
 @given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
 def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
     """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
-    found = least_near(lambda count: count >= threshold, guess, floor, 200)
+    found = least_near(lambda count: count >= threshold, guess, floor, 200, step=1)
     assert found == (None if threshold > 200 else max(threshold, floor))
 
 

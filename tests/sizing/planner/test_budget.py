@@ -116,6 +116,14 @@ def test_dollars_buy_gpus() -> None:
         gpus_for_usd(Scenario.load(SCENARIO), 17.0)
 
 
+def test_dollars_that_pay_for_whole_gpus_buy_them_all() -> None:
+    """Also where the quotient of two decimal numbers is a little less than whole."""
+    for count in range(1, 16):
+        usd = 0.7 * count
+        given = asked(max_usd_per_hour=usd).with_({"cluster.price_usd_per_gpu_hour": 0.7})
+        assert gpus_for_usd(given, usd) == gpus_within_budgets(given) == count
+
+
 def test_budgets_bound_the_gpus_of_a_capacity_curve() -> None:
     """The tightest of GPUs, dollars and watts; a budget below one GPU is refused by name."""
     assert gpus_within_budgets(asked()) == 16

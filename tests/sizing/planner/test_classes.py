@@ -271,6 +271,29 @@ def test_ctrl_c_leaves_no_pools_for_some_classes_only(
     assert (list(found.chosen), found.own, found.interrupted) == ([""], {}, True)
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_own_pools_may_take_all_the_gpus_there_are(
+    lacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = proposed(of(CHAT, SUMMARIES))
+    monkeypatch.setattr(
+        "sizing.planner.class_pools.plan",
+        lambda given, **_: replace(built, inputs=given),
+    )
+    mix, needed = of(CHAT, SUMMARIES), 2 * built.cost.gpus
+    search = replace(mix.scenario.search, class_pools="own")
+    cluster = replace(mix.cluster, max_gpus=needed - lacking)
+    given = replace(mix, scenario=replace(mix.scenario, search=search), cluster=cluster)
+    if not lacking:
+        assert list(plan_classes(given).own_plans) == ["chat", "summaries"]
+        return
+    with pytest.raises(NoPlan) as found:
+        plan_classes(given)
+    none = found.value.infeasible
+    assert (none.nearest_gpus, none.missed_by) == (needed, "1 GPUs")
+    assert f"max_gpus = {needed}," in none.way_out
+
+
 def test_the_reason_names_shared_and_own_pools_where_both_were_tried() -> None:
     """In the order in which they were tried."""
     mix = of(replace(CHAT, slo=ClassSlo(e2e_s=0.2)), SUMMARIES)

@@ -117,7 +117,8 @@ def test_reasons_where_nothing_holds() -> None:
     """Too few GPUs, and an SLO that no request meets, are said so."""
     large = Scenario.load("llama-3.1-70b-h100")
     (few,) = capacity(large, [1]).points
-    assert (few.requests_per_s, few.layout) == (0, "")
+    assert (few.requests_per_s, few.users, few.used_gpus, few.max_num_seqs) == (0, 0, 0, 0)
+    assert (few.layout, few.prediction, few.output_tokens_per_s) == ("", None, 0)
     assert "the smallest layout" in few.reason
     (never,) = capacity(inputs("slo.ttft_s=0.001"), [8]).points
     assert "without any load" in never.reason
@@ -329,3 +330,4 @@ def test_every_term_names_its_source() -> None:
         named[term.name.startswith("engine")].add(term.source.split()[0])
     assert named[True] == {"engine"}
     assert "engine" not in named[False]
+    assert not any(term.hidden_s for term in found.terms)

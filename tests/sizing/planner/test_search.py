@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.plan import Inputs, plan_from, to_json
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
-from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import fewest_by_utilisation, one_replica_each
@@ -28,8 +28,16 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
+from sizing.planner.result import (
+    beyond_capacity,
+    far_over_budget,
+    fits_nowhere,
+    over_budget,
+    too_many,
+)
 from sizing.planner.search import Found, Infeasible, search
 from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator
+from sizing.planner.slo import Check
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
 
@@ -209,6 +217,47 @@ def test_the_nearest_miss_is_of_the_pools_asked_for(limit_s: float) -> None:
     assert answer.nearest.startswith("--mixed")
 
 
+@pytest.mark.parametrize("slots", [None, 4, 20])
+def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | None) -> None:
+    """Fewer leave room for the KV cache; more help where there are fewer than adapters."""
+    given = at(20.0)
+    if slots is not None:
+        lora = LoraSpec(max_loras=slots, max_lora_rank=8, max_cpu_loras=20, adapters=20)
+        given = replace(given, engine=replace(given.engine, lora=lora))
+    wide, narrow = (
+        one_replica_each(at(20.0), Layout.split(tp, tp, "h100-sxm"), StepModels(at(20.0)))
+        for tp in (2, 1)
+    )
+    limits = [Check(metric="ttft", percentile="p99", seconds=s, limit_s=1.0) for s in (0.5, 0.6)]
+    nowhere = fits_nowhere(given, ["one", "another"])
+    loaded = too_many(
+        [(limits[0], wide), (limits[0], narrow), (limits[1], narrow)], given, max_gpus=8
+    )
+
+    assert ("max_loras" in nowhere.way_out) == (slots is not None)
+    assert (nowhere.missed_by, nowhere.nearest) == ("another", None)
+    assert nowhere.reason.endswith(": another")
+    assert ("max_loras" in loaded.way_out) == (slots == 4)
+    assert (loaded.nearest, loaded.nearest_gpus) == (str(narrow), 2)
+    assert loaded.missed_by.startswith("nothing on an idle system (TTFT p99 500.0 ms of 1.00 s)")
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_refusals_count_the_gpus_beyond_the_budget(spares: int) -> None:
+    given = with_search(20.0, spare_replicas=spares)
+    tight = replace(given, cluster=replace(given.cluster, max_gpus=4))
+    five = one_replica_each(tight, Layout.split(1, 1, "h100-sxm"), StepModels(tight)).sized(3, 2)
+    found = (
+        over_budget(five, tight, needed=7),
+        beyond_capacity(five, tight),
+        far_over_budget(five, tight),
+    )
+    assert [each.missed_by for each in found] == ["3 GPUs", "at least 1 GPUs", "about 1 GPUs"]
+    assert [each.nearest_gpus for each in found] == [7, 5, 5]
+    said = "with 1 prefill and 1 decode spare replicas"
+    assert (said in found[0].reason) == ("spare" in found[0].reason) == (spares == 1)
+
+
 def test_a_budget_too_small() -> None:
     """Too few GPUs: the number that would do it, which then does it."""
     tight = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=4))
@@ -227,14 +276,6 @@ def test_pairs_that_the_connector_cannot_make() -> None:
     assert pairing_rule(model, Layout.split(8, 2, "h100-sxm")) is None
     assert pairing_rule(model, Layout.split(16, 8, "h100-sxm")) is not None
     assert pairing_rule(model, Layout.split(2, 3, "h100-sxm")) is not None
-
-
-@pytest.mark.parametrize(("prompt", "batched"), [(60, True), (4000, False)])
-def test_only_short_prompts_share_a_prefill_step(prompt: int, *, batched: bool) -> None:
-    """Prompts that leave compute idle are prefilled together; long ones alone (eq. L1)."""
-    load = replace(SMALL.workload, input_tokens=Lengths.fixed(prompt))
-    plan = proposed(inputs(replace(SMALL, workload=load)))
-    assert (plan.pool("prefill").max_num_seqs > 1) is batched
 
 
 def with_search(rate: float, **keys: object) -> Inputs:
@@ -298,6 +339,10 @@ def test_layouts_beyond_the_profile() -> None:
     cuts = {shape.slicing for shape in legal_shapes(inputs(experts))}
     assert Slicing(tp=8, ep=8) in cuts
     assert Slicing(tp=8, dp=2, ep=16) in cuts
+    few = replace(SMALL, model=ModelChoice(id="mixtral-8x7b"), search=SearchChoice(tp=(1, 2)))
+    assert {Slicing(tp=2, ep=2), Slicing(dp=2, ep=2)} <= {
+        shape.slicing for shape in legal_shapes(inputs(few))
+    }
     assert all(shape.slicing.pp == 1 for shape in legal_shapes(with_search(2.0)))
 
 

@@ -58,6 +58,13 @@ def test_latencies_as_far_off_as_those_of_measured_loads_have_to_hold(
     assert (verdict.holds, verdict.bottleneck_role) == (False, bottleneck_role)
 
 
+@pytest.mark.parametrize(("prefill", "decode", "role"), [(1, 9, "prefill"), (99, 1, "decode")])
+def test_a_saturated_pool_needs_no_simulation(prefill: int, decode: int, role: str) -> None:
+    simulator = SloSimulator(Simulations(at(RATE)), StepErrors())
+    full = chosen().sized(prefill, decode).at_rate(1000.0)
+    assert simulator.verdict(full) == PlanVerdict(holds=False, bottleneck_role=role, requests=0)
+
+
 class Doubtful(SloSimulator):
     """A simulator whose seed 0 holds always, other seeds with three decode replicas or more."""
 

@@ -21,7 +21,7 @@ from minicluster.plan import Plan, read_plan
 from minicluster.stats.quantiles import LEVELS
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
-from sizing.planner.studies.pareto import front
+from sizing.planner.studies.pareto import DesignPoint, front, fronts
 from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_page import plan_page
 from tests.pages import figures_in
@@ -130,6 +130,18 @@ def test_front_is_what_no_other_point_beats(pairs: list[tuple[int, int]]) -> Non
         not any((a <= x and b <= y) and (a < x or b < y) for a, b in pairs) for x, y in pairs
     ]
     assert front(xs, ys).tolist() == expected
+
+
+def test_the_cost_of_a_design_is_gpus_watts_or_dollars_a_million_tokens() -> None:
+    point = DesignPoint(
+        label="", deployable=True, gpus=2, power_w=1400.0, price_usd_per_hour=5.0, ttft_s=1.0,
+        tpot_s=0.1, output_tokens_per_s=700.0, tokens_per_s_per_gpu=350.0,
+        tokens_per_s_per_user=10.0, meets_slo=True, candidate=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    for by, cost in (("gpus", 2), ("watts", 1400), ("usd", 1e6 * 5 / 3600 / 700)):
+        assert fronts([point], by=by)[0].xs == pytest.approx([cost])
+    with pytest.raises(InputError, match="--by usd"):
+        fronts([point, replace(point, price_usd_per_hour=None)], by="usd")
 
 
 def test_pareto(sizing: Sizing, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
 from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.replica import Replica
+from minicluster.engine_model.request_table import RequestTable
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.specs.step import Interference
@@ -278,6 +280,56 @@ def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
     assert found.remaining_tokens.mean() == pytest.approx(mean, rel=0.03)
     assert found.remaining_tokens.min() >= 1
     assert found.context_tokens.min() >= 1000
+
+
+def test_steps_are_slowed_by_what_the_replicas_of_the_other_pool_do_on_average() -> None:
+    """
+    t_p = t (1 + f + L g) + h for each prompt: three and one sequences are two on average.
+
+    t_d = t (1 + u f): one of two prefill replicas computes.
+    """
+    between = Interference(
+        prefill_fraction=0.2, prefill_per_sequence_fraction=0.1, prefill_per_request_s=0.5
+    )
+    step = linear(base_s=1.0, per_prefill_token_s=0.01)
+    slowed = PrefillWithInterference(step.spec, between)
+    limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, kv_blocks=100, block_size=16)
+    table = RequestTable([16] * 4, [9] * 4, [0] * 4)
+    slowed.decode = [Replica(table, step, limits) for _ in range(2)]
+    for request in range(4):
+        slowed.decode[request == 3].resume(request)
+    for replica in slowed.decode:
+        replica.start_stretch(0.0)
+
+    chunks = [(20, 0), (30, 0)]
+    assert slowed.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.2 + 2 * 0.1) + 2 * 0.5)
+    beside = DecodeWithInterference(step.spec, Interference(decode_fraction=0.4))
+    beside.prefill = [slowed.decode[0], Replica(table, step, limits)]
+    assert beside.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.4 / 2))
+    assert beside.decode_line(1)[0] == pytest.approx(1.0 * (1 + 0.4 / 2))
+
+
+def test_statistics_are_of_the_requests_that_count() -> None:
+    """From the end of the warm-up to the last arrival but those of the longest percent of E2E."""
+    found = simulate(chat(), chats(), seed=0)
+    arrived = np.flatnonzero(found.counts)
+    last_s = found.due_s.max() - np.quantile(found.e2e_s, 0.99)
+    assert arrived.tolist() == list(range(arrived[0], arrived[-1] + 1))
+    assert found.due_s[arrived[-1]] <= last_s < found.due_s[arrived[-1] + 1]
+    several = found.counts & (found.output_tokens > 1)
+    statistics = found.latencies()
+    for name, column in {
+        "ttft": found.ttft_s[found.counts],
+        "tpot": found.tpot_s[several],
+        "e2e": found.e2e_s[found.counts],
+        "stall": found.stall_s[several],
+    }.items():
+        assert found.series(name)[0].tolist() == column.tolist(), name
+        assert statistics[name]["mean"].value_s == pytest.approx(column.mean()), name
+        assert statistics[name]["p50"].value_s == pytest.approx(np.median(column), rel=0.01), name
+        assert len(found.series(name, of=1)[0]) == 0
+    gaps_s, numbers = found.counted_gaps()[:, :2].T
+    assert statistics["itl"]["mean"].value_s == pytest.approx(np.average(gaps_s, weights=numbers))
 
 
 def test_a_prompt_slows_the_decode_steps_from_its_begin_to_its_end() -> None:

@@ -110,3 +110,21 @@ def test_a_router_by_prefix_knows_a_conversation_by_its_session() -> None:
         shares[policy] = found.sum() / whole.sum()
     assert shares["prefix-aware"] > 0.95
     assert shares["round-robin"] < 0.7
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_each_conversation_goes_back_to_its_own_replica(again: int) -> None:
+    """Two begin at the same time on idle replicas; whichever goes on goes on where it was."""
+    arrivals = Arrivals(
+        due_s=np.array([0.0, 0.001, 60.0]),
+        input_tokens=np.array([1100, 1100, 1200]),
+        output_tokens=np.full(3, 5),
+        session=np.array([0, 1, again]),
+    )
+    pool = SimulatedPool(replicas=2, limits=LIMITS, step=STEP, prefix_cache=True)
+    for order in (arrivals, replace(arrivals, session=np.array([1, 0, again]))):
+        system = System(decode=pool, path=Path(), decode_policy="prefix-aware")
+        assert order.session is not None
+        *first, back = simulate(system, order, seed=0).decode_of.tolist()
+        assert sorted(first) == [0, 1]
+        assert back == first[order.session.tolist().index(again)]

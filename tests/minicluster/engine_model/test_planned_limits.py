@@ -1,0 +1,68 @@
+"""What a plan's pools and engine are to the scheduler of each of their batches, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minicluster.engine_model.planned_limits import planned_limits, planned_offload
+from minicluster.errors import InputError
+from minicluster.plan import Deployment, Pool
+from minicluster.plan.deployment import KvOffload
+from sizing.catalog import find_model
+from tests.loadtest.made import make_plan
+from tests.serving.plans import make_pool
+
+TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+"""Of Llama-3.1-8B: keys and values of 32 layers, 8 heads of 128 values, 2 bytes each."""
+
+
+def planned(**engine: object) -> Deployment:
+    """Return a deployment of the model, blocks of 32 tokens, with other settings of the engine."""
+    found = make_plan().deployment
+    settings = replace(found.engine, block_size=32, **engine)  # type: ignore[arg-type]
+    return replace(found, model=find_model("llama-3.1-8b"), engine=settings)
+
+
+def mixed(pp: int, **changes: object) -> Pool:
+    """Return a pool of one replica of so many stages."""
+    return make_pool("mixed", tuple(range(pp)), pp=pp, **changes)
+
+
+@pytest.mark.parametrize(
+    ("pp", "sequences", "each", "tokens"),
+    [
+        (1, 40, 40, 100),
+        (1, 140, 140, 140),
+        (4, 40, 10, 100),
+        (4, 3, 1, 100),  # a batch without a sequence would be none
+    ],
+)
+def test_stages_share_the_sequences_of_a_replica(
+    pp: int, sequences: int, each: int, tokens: int
+) -> None:
+    """And its cache; a step has room for a token of each sequence."""
+    pool = mixed(pp, max_num_seqs=sequences, max_num_batched_tokens=100, kv_bytes=1e9)
+    found = planned_limits(planned(), pool)
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (each, tokens)
+    # A stage has its layers' part of a token's bytes, and of the cache as much for each batch.
+    assert found.kv_blocks == int(1e9 / (32 * TOKEN_BYTES / pp) / pp)
+    with pytest.raises(InputError, match="room for a block"):
+        planned_limits(planned(), replace(pool, kv_bytes=32 * TOKEN_BYTES - 1.0))
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("disk", [False, True])
+def test_tiers_hold_tokens_of_all_stages(pp: int, *, disk: bool) -> None:
+    """Host memory is that of each GPU; what it holds of a token are its own layers."""
+    reads = {"disk_bytes": 2e9, "disk_bytes_per_s": 3e9, "disk_path": "/kv"} if disk else {}
+    offload = KvOffload(host_bytes=1e9, host_bytes_per_s={"cpu": 5e9}, **reads)  # type: ignore[arg-type]
+    deployment, pool = planned(kv_offload=offload), mixed(pp)
+    found = planned_offload(deployment, pool)
+    assert found is not None
+    assert (found.host_tokens, found.host_token_s) == (int(1e9 / TOKEN_BYTES), TOKEN_BYTES / 5e9)
+    on_disk = (int(2e9 / TOKEN_BYTES), TOKEN_BYTES / 3e9) if disk else (0, 0.0)
+    assert (found.disk_tokens, found.disk_token_s) == on_disk
+    assert planned_offload(deployment, replace(pool, role="decode")) is None
+    assert planned_offload(planned(), pool) is None
