@@ -56,6 +56,7 @@ class RecipeSettings(Spec):
         token_budget: tokens of a step.
         prompts_per_step: nominal prompts that the token budget holds, in place of a number.
         captured_tokens: steps with prompts of at most this many tokens are CUDA graphs.
+        launch_layer_s: that the host takes to launch a layer of those that are none.
         receive_steps: decode steps from one look at new requests to the next.
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
@@ -64,6 +65,7 @@ class RecipeSettings(Spec):
     token_budget: int | None = None
     prompts_per_step: int | None = None
     captured_tokens: int | None = None
+    launch_layer_s: float | None = None
     receive_steps: int | None = None
     wait_steps: int | None = None
     wait_fraction: float | None = None
@@ -127,6 +129,15 @@ class DrawnLengths(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRange(Spec):
+    """The shortest and longest prompt of a source whose rows only say what they have on average."""
+
+    source: str
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedPrompts(Spec):
     """
     A source that sends the same prompts at one rate after another to one server.
@@ -163,6 +174,7 @@ class Acceptance(Spec):
 class _Protocols(Spec):
     workloads: tuple[MeasurementProtocol, ...]
     lengths: tuple[DrawnLengths, ...]
+    prompt_ranges: tuple[PromptRange, ...]
     replays: tuple[ReplayedPrompts, ...]
     recipes: tuple[Recipe, ...]
     acceptances: tuple[Acceptance, ...]
@@ -197,6 +209,13 @@ def jitter_of(source: str, model: str) -> float:
     """Return the length jitter of rows that do not say; 0 where nothing is known of them."""
     known = (each for each in _protocols().lengths if (each.source, each.model) == (source, model))
     return next((each.length_jitter for each in known), 0.0)
+
+
+def prompt_range_of(row: MeasuredRow) -> PromptRange | None:
+    """Return the range of an open row's prompts; `None`: it is not known, or they are alike."""
+    if row.load != "open" or not row.means_only:
+        return None
+    return next((each for each in _protocols().prompt_ranges if each.source == row.source), None)
 
 
 def acceptance_of(row: MeasuredRow) -> Acceptance | None:

@@ -14,17 +14,27 @@ from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals, length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.evidence.protocol import PoolSettings, protocol_of, sent_earlier
+from sizing.evidence.protocol import PoolSettings, prompt_range_of, protocol_of, sent_earlier
 from sizing.latency.collectives import path_coefficients
 from sizing.latency.step_table import step_table
 from sizing.simulation.system import Path, SimulatedPool, System
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sizing.evidence.row import Group, MeasuredRow
     from sizing.evidence.row_config import RowConfig
 
-REQUEST_S = 7.0e-3
-"""An engine's own API server: measured rows have no Ray Serve before it (configs/engines)."""
+REQUEST_S = 6.15e-3
+"""
+An engine's own API server: measured rows have no Ray Serve before it. The 7 ms of configs/engines
+are of prompts of some 500 tokens; their tokenisation is counted apart.
+"""
+TOKENISE_S = 1.7e-6
+"""
+Per token of a prompt: a byte-level BPE on one core, texts of 100 kB (docs/validation.md, "Prompt
+length at the endpoint", 2026-11-23).
+"""
 REQUESTS_PER_USER = 10
 """InferenceX: prompts per unit of concurrency; taken for every closed loop."""
 OPEN_REQUESTS = 1500
@@ -32,6 +42,9 @@ OPEN_REQUESTS = 1500
 MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
 LARGEST_STEP_TOKENS = 65_536
+RATES = -500.0, 501.0
+"""Of an exponential distribution on a range of length 1; their halves never meet at 0."""
+BISECTIONS = 50
 SEED = 20261120
 
 
@@ -57,7 +70,7 @@ def row_system(
         seqs = protocol.max_batch_size if protocol else config.max_num_seqs
         blocks = _kv_blocks(row, config, group, spare)
         pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
-        return System(decode=pool, path=Path(request_s=REQUEST_S))
+        return System(decode=pool, path=Path(request_s=_request_s(row)))
     prefill, decode = row.groups
     pull = path_coefficients(
         config.machine,
@@ -70,13 +83,18 @@ def row_system(
         prefill=_split_pool(row, config, prefill),
         decode=decode_pool,
         path=Path(
-            request_s=REQUEST_S + _look_s(row, config, decode_pool),
+            request_s=_request_s(row) + _look_s(row, config, decode_pool),
             transfer_base_s=pull.transfer_base_s,
             transfer_per_token_s=pull.transfer_per_token_s,
         ),
         decode_policy=ROUND_ROBIN,
         prefill_policy=ROUND_ROBIN,
     )
+
+
+def _request_s(row: MeasuredRow) -> float:
+    """Seconds of the API server, with the tokenisation of a mean prompt."""
+    return REQUEST_S + TOKENISE_S * (1 - row.length_jitter / 2) * row.isl
 
 
 def queues_of(row: MeasuredRow) -> int:
@@ -136,7 +154,9 @@ def _most_blocks(row: MeasuredRow, config: RowConfig) -> int:
     """Blocks of a row's longest request, with the drafts beyond its last step's tokens."""
     engine = config.machine.engine
     ahead = (1 + LOOKAHEAD_STEPS) * engine.speculative_tokens
-    return math.ceil((row.isl + row.osl + ahead) / engine.block_size)
+    known = prompt_range_of(row)
+    prompt = row.isl if known is None else known.longest
+    return math.ceil((prompt + row.osl + ahead) / engine.block_size)
 
 
 def _pool(
@@ -234,8 +254,29 @@ def _drawn(
         rng.permutation(length_quantiles(each, count)).astype(np.int64)
         for each in (inputs, outputs)
     )
+    known = prompt_range_of(row)
+    if known is not None and count > 1:
+        quantiles = cut_exponential(row.isl, known.shortest, known.longest, count)
+        input_tokens = rng.permutation(quantiles).astype(np.int64)
     arrivals = drawn(workload, source, count=count, seed=SEED)
     return replace(arrivals, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def cut_exponential(mean: float, low: float, high: float, count: int) -> NDArray[np.float64]:
+    """
+    Return *count* equally likely lengths of an exponential distribution cut to [low, high].
+
+    Of all distributions on a range it is the one of maximum entropy that has the mean: it assumes
+    nothing else (docs/model.md, eq. V2).
+    """
+    share = (mean - low) / (high - low)
+    least, most = RATES  # per range; the mean falls with the rate
+    for _ in range(BISECTIONS):
+        rate = (least + most) / 2
+        higher = 1 / rate - 1 / math.expm1(rate) > share
+        least, most = (rate, most) if higher else (least, rate)
+    levels = (np.arange(count) + 0.5) / count
+    return np.rint(low - (high - low) * np.log1p(levels * math.expm1(-rate)) / rate)
 
 
 def _lengths(nominal: int, jitter: float) -> Lengths:

@@ -10,6 +10,7 @@ from sizing.evidence.row_config import row_config
 from sizing.evidence.row_system import (
     MOST_REQUESTS,
     OPEN_REQUESTS,
+    cut_exponential,
     queues_of,
     row_arrivals,
     row_system,
@@ -36,6 +37,11 @@ MINIMAX = {
 }  # fmt: skip
 MINIMAX_ROW = QWEN | MINIMAX | {"isl": "1024"}
 OSS = {"engine": "vllm", "model": "openai/gpt-oss-120b", "weight_dtype": "fp4"}
+LLAMA = {"engine": "vllm", "model": "meta-llama/Llama-3.1-70B"}
+SHARE_GPT = {
+    "source": "iog", "load": "open", "requests_per_s": "32", "requests": "200",
+    "lengths": "distribution", "isl": "205", "osl": "217",
+}  # fmt: skip
 BUDGET = {"max_num_batched_tokens": "4096"}
 
 
@@ -47,6 +53,32 @@ def test_lengths_are_drawn_as_the_schema_says() -> None:
     assert found.input_tokens.mean() == pytest.approx(900, rel=0.01)
     np.testing.assert_array_equal(found.output_tokens, again.output_tokens)
     assert set(row_arrivals(row(), queues=1).input_tokens) == {1024}
+
+
+def test_prompts_of_a_known_range_are_drawn_from_it() -> None:
+    """Exponential between the shortest and the longest, with the row's mean; else all alike."""
+    found = row_arrivals(row(**SHARE_GPT), queues=1).input_tokens
+    assert found.mean() == pytest.approx(205, rel=0.01)
+    assert 4 <= found.min() < 10
+    assert 900 < found.max() <= 1024
+    below = np.mean(found < 205)
+    assert below == pytest.approx(1 - np.exp(-1), abs=0.03)  # as of an exponential distribution
+    assert set(row_arrivals(row(**SHARE_GPT | {"source": "here"}), queues=1).input_tokens) == {205}
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(24, 20), (514, 1020 / 12**0.5), (1004, 20)])
+def test_a_cut_exponential_has_its_mean(mean: float, spread: float) -> None:
+    """In the middle of the range it is uniform; near an end it is as narrow as that is near."""
+    found = cut_exponential(mean, 4, 1024, 4000)
+    assert found.mean() == pytest.approx(mean, abs=0.2)
+    assert found.std() == pytest.approx(spread, rel=0.02)
+
+
+def test_a_longer_prompt_is_tokenised_for_longer() -> None:
+    """7 ms with a prompt of 500 tokens, 1.7 ms more for each further 1,000."""
+    asked = [row(isl=tokens) for tokens in ("500", "4500")]
+    found_s = [row_system(each, row_config(each)).path.request_s for each in asked]
+    assert found_s == pytest.approx([7e-3, 13.8e-3])
 
 
 def test_queues_share_users_and_batches() -> None:
@@ -119,9 +151,11 @@ def test_a_recipe_is_that_of_its_loads_and_widths() -> None:
         (MINIMAX | {"measured": "2026-04-06"}, "captured_tokens", None),
         (OSS | {"engine_version": "0.18.0"}, "captured_tokens", 2048),
         (OSS | {"engine_version": "0.11.2"}, "captured_tokens", None),
+        (LLAMA, "launch_layer_s", 0.75e-3),
+        (LLAMA | {"gpu": "h200-sxm"}, "launch_layer_s", None),
     ],
 )
-def test_recipes_of_inferencex(cells: dict[str, str], setting: str, value: int | None) -> None:
+def test_recipes_of_inferencex(cells: dict[str, str], setting: str, value: float | None) -> None:
     """What SGLang, and vLLM, were started with: by GPU, model, users, day and version."""
     users = {"concurrency": cells.get("users", "64")}
     assert getattr(recipe_of(row(**QWEN | cells | users)), setting) == value
@@ -135,3 +169,4 @@ def test_a_recipe_reaches_the_engine_and_its_scheduler() -> None:
     found = [row_config(row(**MINIMAX_ROW | cells)) for cells in ({}, {"isl": "8192"}, BUDGET)]
     assert [each.token_budget for each in found] == [2048, 16384, 4096]
     assert {each.machine.engine.captured_tokens for each in found} == {2048}
+    assert row_config(row(**QWEN | LLAMA)).machine.engine.launch_layer_s == 0.75e-3

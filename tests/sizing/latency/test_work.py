@@ -28,9 +28,17 @@ SLICINGS = [
     Slicing(tp=tp, dp=dp, ep=ep)
     for tp in (1, 2, 8) for dp in (1, 2, 8) for ep in (1, 2, 16) if (tp * dp) % ep == 0
 ]  # fmt: skip
-WHOLE = {"q down", "kv down", "index q", "index k", "moe router", "norm", "index prefill",
+WHOLE = {"q and kv down", "kv down", "index q", "index k", "moe router", "norm", "index prefill",
          "index decode"}  # fmt: skip
 """Ops that every GPU of a copy of attention does whole."""
+
+
+def test_down_projections_of_one_input_are_one_gemm() -> None:
+    """DeepSeek-V3's of queries, keys and values: 7,168 by 1,536 + 512 + 64."""
+    ops = step_ops(catalog.find_model("deepseek-v3"), decode_load(8, 100), slicing=Slicing())
+    down = {op.name: (op.inner, op.columns) for op in ops if op.name.endswith(" down")}
+    assert down["q and kv down"] == (7168, 1536 + 512 + 64)
+    assert "kv down" not in down
 
 
 @pytest.mark.parametrize("name", MODELS)
