@@ -104,8 +104,6 @@ class EngineProfile(Spec):
         prompt_expert_layer_s: per layer with experts of a step that holds prompts: such steps are
             not captured whole, and experts take many kernels.
         captured_tokens: steps of at most this many tokens are captured all the same.
-        launch_layer_s: that the host takes to launch the kernels of a layer one by one; a step with
-            prompts that is not captured takes at least as long.
         prompt_compile_s: per step that holds prompts of a model with gated delta layers, one of
             whose kernels is compiled for each number of tokens that a step has not had before.
         prompt_compile_until: first version that compiles this kernel once.
@@ -168,7 +166,6 @@ class EngineProfile(Spec):
     per_exchange_s: NotNegative = 0.0
     prompt_expert_layer_s: NotNegative = 0.0
     captured_tokens: Whole = 0
-    launch_layer_s: NotNegative = 0.0
     prompt_compile_s: NotNegative = 0.0
     prompt_compile_until: tuple[int, ...] = ()
     transfer_per_descriptor_s: NotNegative = 0.0

@@ -95,7 +95,7 @@ def _predicted(row: MeasuredRow, config: RowConfig) -> RowPrediction:
         raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
     arrivals = row_arrivals(row, queues=1 if split else queues_of(row))
     system = row_system(row, config)
-    found = simulate(system, arrivals, seed=SEED)
+    found = simulate(system, arrivals, seed=SEED, gaps=False)
     if row.load == "static":  # measured as one: TTFT and the tokens after it of all together (V3)
         ttft_s, e2e_s = float(found.ttft_s.max()), float(found.e2e_s.max())
         tpot_s = (e2e_s - ttft_s) / (row.osl - 1) if row.osl > 1 else None
@@ -129,14 +129,14 @@ def _at_the_edge(
     apart, less than steps are known to. Who measures an open loop chooses a rate that is served:
     the slowest steps within the error that serve it are taken.
     """
-    alone = simulate(row_system(row, config), one_request(row), seed=SEED)
+    alone = simulate(row_system(row, config), one_request(row), seed=SEED, gaps=False)
     limit_s = OVERLOAD_RATIO * float(alone.ttft_s[0])
     if found.ttft_s.mean() <= limit_s:
         return found, ""
     served, note = found, ""
     for faster in FASTER:
         system = row_system(row, config, slowness=1 / faster)
-        again = simulate(system, arrivals, seed=SEED)
+        again = simulate(system, arrivals, seed=SEED, gaps=False)
         if again.ttft_s.mean() > limit_s and not note:
             break
         if again.ttft_s.mean() > limit_s:
@@ -155,10 +155,10 @@ def _overload(
     ttft_s = float(found.ttft_s.mean())
     if ttft_s <= OVERLOAD_S:
         return None
-    unloaded_s = float(simulate(system, one_request(row), seed=SEED).ttft_s[0])
+    unloaded_s = float(simulate(system, one_request(row), seed=SEED, gaps=False).ttft_s[0])
     limit_s = max(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
     roomier = row_system(row, config, spare=SPARE_FRACTION)
-    again = simulate(roomier, row_arrivals(row, queues=queues_of(row)), seed=SEED)
+    again = simulate(roomier, row_arrivals(row, queues=queues_of(row)), seed=SEED, gaps=False)
     if min(ttft_s, float(again.ttft_s.mean())) <= limit_s:
         return None
     tokens = system.decode.limits.max_tokens

@@ -56,7 +56,6 @@ class RecipeSettings(Spec):
         token_budget: tokens of a step.
         prompts_per_step: nominal prompts that the token budget holds, in place of a number.
         captured_tokens: steps with prompts of at most this many tokens are CUDA graphs.
-        launch_layer_s: that the host takes to launch a layer of those that are none.
         receive_steps: decode steps from one look at new requests to the next.
         wait_steps: most steps that prompts wait for others while sequences decode.
         wait_fraction: share of the token budget that, once filled, ends the wait.
@@ -65,7 +64,6 @@ class RecipeSettings(Spec):
     token_budget: int | None = None
     prompts_per_step: int | None = None
     captured_tokens: int | None = None
-    launch_layer_s: float | None = None
     receive_steps: int | None = None
     wait_steps: int | None = None
     wait_fraction: float | None = None

@@ -113,8 +113,8 @@ def row_config(row: MeasuredRow) -> RowConfig:
     recipe = recipe_of(row) if len(row.groups) == 1 else RecipeSettings()
     ahead = not release(version) or release(version) >= rules.async_scheduling_since
     here = _host_times(row, engine.on(gpu), version=version, ahead=ahead)
-    own = {name: getattr(recipe, name) for name in ("captured_tokens", "launch_layer_s")}
-    here = replace(here, **{name: value for name, value in own.items() if value is not None})
+    if recipe.captured_tokens is not None:
+        here = replace(here, captured_tokens=recipe.captured_tokens)
     return RowConfig(
         machine=Machine(
             model=model,

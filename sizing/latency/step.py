@@ -125,7 +125,7 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
     Split the seconds of a step into terms.
 
         t = sum of ops + sum of exchanges + L t_layer + [prompts] L_e t_expert + X t_exchange
-            + t_step + B t_seq, at least B t_stream, and L t_launch where kernels are launched
+            + t_step + B t_seq, at least B t_stream
         (docs/model.md, eq. S5)
 
     Adapters add the ops of eq. W12. An engine that drafts tokens verifies them in the step, and
@@ -169,16 +169,8 @@ def step_terms(machine: Machine, load: StepLoad, *, slicing: Slicing) -> tuple[T
         waits = exposed * np.asarray(sum(term.seconds for term in terms))
         terms = (*terms, Term("engine between drafts", "S10", waits, launch_s=waits))
     streamed = engine.per_token_stream_s * (load.prompts + load.sequences)
-    launched = engine.launch_layer_s * machine.model.num_layers * _eager(engine, load)
-    for name, least in (("engine streams tokens", streamed), ("engine launches", launched)):
-        rest = np.maximum(0.0, least - sum(term.seconds for term in terms))
-        terms = (*terms, Term(name, "S5", rest, launch_s=rest))
-    return terms
-
-
-def _eager(engine: EngineProfile, load: StepLoad) -> NDArray[np.float64]:
-    """Return 1 for steps with prompts whose kernels are launched one by one, else 0."""
-    return np.where((load.prompts > 0) & (load.tokens > engine.captured_tokens), 1.0, 0.0)
+    rest = np.maximum(0.0, streamed - sum(term.seconds for term in terms))
+    return *terms, Term("engine streams tokens", "S5", rest, launch_s=rest)
 
 
 def _with_overlap(
@@ -436,7 +428,8 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
     expert_layers = machine.model.num_layers - machine.model.num_dense_layers
-    prompts, eager = np.where(load.prompts > 0, 1.0, 0.0), _eager(engine, load)
+    prompts = np.where(load.prompts > 0, 1.0, 0.0)
+    eager = np.where(load.tokens > engine.captured_tokens, prompts, 0.0)
     terms = {
         "engine per layer": engine.per_layer_s * machine.model.num_layers * one,
         "engine per exchange": engine.per_exchange_s * exchanges * one,

@@ -73,6 +73,9 @@ SLACK_CEILING = 1.05
 ESTIMATE_TOLERANCE = 0.9
 """Factor on an estimated cost by which simulation may turn out cheaper."""
 
+WORTH_A_LOOK = 1.2
+"""Cost, over the cheapest pools that hold in a quick run, up to which layouts have one, too."""
+
 NO_LIMIT = float("inf")
 """Cost below which every configuration is."""
 
@@ -293,7 +296,7 @@ class LayoutSearch:
             estimate = cost(self.inputs, bounded.slow.sized(*guess))
             least = estimate if shape in self._longer else estimate * ESTIMATE_TOLERANCE
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
-            if least >= cheapest or estimate >= held.get(layout, NO_LIMIT):
+            if least >= cheapest * WORTH_A_LOOK or estimate >= held.get(layout, NO_LIMIT):
                 continue
             if tried >= (FINALISTS if cheapest < NO_LIMIT else MOST_TRIED):
                 break

@@ -203,7 +203,8 @@ def _measured(run: Observed) -> dict[tuple[str, str], float]:
 
 
 def _predicted(run: Observed, model: StepModel) -> dict[tuple[str, str], float]:
-    found: Outcome = simulate(deployed_system(run.deployment, model), run.arrivals, seed=SEED)
+    system = deployed_system(run.deployment, model)
+    found: Outcome = simulate(system, run.arrivals, seed=SEED, gaps=False)
     phases = {name: phase_s(found.parts_s, name) for name in PHASES}
     known = {name: seconds for name, seconds in phases.items() if seconds is not None}
     return _statistics({"ttft": found.ttft_s, "tpot": found.tpot_s, **known}, run.counts)

@@ -182,23 +182,6 @@ def test_small_steps_with_prompts_are_captured() -> None:
     assert seconds == pytest.approx([0.0, engine.prompt_expert_layer_s * layers])
 
 
-def test_a_step_waits_for_its_launches() -> None:
-    """One with prompts that is no CUDA graph takes at least what the host needs for its layers."""
-    here = machine()
-    prompt, decode = prefill_load(900), decode_load(64, 2000)
-
-    def found_s(load: StepLoad, **engine: float) -> float:
-        return float(
-            step_s(replace(here, engine=replace(here.engine, **engine)), load, slicing=TP8)
-        )
-
-    whole_s = 0.01 * here.model.num_layers
-    assert found_s(prompt, launch_layer_s=0.01) == pytest.approx(whole_s)
-    assert found_s(prompt, launch_layer_s=1e-6) == found_s(prompt) < whole_s
-    assert found_s(prompt, launch_layer_s=0.01, captured_tokens=900) == found_s(prompt)
-    assert found_s(decode, launch_layer_s=0.01) == found_s(decode)
-
-
 def test_published_first_token_times() -> None:
     engine = next(e for e in catalog.engines() if (e.name, e.version) == ("trtllm", "0.9.0"))
     errors = []
