@@ -259,7 +259,7 @@ class WorkloadSpec(Spec):
 
     @property
     def has_users(self) -> bool:
-        """Whether a rate follows from users."""
+        """Tell whether users are given in place of a rate, for the load or for a class."""
         return self.users is not None or any(each.users is not None for each in self.classes)
 
     @property

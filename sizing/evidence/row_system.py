@@ -43,7 +43,8 @@ MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
 LARGEST_STEP_TOKENS = 65_536
 RATES = -500.0, 501.0
-"""Of an exponential distribution on a range of length 1; their halves never meet at 0."""
+"""Bounds of the rate of a cut exponential distribution, per length of its range. They are not
+symmetric, so that no bisection tries the rate 0, which has no exponential."""
 BISECTIONS = 50
 SEED = 20261120
 

@@ -21,7 +21,7 @@ UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload")
 """Begins of the keys of an engine that no deployment's file says."""
 RATIO, RATIO_LABEL = "--characters-per-token", "Characters per token"
 GROUPS = {"workload.": "load", "slo.": "limits", "cluster.": "GPUs"}
-"""What a scenario needs beside a model and its engine, by the begin of the keys."""
+"""Names of what a scenario has beside a model and its engine, by the first table of the key."""
 
 
 def deployment_texts(content: bytes, name: str, texts: Mapping[str, str]) -> dict[str, str]:

@@ -157,7 +157,7 @@ def test_phases_are_as_fine_as_the_server_reports_them(
 
 
 def test_phases_are_of_the_requests_that_report_them(alone: Resimulation) -> None:
-    """Of all where none does; requests that were not simulated have nothing beside them."""
+    """Requests without phases are left out; without a simulated request nothing is compared."""
     silent = [replace(each, phases_s={}) for each in as_simulated()]
     some = compare_phases(alone, [*as_simulated()[:20], *silent[20:]])
     assert some is not None

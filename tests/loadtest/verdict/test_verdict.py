@@ -291,7 +291,7 @@ def test_answers_of_unknown_length_give_no_tokens() -> None:
 
 
 def test_requests_count_in_the_order_of_their_arrival() -> None:
-    """Whatever their numbers are; the bursts of a percentile are bursts in time."""
+    """The numbers of requests do not matter: the bursts of a percentile are bursts in time."""
     run = make_run([make_sample(99 - k, k / 10) for k in range(100)])
     assert measurement_window(run).indices == tuple(range(99, -1, -1))
 

@@ -1,4 +1,4 @@
-"""What a plan's pools and engine are to the scheduler of each of their batches, by hand."""
+"""Limits of the scheduler that follow from a plan's pools and engine, by hand."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_every_query_of_the_dashboard_has_data_in_prometheus(
     # On a busy machine the admission controller may refuse; nothing else goes wrong.
     lost = [each for each in load.replies if not each.done and "retry-after" not in each.headers]
     assert lost == []
-    assert any(reply.done for reply in load.replies)
+    assert sum(reply.done for reply in load.replies) >= 0.9 * len(load.replies) > 0
     assert [*running.values()] == [cluster.replicas["prefill"]]
 
 
