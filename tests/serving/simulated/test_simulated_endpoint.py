@@ -44,10 +44,8 @@ def test_every_query_of_the_dashboard_has_data_in_prometheus(
             assert time.monotonic() < deadline_s, lacking
             time.sleep(1.0)
         running = prometheus.ask('minicluster_replicas{role="prefill", kind="running"}')
-    # On a busy machine the admission controller may refuse; nothing else goes wrong.
-    lost = [each for each in load.replies if not each.done and "retry-after" not in each.headers]
-    assert lost == []
-    assert sum(reply.done for reply in load.replies) >= 0.9 * len(load.replies) > 0
+    assert load.replies
+    assert [each for each in load.replies if not each.done] == []
     assert [*running.values()] == [cluster.replicas["prefill"]]
 
 
