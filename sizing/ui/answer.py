@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import streamlit as st
 
-import minicluster.pages
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
-from minicluster.pages.write import SCRIPT, plotly_script, render, render_parts, render_tiles
-from minicluster.plan import Inputs, Plan, to_json
-from minicluster.workload.day_profile import COLUMNS, read_profile
-from sizing.catalog import find_profile
-from sizing.planner.build_plan import NoPlan, at_planned_rate
+from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
+from minicluster.plan import Plan, to_json
+from sizing.planner.build_plan import NoPlan
 from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import predict
-from sizing.planner.studies.capacity import capacity
-from sizing.planner.studies.day import DayOptions, day
-from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
-from sizing.planner.studies.split_map import split_map
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
@@ -40,41 +31,31 @@ from sizing.report.plan_screen import (
     evidence_facts,
     headline,
 )
-from sizing.report.questions import capacity_page, day_page, decisions_page, split_map_page
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
 from sizing.report.today import today_table
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
 from sizing.stacks.export import NEED_IMAGE, TARGETS, export
 from sizing.ui import form
-from sizing.ui.dropped import as_file
+from sizing.ui.questions import Subject, draw_questions
+from sizing.ui.style import chart, kit, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.table import Table
 
-    from minicluster.pages.figure import Figure
-    from minicluster.pages.page import Page
     from sizing.planner.candidates import Candidate
     from sizing.planner.predict import PoolPrediction
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
 
-    Progress = Callable[[int, int], None]
-
 REQUESTS = 6_000
 """Requests simulated for the distributions: a p99 rests on 60 of them."""
-CHART_HEIGHT = 340
-"""Pixels."""
 TILE_WIDTH = 165
 """Pixels: two beside one another on a phone."""
-COLD_START_S = 120.0
-"""Seconds until a new replica answers, in the day of the further questions."""
 ALL = "All classes"
 """Tab of the questions about classes of requests together, where each has pools of its own."""
-SHARES = (0.25, 0.5, 1.0, 2.0)
-"""GPUs of the capacity curve, as shares of the plan's."""
 FACTS_OF = {
     "GPUs": ("Compared", "By confidence", "Network", "Routing", "Deployment"),
     "confidence": ("Confidence", "Simulated", "By confidence", "Measured", "Step times"),
@@ -105,23 +86,6 @@ class Answer:
     case: form.Case
     class_name: str
     plan: Plan = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """
-    What further questions are about; equal where case and class are.
-
-    Attributes:
-        class_name: of the class of requests that `inputs` are of; empty: those of all.
-        inputs: the scenario.
-        gpus: of its plan.
-    """
-
-    case: form.Case
-    class_name: str
-    inputs: Inputs = field(compare=False)
-    gpus: int = field(compare=False)
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +131,7 @@ def draw(case: form.Case) -> None:
     elif answers:
         *tabs, together = st.tabs([*(f"Pools of {each.class_name}" for each in answers), ALL])
         with together:
-            _questions(Subject(case, "", case.scenario(), gpus))
+            draw_questions(Subject(case, "", case.scenario(), gpus))
         for each, tab in zip(answers, tabs, strict=True):
             with tab:
                 st.markdown(f"#### {headline(each.plan)}")
@@ -184,7 +148,7 @@ def _draw(answer: Answer) -> None:
     _downloads(answer)
     _other_stacks(answer)
     _distributions(answer)
-    _questions(Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus))
+    draw_questions(Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus))
     with st.expander("Assumptions, errors and sources"):
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
 
@@ -409,26 +373,6 @@ def _zipped(files: Mapping[str, str]) -> bytes:
 # --- charts
 
 
-def chart(figure: Figure, class_name: str) -> None:
-    """Draw a chart of the page kit in the colours of this page."""
-    st.markdown(f"**{figure.title}**")
-    colours = palette(dark=st.context.theme.type == "dark")
-    shared = {
-        "height": CHART_HEIGHT,
-        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
-        "legend": {"orientation": "h", "x": 0, "y": -0.42, "yanchor": "top"},
-        "showlegend": len(figure.traces) > 1,
-    }
-    drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
-    st.plotly_chart(
-        coloured(drawn, colours),
-        key=f"{class_name}:{figure.title}",
-        config={"displaylogo": False},
-        alt=figure.caption,
-    )
-    st.caption(figure.caption)
-
-
 def _distributions(answer: Answer) -> None:
     with st.spinner(f"Simulating {REQUESTS:,} requests", show_time=True):
         outcome, slowed = _simulated(answer)
@@ -445,159 +389,3 @@ def _simulated(answer: Answer) -> tuple[Outcome, Outcome | None]:
     outcome = simulate(found, requests=REQUESTS)
     slow = None if found.confidence is None else simulate(as_confident(found), requests=REQUESTS)
     return outcome, slow
-
-
-# --- questions that take longer
-
-
-def _questions(about: Subject) -> None:
-    """Offer what takes longer, each by a button; what was asked stays."""
-    st.markdown("**Further questions**, each a search of its own")
-    name, inputs = about.class_name or about.case.base, about.inputs
-    counts = sorted({max(1, round(about.gpus * share)) for share in SHARES})
-    questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
-        (
-            "What do other numbers of GPUs carry?",
-            "The highest rate within the limits, a few seconds",
-            lambda said: capacity_page(name, capacity(inputs, counts, progress=said)),
-        ),
-        (
-            "When does splitting prefill and decode pay?",
-            "Lengths of prompts over answers, and the speed of the link: about half a minute",
-            lambda said: split_map_page(name, split_map(inputs, progress=said)),
-        ),
-        (
-            "What does each decision cost?",
-            "Router, percentile, confidence, precision and more: about two minutes",
-            lambda said: decisions_page(name, decisions(inputs, progress=said)),
-        ),
-    )
-    for question, takes, ask in questions:
-        _question(about, question, takes, ask)
-    _day_question(about, name)
-
-
-def _day_question(about: Subject, name: str) -> None:
-    """Offer autoscaling over a day that is dropped in, or a made-up one."""
-    given = st.file_uploader(
-        "Requests over a day",
-        key=f"{about.class_name}:day",
-        max_upload_size=1,
-        help=f"CSV of {COLUMNS}; without it a made-up day that peaks at the rate",
-    )
-
-    def ask(said: Progress) -> Page:
-        inputs = at_planned_rate(about.inputs)
-        rate = inputs.scenario.workload.requests_per_s
-        if given is None:
-            profile = read_profile(find_profile("sine-day"), rate)
-        else:
-            profile = as_file(given.getvalue(), given.name, lambda path: read_profile(path, rate))
-        options = DayOptions(cold_start_s=COLD_START_S)
-        return day_page(name, day(inputs, profile, options, progress=said))
-
-    question = "How many GPU-hours does autoscaling save over a day?"
-    takes = f"With cold starts of {COLD_START_S:.0f} s: `sizing day`"
-    _question(about, question, takes, ask, of="" if given is None else given.file_id)
-
-
-def _question(
-    about: Subject, question: str, takes: str, ask: Callable[[Progress], Page], *, of: str = ""
-) -> None:
-    """
-    Answer a question that was asked; another that is asked meanwhile only delays it.
-
-    Args:
-        of: what a question is about beside *about*: one of something else is not answered yet.
-    """
-    known: dict[tuple[Subject, str], Page] = st.session_state.setdefault("answers", {})
-    asked: set[tuple[Subject, str]] = st.session_state.setdefault("asked", set())
-    key = about, question + of
-    if key not in asked:
-        st.button(
-            question,
-            key=f"{about.class_name}:{question}",
-            help=takes,
-            on_click=asked.add,
-            args=(key,),
-        )
-        return
-    if key not in known:
-        bar = st.progress(0.0, question)
-
-        def said(done: int, total: int) -> None:
-            bar.progress(done / total, f"{question} {done} of {total}")
-
-        try:
-            known[key] = ask(said)
-        except MiniclusterError as error:
-            asked.discard(key)
-            st.error(str(error))
-            return
-        finally:
-            bar.empty()
-    page = known[key]
-    st.markdown(f"**{page.headline}**")
-    for figure in page.figures:
-        chart(figure, about.class_name)
-    sections = [part for part in page.parts if isinstance(part, Section)]
-    st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))
-
-
-CSS = (Path(minicluster.pages.__file__).parent / "page.css").read_text(encoding="utf-8")
-OWN = """
-.stMainBlockContainer { padding-top: 2.5rem; }
-h1 { font-size: 2rem !important; padding-top: 0 !important; }
-.kit { background: none; }
-.kit .tiles { margin: 0; grid-template-columns: 1fr; }
-.kit .tile { min-height: 92px; }
-.kit section {
-  padding: 10px 0; margin: 0; border: 0; border-radius: 0; background: none; overflow-x: auto;
-  animation: hidden-right linear; animation-timeline: scroll(self inline);
-}
-.kit td, .kit th { padding: 4px 7px; font-size: 13px; }
-.kit { container-type: inline-size; }
-[data-testid=stPopoverBody] .kit { width: min(640px, 78vw); }
-@keyframes hidden-right { from { box-shadow: inset -12px 0 8px -8px #8888; } }
-@container (width < 420px) { .kit td, .kit th { padding: 4px 3px; font-size: 12px; } }
-@container (width < 300px) {
-  .kit .facts :is(th, td) { display: block; width: auto; }
-  .kit .facts th { border: 0; padding-bottom: 0; }
-}
-.kit th { white-space: pre-line; }
-.kit.today td { white-space: normal; }
-.kit.said h2 { display: none; }
-.kit.said section { padding: 0; }
-.kit.said p { font-size: 14px; margin: 2px 0; overflow-wrap: anywhere; }
-[data-testid=stForm] [data-testid=stColumn] { min-width: 0; }
-"""
-STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
-"""Rules of page.css for everything inside an element of class `kit`, and for nothing else."""
-
-COLOUR = re.compile(r"var\((--[a-z]+)\)")
-
-
-def kit(*parts: Section, kind: str = "") -> str:
-    """Return sections as HTML that `STYLE` fits; *kind* is a class of its own rules."""
-    return f'<div class="{f"kit {kind}".strip()}">{render_parts(parts)}</div>'
-
-
-def lines(text: str) -> str:
-    """Return the lines of a text as HTML, a small paragraph each."""
-    return kit(Section("", tuple(Text(line) for line in text.splitlines())), kind="said")
-
-
-def palette(*, dark: bool) -> dict[str, str]:
-    """Return the colours of the style sheet by name."""
-    light_text, _, dark_text = CSS.partition("@media (prefers-color-scheme: dark)")
-    return dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", dark_text if dark else light_text))
-
-
-def coloured(value: Any, colours: dict[str, str]) -> Any:  # noqa: ANN401  (parts of a chart)
-    """Return a part of a chart with colours in place of their names."""
-    if isinstance(value, dict):
-        return {key: coloured(each, colours) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [coloured(each, colours) for each in value]
-    found = COLOUR.fullmatch(value) if isinstance(value, str) else None
-    return colours[found[1]] if found else value

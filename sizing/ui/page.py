@@ -9,7 +9,7 @@ import streamlit as st
 from minicluster.errors import InputError
 from sizing.planner.budget import budgets
 from sizing.ui import answer, dropped, form
-from sizing.ui.answer import STYLE
+from sizing.ui.style import STYLE, lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +149,7 @@ def _group(state: Any, at: int, group: form.FieldGroup) -> None:  # noqa: ANN401
             _traffic_fields(at)
         _said(state, at, group.title)
         if notes and state[f"{at}:{notes}"]:
-            st.html(answer.lines(state[f"{at}:{notes}"]))
+            st.html(lines(state[f"{at}:{notes}"]))
         _fields(state, at, group.fields)
         if group.title == "Model":
             st.file_uploader(

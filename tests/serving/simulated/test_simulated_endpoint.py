@@ -44,8 +44,10 @@ def test_every_query_of_the_dashboard_has_data_in_prometheus(
             assert time.monotonic() < deadline_s, lacking
             time.sleep(1.0)
         running = prometheus.ask('minicluster_replicas{role="prefill", kind="running"}')
-    assert load.replies
-    assert [each for each in load.replies if not each.done] == []
+    # A margin learned under the faults of other tests may still refuse some (docs/model.md, G5).
+    refusals = [each for each in load.replies if not each.done]
+    assert all(refused(each, 429, "slo_ttft", "slo_tpot") for each in refusals)
+    assert len(refusals) < len(load.replies)
     assert [*running.values()] == [cluster.replicas["prefill"]]
 
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from sizing.ui import serve
-from sizing.ui.answer import COLOUR, STYLE, coloured, palette
+from sizing.ui.style import COLOUR, STYLE, coloured, palette
 from tests.sizing.conftest import Sizing
 
 

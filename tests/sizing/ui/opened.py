@@ -1,0 +1,48 @@
+"""The page of `sizing ui`, run by Streamlit without a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+import sizing.ui
+
+PAGE = Path(sizing.ui.__file__).parent / "page.py"
+MIX = "chat-and-summaries-8b"
+QUICK = {"workload.requests_per_s": "2", "search.pools": "mixed"}
+
+
+def opened(query: dict[str, str] | None = None) -> AppTest:
+    """Open the page at an address."""
+    page = AppTest.from_file(PAGE, default_timeout=120)
+    for name, value in (query or {}).items():
+        page.query_params[name] = value
+    page.run()
+    assert not page.exception
+    return page
+
+
+def write(page: AppTest, texts: dict[str, str], case: int = 0) -> None:
+    """Type into fields, and press Plan."""
+    for key, text in texts.items():
+        page.get_by_key(f"{case}:{key}").set_value(text)
+    next(b for b in page.button if b.label == "Plan" and f"{case}:form" in b.form_id).click()
+    page.run()
+    assert not page.exception, page.exception[0].value
+
+
+def press(page: AppTest, label: str) -> None:
+    next(each for each in page.button if each.label == label).click()
+    page.run()
+    assert not page.exception
+
+
+def shown(page: AppTest) -> str:
+    """Return all tables and notes of a page."""
+    return " ".join(each.value for each in page.html)
+
+
+def drop(page: AppTest, key: str, name: str, content: str) -> None:
+    """Drop a file in; Plan takes it."""
+    page.get_by_key(f"0:{key}").set_value((name, content.encode(), "text/plain"))
