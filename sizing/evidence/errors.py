@@ -36,10 +36,10 @@ def class_of(row: MeasuredRow) -> str:
     if kind in CLASSES:
         return CLASSES[kind]
     try:
-        moe, gpu = find_model(row.model).moe is not None, find_gpu(row.gpu).name
+        model, gpu = find_model(row.model), find_gpu(row.gpu)
     except InputError:
         return "unknown"
-    return f"MoE, serving, {gpu_generation(gpu)}" if moe else "dense, serving"
+    return f"{'MoE' if model.moe else 'dense'}, serving, {gpu_generation(gpu.name)}"
 
 
 CLASSES = {"static": "static", "open": "open loop", "split": "split"}

@@ -242,7 +242,8 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
         residuals: of rows that nothing shipped was fitted on.
 
     Source: hierarchical credibility (Jewell 1975) for the centres; cross-conformal prediction
-        (Vovk 2015), leaving out groups, for the spreads.
+        (Vovk 2015), leaving out groups, for the spreads, which isotonic regression (Barlow et al.
+        1972) keeps from getting narrower with the distance.
 
     Ignores that rows far above and far below their centre are not equally frequent.
     """
@@ -360,18 +361,20 @@ def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, st
         scale = scales.get(kind, max(scales.values()))
         members = [each.stand_in for each in rows if kind in ("", each.kind)]
         logs = np.full((len(DISTANCES), len(LEVELS)), np.nan)
+        masses = np.zeros(len(DISTANCES))
         for distance in range(len(DISTANCES)):
             there = misses.distances == distance
             # A row that was left out several times counts once.
             most = np.where(own, len(members), OTHERS)
             times = np.where(own, (there & own).sum(), (there & ~own).sum())
             weights = there * np.minimum(1.0, most / np.maximum(times, 1))
+            masses[distance] = weights.sum()
             if there.any():
                 logs[distance] = _quantiles(scale * relative, weights, 2 * np.array(LEVELS) - 1)
         for distance in reversed(range(len(DISTANCES) - 1)):
             unseen = np.isnan(logs[distance])
             logs[distance, unseen] = logs[distance + 1, unseen]
-        logs = np.fmax.accumulate(logs)
+        logs = np.column_stack([_never_falling(each, masses) for each in logs.T])
         for distance, at in enumerate(logs.tolist()):
             found[rows[0].quantity, kind, distance] = Spread(
                 quantity=rows[0].quantity,
@@ -381,6 +384,21 @@ def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, st
                 stand_in_fraction=sum(members) / len(members),
             )
     return found
+
+
+def _never_falling(
+    values: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return values of which none falls: neighbours that would share their weighted mean."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            (low, first, many), (high, second, more) = blocks.pop(-2), blocks.pop()
+            total = first + second
+            mean = (low * first + high * second) / total if total else low
+            blocks.append((mean, total, many + more))
+    return np.repeat([each[0] for each in blocks], [each[2] for each in blocks])
 
 
 def _quantiles(

@@ -29,7 +29,7 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
             log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
             source=f"source-{group}",
             path=("loaded dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
-            row_class="dense, serving",
+            row_class="dense, serving, Hopper",
         )
         for group in range(4)
         for n in range(60)
@@ -53,7 +53,7 @@ def test_a_group_unlike_the_others_is_not_covered_without_it(split: str) -> None
     strange = odd["group", {"gpu": "generation"}.get(split, split) + "-3"]
     assert strange.covered_fraction < 0.1
     assert strange.median_error == pytest.approx(1 - np.exp(-1.5), abs=0.05)
-    assert odd["class", "dense, serving"].rows == 240
+    assert odd["class", "dense, serving, Hopper"].rows == 240
     assert odd["all", "all"].covered_fraction < even["all", "all"].covered_fraction
 
 
@@ -71,7 +71,7 @@ def test_every_model_and_gpu_has_a_family_and_a_generation() -> None:
 @pytest.mark.parametrize(
     ("cells", "name"),
     [
-        ({}, "dense, serving"),
+        ({}, "dense, serving, Hopper"),
         ({"load": "static", "batch_size": "4"}, "static"),
         ({"load": "open", "requests_per_s": "1"}, "open loop"),
         (SPLIT, "split"),

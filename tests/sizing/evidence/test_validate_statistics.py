@@ -96,6 +96,20 @@ def test_intervals_get_wider_with_the_distance() -> None:
     assert widths[-1] > 2 * widths[0]
 
 
+def test_few_rows_of_another_kind_widen_no_distance_beyond_them() -> None:
+    """Models of one dense family err by a factor of 7; of MoE families one model each is known."""
+    experts = [replace(each, path=("loaded MoE", *each.path[1:])) for each in nested(4)]
+    experts = [each for each in experts if each.path[4].endswith("-0")]
+    dense = [
+        replace(each, log_ratio=2.0 * (-1) ** (each.path[4].endswith("-0")))
+        for each in nested(5, families=1)
+    ]
+    alone, beside = (
+        fit_intervals(rows).spreads["ttft", "loaded MoE", 4] for rows in (experts, experts + dense)
+    )
+    assert beside.logs == pytest.approx(alone.logs, rel=0.25)
+
+
 def test_no_order_of_the_rows_changes_an_interval() -> None:
     """Equal rows give equal figures."""
     rows = nested(2, families=6)
