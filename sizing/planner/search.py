@@ -59,7 +59,7 @@ FINALISTS = 6
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""
 
 MOST_TRIED = 16
-"""The same where no size of any has held yet."""
+"""The same where no size of any has held yet, and of those that promise to cost less."""
 
 ROUNDS = 3
 """Times that layouts are looked at: again where precise runs end dearer than the quick ones."""
@@ -298,8 +298,10 @@ class LayoutSearch:
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
             if least >= cheapest * WORTH_A_LOOK or estimate >= held.get(layout, NO_LIMIT):
                 continue
-            if tried >= (FINALISTS if cheapest < NO_LIMIT else MOST_TRIED):
-                break
+            # Beyond the finalists: what costs less, its prefill pool being known from one of them.
+            promising = cheapest == NO_LIMIT or (shape in self._longer and estimate < cheapest)
+            if tried >= (MOST_TRIED if promising else FINALISTS):
+                continue
             tried += 1
             found = self._size(bounded, guess, self.quick, below)
             held_by = guess if found is None else found.sizes

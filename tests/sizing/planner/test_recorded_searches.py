@@ -72,7 +72,10 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "two kinds of GPU": ("mixed-gpus-70b", {"workload.requests_per_s": 3}),
     "experts": (EXPERTS, {"workload.requests_per_s": 4, "search.pools": "split"}),
     "experts, aggregated": (EXPERTS, {"workload.requests_per_s": 4, "search.pools": "mixed"}),
-    "experts, busy": (EXPERTS, {"workload.requests_per_s": 30, "workload.input_tokens": 1000}),
+    "experts, busy": (
+        EXPERTS,
+        {"workload.requests_per_s": 80, "search.pools": "split", "cluster.max_gpus": 1024},
+    ),
     "small, prompts of many lengths": (
         SMALL,
         {
