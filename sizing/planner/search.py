@@ -279,24 +279,28 @@ class LayoutSearch:
         """
         Estimate the size of every layout and batch limit, and size the cheapest quickly.
 
-        While no size of any holds, more are tried.
+        While no size of any holds, more are tried. Where pools are known to hold, only layouts that
+        may cost less are, the cheapest estimates first.
 
         Args:
             cheapest: cost of pools that are known to hold.
             but: layouts that are left out.
         """
         looks: list[QuickLook] = []
+        worth = WORTH_A_LOOK
         held, tried = dict[Layout, float](), 0
-        for bounded, sizes in self._estimated:
-            if bounded.slow.layout in but:
-                continue
+        todo = [each for each in self._estimated if each[0].slow.layout not in but]
+        if cheapest < NO_LIMIT:
+            worth = 1.0
+            todo.sort(key=lambda each: cost(self.inputs, each[0].slow.sized(*each[1])))
+        for bounded, sizes in todo:
             layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
             shape = layout.prefill
             guess = ceil(sizes[0] * self._longer.get(shape, 1)), sizes[1]
             estimate = cost(self.inputs, bounded.slow.sized(*guess))
             least = estimate if shape in self._longer else estimate * ESTIMATE_TOLERANCE
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
-            if least >= cheapest * WORTH_A_LOOK or estimate >= held.get(layout, NO_LIMIT):
+            if least >= cheapest * worth or estimate >= held.get(layout, NO_LIMIT):
                 continue
             # Beyond the finalists: what costs less, its prefill pool being known from one of them.
             promising = cheapest == NO_LIMIT or (shape in self._longer and estimate < cheapest)

@@ -76,6 +76,14 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
         EXPERTS,
         {"workload.requests_per_s": 80, "search.pools": "split", "cluster.max_gpus": 1024},
     ),
+    "experts, looked at again": (
+        EXPERTS,
+        {
+            "workload.requests_per_s": 30,
+            "search.pools": "split",
+            "engine.redundant_experts": 32,
+        },
+    ),
     "small, prompts of many lengths": (
         SMALL,
         {

@@ -85,16 +85,17 @@ def test_a_deployment_is_read_as_the_command_reads_it(
 
 
 @pytest.mark.parametrize(
-    "before", [{"scenario": MIX}, {"workload.requests_per_s": "", "workload.users": "9"}]
+    ("base", "changes"),
+    [(MIX, ()), (form.FIRST, (("workload.requests_per_s", ""), ("workload.users", "9")))],
 )
-def test_a_rate_that_was_read_is_in_place_of_classes_and_users(before: dict[str, str]) -> None:
-    page = opened({"scenario": form.FIRST, **before})
-    drop(page, "deployment", "record.json", json.dumps(RECORD))
-    write(page, {})
-    assert not page.error
-    assert page.get_by_key("0:workload.requests_per_s").value == "2"
-    assert page.get_by_key("0:workload.users").value == ""
-    assert "64 users in a closed loop became the rate" in shown(page)
+def test_a_rate_that_was_read_is_in_place_of_classes_and_users(
+    base: str, changes: tuple[tuple[str, str], ...]
+) -> None:
+    before = form.Case(base=base, changes=changes).texts()
+    read = dropped.deployment_texts(json.dumps(RECORD).encode(), "record.json", before)
+    load = form.Case.typed(base, before | read, "").scenario().scenario.workload
+    assert (load.requests_per_s, load.users, load.classes) == (2, None, ())
+    assert "64 users in a closed loop became the rate" in read["today.notes"]
 
 
 def test_pools_that_run_today_have_the_rate_that_their_users_send() -> None:
