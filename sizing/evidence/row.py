@@ -104,11 +104,11 @@ class MeasuredRow:
     tpot_p99_s: float | None
     token_budget: int | None
     max_num_seqs: int | None
-    measured: str = ""
-    num_requests: int | None = None
-    means_only: bool = False
-    speculative_tokens: int = 0
-    accepted_tokens: float | None = None
+    measured: str
+    num_requests: int | None
+    means_only: bool
+    speculative_tokens: int
+    accepted_tokens: float | None
     excluded: str = ""
 
     @property
