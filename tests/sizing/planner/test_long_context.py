@@ -85,6 +85,25 @@ def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) ->
     assert size <= on.engine.prompt_tokens_per_step
 
 
+def test_the_fewest_gpus_may_be_the_whole_budget(inputs: Inputs) -> None:
+    """Of one node: the slower TP4 misses a limit between both times; a faster one nothing holds."""
+    rule = find_rule("talk")
+    wide, narrow = long_prompt(
+        inputs, 4096, [parse_slicing(each) for each in ("TP8", "TP4")], rule
+    ).layouts
+    limits_s = (narrow.ttft_s, (wide.ttft_s + narrow.ttft_s) / 2, 0.9 * wide.ttft_s)
+    found = [
+        long_prompt(
+            Scenario.load("llama-2-70b-long", {"cluster.max_gpus": 8, "slo.ttft_s": limit_s}),
+            4096,
+            (),
+            rule,
+        ).fewest
+        for limit_s in limits_s
+    ]
+    assert [each and each.layout for each in found] == ["TP4", "TP8", None]
+
+
 def test_command(sizing: Sizing) -> None:
     """The table names the rule, the difference and the assumption; JSON is data only."""
     code, out, _ = sizing("long-context")
