@@ -12,6 +12,7 @@ from sizing import catalog
 from sizing.evidence.errors import class_of
 from sizing.evidence.evidence import SPLITS, HeldOutCoverage, leave_out, read_evidence
 from sizing.evidence.interval import RowResidual
+from sizing.evidence.row import kind_of
 from sizing.planner.error_model import interval_around, validation
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
@@ -83,6 +84,7 @@ def test_every_model_and_gpu_has_a_family_and_a_generation() -> None:
 def test_classes_of_rows(cells: dict[str, str], name: str) -> None:
     """The load decides where it is no closed loop, else experts and the GPU's generation."""
     assert class_of(row(**cells)) == name
+    assert (kind_of(row(**cells)) == "split") == (name == "split")
 
 
 def test_splits_are_printed(sizing: Sizing) -> None:
