@@ -1,4 +1,4 @@
-"""What the page answers when asked: studies around a plan, each a search of its own."""
+"""The further questions of the page: buttons that run a study of the plan and show its result."""
 
 from __future__ import annotations
 

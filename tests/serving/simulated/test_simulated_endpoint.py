@@ -34,20 +34,20 @@ def test_every_query_of_the_dashboard_has_data_in_prometheus(
     """A real Prometheus, which finds the endpoint by the configuration that is shipped."""
     queries = dashboard_queries()
     cluster.wait_until_whole()
+    cluster.wait_until_released()
     deadline_s = time.monotonic() + QUERIES_LIMIT_S
 
     with (
-        Load(cluster.base_url, 2, tokens=100, max_tokens=8) as load,
+        # One client: an idle cluster admits whatever margin other tests' faults left (eq. G5).
+        Load(cluster.base_url, 1, tokens=100, max_tokens=8) as load,
         scraping(cluster.base_url, tmp_path) as prometheus,
     ):
         while lacking := [query for query in queries if not prometheus.ask(query)]:
             assert time.monotonic() < deadline_s, lacking
             time.sleep(1.0)
         running = prometheus.ask('minicluster_replicas{role="prefill", kind="running"}')
-    # A margin learned under the faults of other tests may still refuse some (docs/model.md, G5).
-    refusals = [each for each in load.replies if not each.done]
-    assert all(refused(each, 429, "slo_ttft", "slo_tpot") for each in refusals)
-    assert len(refusals) < len(load.replies)
+    assert load.replies
+    assert [reply for reply in load.replies if not reply.done] == []
     assert [*running.values()] == [cluster.replicas["prefill"]]
 
 

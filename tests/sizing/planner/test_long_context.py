@@ -86,7 +86,11 @@ def test_chunks_flow_through_stages(inputs: Inputs, tokens: int, layout: str) ->
 
 
 def test_the_fewest_gpus_may_be_the_whole_budget(inputs: Inputs) -> None:
-    """Of one node: the slower TP4 misses a limit between both times; a faster one nothing holds."""
+    """
+    On one node of 8 GPUs, the TTFT limit decides: TP4 holds a loose one and TP8 a tighter one.
+
+    No layout holds a limit below the TTFT of TP8.
+    """
     rule = find_rule("talk")
     wide, narrow = long_prompt(
         inputs, 4096, [parse_slicing(each) for each in ("TP8", "TP4")], rule
