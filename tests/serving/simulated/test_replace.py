@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +142,19 @@ class Running:
         found = processes(self.state["cluster_id"])
         return {(each.role, each.pid) for each in found if each.role in roles}
 
+    def await_roles(self, expected: Iterable[str]) -> None:
+        """
+        Wait until the roles of all replicas are those expected; fail after half a minute.
+
+        Ray counts an actor as dead a moment before its process has ended.
+        """
+        roles = sorted(expected)
+        until(
+            lambda: sorted(role for role, _ in self.replicas()) == roles,
+            f"replicas of {roles}",
+            limit_s=30.0,
+        )
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Running]:
@@ -171,7 +184,9 @@ def kept(running: Running) -> Iterator[Running]:
     with Steady(running.url) as load:
         yield running
     assert running.failed(load.log) == []
-    assert (running.state, running.replicas()) == (state, replicas)
+    assert running.state == state
+    running.await_roles(role for role, _ in replicas)
+    assert running.replicas() == replicas
     assert len(replicas) == 3
 
 
@@ -243,6 +258,7 @@ def test_no_request_fails_while_a_plan_is_replaced(
         begin_s = load.now_s
         done = serving(running.place, "up", "other.json", "--replace", *adapters)
         end_s = load.now_s
+        running.await_roles(["decode", "decode", "ingress", "prefill", "prefill"])
         upgraded = running.replicas()
         scaled = serving(running.place, "scale", "--apply", "--prefill", "1")
         verified = serving(running.place, "verify")
@@ -259,8 +275,6 @@ def test_no_request_fails_while_a_plan_is_replaced(
     assert not any(decode in former for at_s, _, decode in pairs if at_s > end_s)
     assert len({pair[1:] for pair in pairs}) > 2, "both of the new replicas answer"
 
-    roles = sorted(role for role, _ in upgraded)
-    assert roles == ["decode", "decode", "ingress", "prefill", "prefill"]
     assert endpoint <= upgraded, "the endpoint's process stays"
     found = series(running.url)
     ttft_s = running.other.slo.ttft_s * SLOWDOWN
