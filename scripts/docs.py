@@ -9,6 +9,7 @@ of `sizing validate --evidence`, and from our functions.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tomllib
 from dataclasses import replace
@@ -25,6 +26,8 @@ from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from sizing.evidence.evidence import read_evidence
 from sizing.evidence.interval import DISTANCES
+from sizing.evidence.prediction import predict_row
+from sizing.evidence.row import MeasuredRow, read_rows
 from sizing.evidence.row_config import nearest_engine
 from sizing.latency.load import prefill_load
 from sizing.latency.step import Machine, step_s
@@ -77,6 +80,8 @@ def _validation() -> dict[str, Any]:
         "claims": _claims(evidence),
         "figures": figures,
         "static": _static_prefill(),
+        "h200": _measured_here(),
+        "h200_ops": len((PUBLISHED / "h200_ops.csv").read_text(encoding="utf-8").splitlines()) - 1,
         "ops": _published("op_fits"),
         "demo": _published("demo_runs"),
         "repeats": _published("demo_repeats"),
@@ -118,6 +123,24 @@ def _prefill_s(row: dict[str, Any]) -> float:
         engine=nearest_engine("trtllm", "0.5", catalog.engines())[0],
     )
     return float(step_s(machine, prefill_load(row["input_tokens"]), slicing=Slicing(tp=row["tp"])))
+
+
+def _measured_here() -> dict[str, Any]:
+    """Return our own rows with predictions, and how many lie inside the shipped intervals."""
+    intervals, rows = read_evidence().intervals, []
+    for row in read_rows(PUBLISHED / "measured_h200.csv"):
+        assert isinstance(row, MeasuredRow), row  # noqa: S101  (a file of ours)
+        predicted = predict_row(row)
+        found: dict[str, Any] = {"model": row.model, "isl": row.isl, "osl": row.osl}
+        for name in ("ttft", "tpot"):
+            measured_s, value_s = (getattr(of, f"{name}_s") for of in (row, predicted))
+            around = intervals.around(value_s, name, predicted.path)
+            found[name] = (measured_s, value_s, value_s / measured_s - 1)
+            found[f"{name}_inside"] = bool(around and around.low_s <= measured_s <= around.high_s)
+        rows.append({"users": round(row.amount), **found})
+    medians = {n: statistics.median(abs(row[n][2]) for row in rows) for n in ("ttft", "tpot")}
+    inside = {n: sum(row[f"{n}_inside"] for row in rows) for n in ("ttft", "tpot")}
+    return {**_published("measured_h200"), "rows": rows, "medians": medians, "inside": inside}
 
 
 def _errors(means: dict[str, float]) -> str:

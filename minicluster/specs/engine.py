@@ -38,8 +38,6 @@ class SchedulingRules(Spec):
         split_since: first version that serves prefill and decode apart; empty: every version. A
             row of split pools with a lower version names the version of the server around the
             engine (Dynamo), which says nothing of the engine's.
-        recipe_spare_tokens: recipes made for one load set the token budget to batch + prompt +
-            this many; `None`: they leave the default.
     """
 
     _TABLE: ClassVar[str] = "scheduling"
@@ -50,7 +48,6 @@ class SchedulingRules(Spec):
     fp8_kv: Annotated[str, choice("small", "requantised")]
     async_scheduling_since: tuple[int, ...]
     split_since: tuple[int, ...] = ()
-    recipe_spare_tokens: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

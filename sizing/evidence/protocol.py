@@ -55,6 +55,8 @@ class RecipeSettings(Spec):
     Attributes:
         token_budget: tokens of a step.
         prompts_per_step: nominal prompts that the token budget holds, in place of a number.
+        spare_tokens: of a recipe made for one load: what its token budget has beyond a prompt and
+            a token of every user, in place of a number.
         captured_tokens: steps with prompts of at most this many tokens are CUDA graphs.
         receive_steps: decode steps from one look at new requests to the next.
         wait_steps: most steps that prompts wait for others while sequences decode.
@@ -63,6 +65,7 @@ class RecipeSettings(Spec):
 
     token_budget: int | None = None
     prompts_per_step: int | None = None
+    spare_tokens: int | None = None
     captured_tokens: int | None = None
     receive_steps: int | None = None
     wait_steps: int | None = None

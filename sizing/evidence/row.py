@@ -74,7 +74,7 @@ class MeasuredRow:
         token_budget: tokens a step may hold, where known.
         max_num_seqs: sequences a step may hold on one attention rank, where known.
         measured: day, year first; empty: unknown.
-        num_requests: of an open loop, where known.
+        num_requests: of an open or closed loop, where known.
         means_only: its lengths are distributions of which only the means are known.
         speculative_tokens: drafted for each sequence and step; 0: none.
         accepted_tokens: of these, accepted on average; `None`: not counted.
@@ -184,7 +184,7 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
         token_budget=line.count("max_num_batched_tokens", default=0, least=0) or None,
         max_num_seqs=line.count("max_num_seqs", default=0, least=0) or None,
         measured=cells.get("measured", ""),
-        num_requests=line.requests(amount) if load == "open" else None,
+        num_requests=line.requests(amount if load == "open" else None),
         means_only=cells.get("lengths") == "distribution",
         speculative_tokens=drafts,
         accepted_tokens=accepted,
@@ -312,10 +312,10 @@ class _Line:
             raise self.error(column, f"a whole number from {least} to {most:,}")
         return int(value)
 
-    def requests(self, requests_per_s: float) -> int | None:
-        """Read the requests of an open loop: counted, or those of its duration; `None`: unknown."""
+    def requests(self, requests_per_s: float | None) -> int | None:
+        """Read how many requests were sent, by the duration if there is a rate; `None`: unknown."""
         duration_s = self.number("duration_s", default=0.0, least=0.0)
-        timed = min(MOST, math.ceil(duration_s * requests_per_s))
+        timed = min(MOST, math.ceil(duration_s * (requests_per_s or 0.0)))
         return self.count("requests", default=0, least=0) or timed or None
 
     def measured(self, column: str) -> float | None:

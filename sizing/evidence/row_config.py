@@ -176,16 +176,14 @@ def _drafting(
 
 
 def _token_budget(row: MeasuredRow, engine: EngineProfile, recipe: RecipeSettings) -> int:
-    """Tokens of a step where the row does not say: its recipe's, one for this load, the default."""
+    """Tokens of a step where the row does not say: its recipe's, or the engine's default."""
     if recipe.token_budget is not None:
         return recipe.token_budget
     if recipe.prompts_per_step is not None:
         return recipe.prompts_per_step * row.isl
-    rules = engine.scheduling
-    own_recipe = row.load == "closed" and not (row.length_jitter and rules.chunked_prefill)
-    if not own_recipe or rules.recipe_spare_tokens is None:
-        return engine.max_num_batched_tokens
-    return int(row.amount) + row.isl + rules.recipe_spare_tokens
+    if recipe.spare_tokens is not None:
+        return int(row.amount) + row.isl + recipe.spare_tokens
+    return engine.max_num_batched_tokens
 
 
 def nearest_engine(

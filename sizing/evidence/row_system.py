@@ -36,7 +36,7 @@ Per token of a prompt: a byte-level BPE on one core, texts of 100 kB (docs/valid
 length at the endpoint", 2026-11-23).
 """
 REQUESTS_PER_USER = 10
-"""InferenceX: prompts per unit of concurrency; taken for every closed loop."""
+"""InferenceX: prompts per unit of concurrency; of every closed loop whose row does not say."""
 OPEN_REQUESTS = 1500
 """Requests of an open loop whose row does not say how many or how long."""
 MOST_REQUESTS = 20_000
@@ -208,15 +208,18 @@ def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:
     """
     Draw the requests that one of *queues* equal queues of a row has.
 
-    A static batch and the first request of every user arrive at once. An open loop has as many
-    requests as the row or its protocol says (`requests`, or `duration_s` times the rate).
+    A static batch and the first request of every user arrive at once. A loop has as many requests
+    as the row or its protocol says (`requests`, or of an open one `duration_s` times the rate).
     """
     share = row.amount / queues
     if row.load == "static":
         return _drawn(row, math.ceil(share), RequestSource(users=math.ceil(share)))
     if row.load == "closed":
         users = math.ceil(share)
-        return _drawn(row, users * REQUESTS_PER_USER, RequestSource(users=users))
+        count = users * REQUESTS_PER_USER
+        if row.num_requests is not None:
+            count = max(users, math.ceil(row.num_requests / queues))
+        return _drawn(row, count, RequestSource(users=users))
     protocol = protocol_of(row)
     if protocol is not None:
         arrivals = _drawn(row, math.ceil(share * protocol.stage_s), RequestSource(), share)

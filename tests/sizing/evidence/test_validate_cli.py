@@ -31,7 +31,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name", ["measured_sample", "measured_sample_2"])
+@pytest.mark.parametrize("name", ["measured_sample", "measured_sample_2", "measured_h200"])
 def test_a_sample_of_public_rows_is_predicted_as_well_as_before(
     name: str, validate: Sizing, tmp_path: Path
 ) -> None:

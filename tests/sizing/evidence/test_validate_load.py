@@ -81,11 +81,13 @@ def test_a_longer_prompt_is_tokenised_for_longer() -> None:
 
 
 def test_queues_share_users_and_batches() -> None:
-    """Two copies of attention: half of the users each, who send ten requests; half of a batch."""
+    """Two copies of attention: half of the users, who send ten requests or as many as it says."""
     closed = row(tp="4", concurrency="9")
     assert queues_of(closed) == 2
     found = row_arrivals(closed, queues=2)
     assert (len(found), (found.previous < 0).sum()) == (50, 5)
+    found = row_arrivals(row(tp="4", concurrency="9", requests="36"), queues=2)
+    assert (len(found), (found.previous < 0).sum()) == (18, 5)
     piped, batch = {"tp": "2", "pp": "2"}, {"load": "static", "batch_size": "9"}
     assert queues_of(row(**piped)) == 4  # two batches under way in each copy
     assert queues_of(row(**piped | batch)) == 2
@@ -166,3 +168,14 @@ def test_a_recipe_reaches_the_engine_and_its_scheduler() -> None:
     found = [row_config(row(**MINIMAX_ROW | cells)) for cells in ({}, {"isl": "8192"}, BUDGET)]
     assert [each.token_budget for each in found] == [2048, 16384, 4096]
     assert {each.machine.engine.captured_tokens for each in found} == {2048}
+
+
+@pytest.mark.parametrize(
+    ("source", "budget"), [("here", 8192), ("silicon-internal", 8 + 1000 + 1500)]
+)
+def test_only_a_source_that_makes_recipes_has_a_budget_for_its_load(
+    source: str, budget: int
+) -> None:
+    """A prompt, a token of every user and some to spare; rows of others have the default."""
+    asked = row(source=source, gpu="h200-sxm", isl="1000", osl="100", concurrency="8")
+    assert row_config(asked).token_budget == budget
