@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from op_tables import shapes
 
+from minicluster.errors import InputError
 from minicluster.specs.model import DTYPE_BYTES
 from sizing import catalog
 from sizing.latency.roofline import op_time
@@ -25,9 +26,16 @@ SMALL = 128
 
 def main() -> int:
     """Print a line per kind of op, data type and range of sizes."""
-    gpu = catalog.find_gpu(sys.argv[1])
-    with Path(sys.argv[2]).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    if len(sys.argv) != 3:  # noqa: PLR2004
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        gpu = catalog.find_gpu(sys.argv[1])
+        with Path(sys.argv[2]).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (InputError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
     if gpu.efficiency is None:
         print(f"{gpu.name} has no efficiencies to compare")
         return 2

@@ -48,8 +48,13 @@ def main() -> int:
     parser.add_argument("ops", nargs="*", default=["gemm", "copy", "attention"])
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    torch.manual_seed(0)
     kinds = {"gemm": gemms, "copy": copies, "attention": attentions}
+    if unknown := sorted(set(chosen.ops) - set(kinds)):
+        parser.error(f"unknown ops {', '.join(unknown)}; expected of: {', '.join(kinds)}")
+    if not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA GPU here")
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
     lines = [line for name in chosen.ops for line in kinds[name]()]
     keys = list(dict.fromkeys(key for line in lines for key in line))
     with (chosen.out / f"ops_{'_'.join(chosen.ops)}.csv").open("w", newline="") as file:

@@ -92,6 +92,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="no load begins after this time")
     chosen = parser.parse_args()
+    if unknown := sorted(set(chosen.models) - set(SERVERS)):
+        parser.error(f"no loads for {', '.join(unknown)}; expected of: {', '.join(SERVERS)}")
+    chosen.out.mkdir(parents=True, exist_ok=True)
     end_s = time.monotonic() + 60 * chosen.minutes
     with ThreadPoolExecutor() as threads, ExitStack() as running:
         ups = {model: threads.submit(_up, model, chosen.out, running) for model in chosen.models}
