@@ -243,17 +243,22 @@ def test_requests_for_the_model_itself_wait_for_no_slot() -> None:
     assert run_virtual(ttft_s(1, one)) > alone_s + LORA.load_s
 
 
-def test_an_aborted_request_gives_back_its_blocks() -> None:
+@pytest.mark.parametrize("kv_reserved_fraction", [0.0, 1.0])
+def test_an_aborted_request_gives_back_its_blocks(kv_reserved_fraction: float) -> None:
+    """And those that were kept for its output, where an engine does so."""
+
     async def run() -> None:
         clock = EngineClock(1.0)
-        limits = replace(LIMITS, kv_blocks=8, max_num_seqs=1)
+        limits = replace(
+            LIMITS, kv_blocks=8, max_num_seqs=1, kv_reserved_fraction=kv_reserved_fraction
+        )
         engine = SimulatedEngine(limits, STEP, clock)
         running, waiting = engine.add(100, (), 20), engine.add(100, (), 20)
         await running.more_than(3)
         engine.abort(waiting)
         engine.abort(running)
-        third = engine.add(100, (), 2)
-        assert await third.more_than(1) == 2
+        third = engine.add(100, (), 20)
+        assert await third.more_than(19) == 20
         assert engine.num_requests == 0
 
     run_virtual(run())
