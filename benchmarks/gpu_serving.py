@@ -22,6 +22,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -141,7 +142,7 @@ def _write_model(model: str) -> Path:
     """Write a model folder: the shape, and a tokenizer with as many words as the model has."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
 
-    folder = Path("/tmp/models") / model.split("/")[1]  # noqa: S108
+    folder = Path(tempfile.gettempdir(), "models", model.split("/")[1])
     folder.mkdir(parents=True, exist_ok=True)
     shape = SHAPES[model]
     (folder / "config.json").write_text(json.dumps(shape))
