@@ -146,7 +146,8 @@ class Running:
         """
         Wait until the roles of all replicas are those expected; fail after half a minute.
 
-        Ray counts an actor as dead a moment before its process has ended.
+        A process may end a moment after Ray counts its actor as dead, which is what an upgrade
+        waits for.
         """
         roles = sorted(expected)
         until(

@@ -38,7 +38,7 @@ def test_every_query_of_the_dashboard_has_data_in_prometheus(
     deadline_s = time.monotonic() + QUERIES_LIMIT_S
 
     with (
-        # One client: an idle cluster admits whatever margin other tests' faults left (eq. G5).
+        # One client: an idle cluster admits it, whatever admission learned in other tests (eq. G5).
         Load(cluster.base_url, 1, tokens=100, max_tokens=8) as load,
         scraping(cluster.base_url, tmp_path) as prometheus,
     ):
