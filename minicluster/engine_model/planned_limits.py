@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
+from minicluster.engine_model.kv_cache import (
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    state_bytes,
+)
 from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.errors import InputError
 from minicluster.specs.lora import adapter_bytes
@@ -38,24 +42,34 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     """
     Blocks of KV cache for one batch: of a copy of attention, shared by its pipeline stages.
 
-    Windowed layers get their windows first, one for each sequence that may run; the rest is for
-    the layers that see everything (docs/model.md, eq. M2 and M3).
+        N = max((M - R M_l) / (b + b_window), (M - R (M_l + M_window)) / b) / c
+            (docs/model.md, eq. M11)
+
+    Both hold for any R sequences: the first as if none were longer than its window, the second as
+    if every window were full. Where all layers have windows (b = 0) the second is no bound.
 
     Raises:
         InputError: no block is left.
     """
     model, size = deployment.model, deployment.engine.block_size
-    block_bytes = size * kv_bytes_per_token(model, slicing=pool.slicing)
-    longest = size * -(-deployment.engine.max_model_len // size)
-    drafts = deployment.engine.speculative_tokens
-    whole = kv_bytes_per_sequence(
-        model, longest, slicing=pool.slicing, block_size=size, drafts=drafts
-    )
-    windows = pool.max_num_seqs * (whole - block_bytes * longest / size)
-    blocks = int((pool.kv_bytes - windows) / block_bytes / pool.pp)
+    slicing, drafts = pool.slicing, deployment.engine.speculative_tokens
+    longest = -(-deployment.engine.max_model_len // size)
+    state = state_bytes(model, slicing=slicing, drafts=drafts)
+
+    def attention_bytes(blocks: int) -> float:
+        tokens = blocks * size
+        return kv_bytes_per_sequence(model, tokens, slicing=slicing, block_size=size, drafts=drafts)
+
+    every = attention_bytes(1) - state
+    unwindowed = size * kv_bytes_per_token(model, slicing=slicing)
+    windows = attention_bytes(longest) - state - longest * unwindowed
+    space = pool.kv_bytes - pool.max_num_seqs * state
+    left = space - pool.max_num_seqs * windows
+    full = left / unwindowed if unwindowed else pool.max_num_seqs * longest * (left >= 0)
+    blocks = int(max(space / every, full) / pool.pp)
     if blocks < 1:
         raise InputError(
-            f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {block_bytes:.0f}"
+            f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {every:.0f}"
         )
     return blocks
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minicluster.engine_model.planned_limits import planned_limits, planned_offload
+from minicluster.engine_model.kv_cache import (
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    state_bytes,
+)
+from minicluster.engine_model.planned_limits import kv_blocks, planned_limits, planned_offload
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Pool
 from minicluster.plan.deployment import KvOffload
@@ -50,6 +57,53 @@ def test_stages_share_the_sequences_of_a_replica(
     assert found.kv_blocks == int(1e9 / (32 * TOKEN_BYTES / pp) / pp)
     with pytest.raises(InputError, match="room for a block"):
         planned_limits(planned(), replace(pool, kv_bytes=32 * TOKEN_BYTES - 1.0))
+
+
+WINDOWED = {
+    # Blocks of 32 tokens that are in every layer, and those that full windows leave room for.
+    ("mistral-7b", 2): (1024, 2 * 1024),  # 2 x 4,128 tokens of 128 KiB fit: any length does
+    ("mistral-7b", 8): (1024, 0),
+    ("gpt-oss-120b", 16): (1820, 3560),  # 18 + 18 layers of 2,048 bytes; a window is 5 blocks
+    ("gpt-oss-120b", 1024): (1820, -1480),
+}
+
+
+@pytest.mark.parametrize(("name", "sequences"), WINDOWED)
+def test_windows_are_full_or_are_not_passed(name: str, sequences: int) -> None:
+    """The larger of two numbers of blocks that hold whatever runs, by hand (M11)."""
+    deployment = replace(planned(max_model_len=32768), model=find_model(name))
+    pool = mixed(1, max_num_seqs=sequences, kv_bytes=2.0**32)
+    assert kv_blocks(deployment, pool) == max(WINDOWED[name, sequences])
+
+
+def test_states_of_all_sequences_come_first() -> None:
+    """Linear layers keep a state of every sequence, however long it is (M6)."""
+    deployment = replace(planned(), model=find_model("qwen3.5-397b-a17b"))
+    states = 40 * state_bytes(deployment.model)
+    block_bytes = 32 * kv_bytes_per_token(deployment.model)
+    pool = mixed(1, max_num_seqs=40, kv_bytes=states + 100.5 * block_bytes)
+    assert kv_blocks(deployment, pool) == 100
+
+
+@given(
+    st.sampled_from(["mistral-7b", "gpt-oss-120b", "llama-4-maverick", "qwen3.5-397b-a17b"]),
+    st.integers(1, 300),
+    st.floats(36, 38),
+    st.lists(st.integers(1, 512), max_size=300),
+)
+def test_sequences_that_fit_in_blocks_fit_in_memory(
+    name: str, sequences: int, log_bytes: float, blocks: list[int]
+) -> None:
+    """Sequences of any lengths, as many as may run, in the blocks that a pool has."""
+    deployment = replace(planned(max_model_len=16384), model=find_model(name))
+    pool = mixed(1, max_num_seqs=sequences, kv_bytes=2.0**log_bytes)
+    room = kv_blocks(deployment, pool)
+    size, held = deployment.engine.block_size, 0.0
+    for each in blocks[:sequences]:
+        if each <= room:
+            room -= each
+            held += kv_bytes_per_sequence(deployment.model, each * size, block_size=size)
+    assert held <= pool.kv_bytes
 
 
 @pytest.mark.parametrize("pp", [1, 4])
