@@ -210,5 +210,7 @@ def _network(spec: TierSpec, below: list[Tier], cluster: ClusterSpec, gpu: GpuSp
 def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
     if value is None:
         where = f"cluster {cluster.name}: {key}"
-        raise InputError(where, None, "a number in the file of the cluster or of its GPU")
+        expected = "a number in the file of the cluster or of its GPU"
+        way_out = "cluster.preset takes it from a cluster like yours, beside your cluster.gpu"
+        raise InputError(where, None, expected, way_out)
     return value
