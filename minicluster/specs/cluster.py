@@ -211,6 +211,6 @@ def _needed(value: float | None, cluster: ClusterSpec, key: str) -> float:
     if value is None:
         where = f"cluster {cluster.name}: {key}"
         expected = "a number in the file of the cluster or of its GPU"
-        way_out = "cluster.preset takes it from a cluster like yours, beside your cluster.gpu"
+        way_out = "name a cluster like yours: cluster.preset beside your cluster.gpu, or --cluster"
         raise InputError(where, None, expected, way_out)
     return value
