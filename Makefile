@@ -100,7 +100,7 @@ fix: $(READY) ## what ruff can mend by itself
 
 bench: setup ## speed and fidelity of the models; the other benchmarks load something, their headers say what
 	@$(PIP) --no-deps -r requirements/bench.txt
-	@for name in fit_ops step_model simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in fit_ops simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(READY) ## the generated pages, and the site of all pages with the Python reference: out/site
 	@$(PIP) --no-deps -r requirements/docs.txt
