@@ -379,7 +379,7 @@ def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
             value = table[key]
             table, key = _slot(raw["inputs"], inside)
             said, table[key] = key in table, value
-        except (IndexError, KeyError, TypeError):
+        except (IndexError, KeyError, TypeError, ValueError):
             continue  # what is missing there is missing in the inputs, too, and refused there
         if said:
             raise InputError(

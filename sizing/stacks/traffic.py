@@ -277,7 +277,7 @@ def _of_buckets(counts: dict[float, float], place: str) -> LengthSummary:
     if not len(totals) or totals[-1] <= 0:
         raise InputError(place, 0, "requests that were counted", "scrape a server that has served")
     finite = np.isfinite(bounds)
-    if totals[finite][-1] < totals[-1]:
+    if not finite.any() or totals[finite][-1] < totals[-1]:
         raise InputError(place, "requests beyond the largest bucket", "buckets that hold them all")
     bounds, shares = bounds[finite], totals[finite] / totals[-1]
     logs = np.log(np.maximum(bounds, 1.0))

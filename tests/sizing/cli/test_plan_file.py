@@ -115,6 +115,7 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
         (("model", "layers"), 3, "model.layers is 3; expected no such key"),
         (("workload", "requests_per_s"), "many", "plan.json: workload.requests_per_s is 'many'"),
         (("cost",), None, "plan.json: cost is missing"),
+        (("inputs",), [1, 2], "plan.json: inputs is [1, 2]"),
         (("step_model", "decode", "tokens"), "x", "step_model.decode.StepTable.tokens is 'x'"),
         (
             ("step_model", "decode", "sequences"),

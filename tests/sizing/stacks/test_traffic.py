@@ -158,6 +158,7 @@ def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -
         ('{"route": "/health"}', "a trace without requests"),
         ('{"time": 1, "prompt_tokens": 1.5, "output_tokens": 1}\n', ":1 is"),
         ('vllm:request_prompt_tokens_bucket{le="1.0"} 0', "requests that were counted"),
+        ('vllm:request_prompt_tokens_bucket{le="+Inf"} 1', "beyond the largest bucket"),
         ('vllm:request_prompt_tokens_bucket{le="x"} 1', "expected numbers, as Prometheus"),
         ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "expected numbers, as Prometheus"),
         ('{"resourceSpans": 3}', ":1 is"),
