@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TOOLS = "results of `vllm bench serve`, GuideLLM, AIPerf or inference-perf, request by request"
 NS = 1e-9
+MOST_TOKENS = 10_000_000
+"""No answer has more: a file that says so is broken, and would fill the memory."""
 SHED = re.compile(r"\b(429|503)\b")
 """Statuses with which a server sheds a request, in texts of errors."""
 UNIX_S = 1e9
@@ -133,7 +135,7 @@ def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
         if known(raw):
             try:
                 return list(_checked(read(raw, place, benchmark), place))
-            except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
                 expected = "the fields of its tool, streamed answers (docs/stacks.md)"
                 raise InputError(place, f"{type(error).__name__}: {error}", expected) from None
     raise InputError(place, "another format", TOOLS)
@@ -173,6 +175,8 @@ def _checked(answers: Iterator[Answer], place: str) -> Iterator[Answer]:
 
 def _spread(first_s: float, last_s: float, tokens: int) -> tuple[float, ...]:
     """Return the arrivals of tokens of which the first and the last are known."""
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"{tokens} tokens in an answer")
     step_s = (last_s - first_s) / max(1, tokens - 1)
     return (first_s, *(first_s + at * step_s for at in range(1, tokens)))
 

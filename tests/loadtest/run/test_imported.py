@@ -119,6 +119,12 @@ def changed(tool: str, change: Callable[[Any], object]) -> object:
     return change(found) or found
 
 
+def answer_of(tokens: float) -> object:
+    """Return results of AIPerf with such a count, without times of chunks."""
+    counted = {"usage_completion_tokens": {"value": tokens}, "inter_chunk_latency": None}
+    return changed("AIPerf", lambda raw: raw[0]["metrics"].update(counted))
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no requests in it": (
         lambda: changed("vllm bench serve", lambda raw: raw.pop("ttfts") and None),
@@ -169,6 +175,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "or an error",
     ),
+    "endless tokens": (lambda: answer_of(float("inf")), "OverflowError: "),
+    "more tokens than memory": (lambda: answer_of(1e30), "tokens in an answer"),
     "no count of prompt tokens": (
         lambda: changed(
             "GuideLLM",
