@@ -89,6 +89,9 @@ def test_golden_laptop(
     assert "steps take longer by" in sizing("explain", str(path)).out
     data = json.loads(sizing("explain", str(path), "--json").out)
     assert data["interference"]["decode"] > 0
+    (cache,) = (each for each in data["terms"] if each["name"] == "KV cache")
+    read = data["mean_batch"] * data["mean_context_tokens"]
+    assert cache["seconds"] == pytest.approx(plan.step_model.decode.per_context_token_s * read)
 
 
 def test_verbose_shows_every_table(sizing: Sizing) -> None:
@@ -156,6 +159,7 @@ def test_no_plan(sizing: Sizing, tmp_path: Path, change: str, says: str, binds: 
     done = sizing(*asked)
     assert (done.code, done.out, path.exists()) == (3, "", False)
     assert says in done.err
+    assert "LoRA" not in done.err
     assert len(done.err.strip().splitlines()) <= 3
     assert json.loads(sizing(*asked, "--json").out)["infeasible"]["binds"] == binds
 

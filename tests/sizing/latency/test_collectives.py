@@ -18,7 +18,7 @@ from minicluster.specs.gpu import (
 )
 from minicluster.specs.topology import Tier, Topology
 from sizing import catalog
-from sizing.latency.collectives import exchange_s, looked_up_s
+from sizing.latency.collectives import exchange_s, looked_up_s, point_to_point_s
 from sizing.latency.communication import Exchange
 from sizing.latency.library import left_out, with_gpu_points
 from sizing.latency.tiered import library_s, protocol_s, ring_s, tiered_s
@@ -166,6 +166,24 @@ def test_a_ring_hands_a_share_from_gpu_to_gpu(
     """N - 1 hops of S / n bytes; the slowest hop and link on its way count (eq. H6)."""
     found = ring_s([0.0, 800.0], pattern, TIERS, TIERS.spans(gpus))
     assert found == pytest.approx([0, rounds * (gpus - 1) * (hop_s + 800 / gpus / per_s)])
+
+
+@pytest.mark.parametrize(
+    ("distance", "sending", "expected"),
+    [
+        (7, {}, 1 + 800 / 50),
+        (8, {}, 3 + 800 / 16),
+        (32, {}, 5 + 800 * 8 / 16),
+        (32, {"sending_fraction": 0.25}, 5 + 800 * 2 / 16),
+        (32, {"sending_fraction": 0.01}, 5 + 800 / 16),
+    ],
+)
+def test_a_stage_sends_to_the_next_one(
+    distance: int, sending: dict[str, float], expected: float
+) -> None:
+    """A hop and a link of the tier that holds both; all send, unless it is said (eq. N5)."""
+    found = point_to_point_s([0.0, 800.0], TIERS, distance, **sending)
+    assert found == pytest.approx([0, expected])
 
 
 REACHED = 8 * (1 - (1 - 1 / 8) ** 4)

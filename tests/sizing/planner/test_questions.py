@@ -54,6 +54,13 @@ def curve() -> Capacity:
     return found
 
 
+@pytest.mark.parametrize("gpus", [[], [0, 8], [8, 131_073]])
+def test_numbers_of_gpus_that_no_cluster_has(gpus: list[int]) -> None:
+    """There is no curve of no numbers, of none, and of more than the largest cluster."""
+    with pytest.raises(InputError, match="whole numbers from 1 to 131,072"):
+        capacity(inputs(), gpus)
+
+
 def test_more_gpus_carry_more(curve: Capacity) -> None:
     """The rate never falls with the number of GPUs, and no layout has more than there are."""
     assert [each.gpus for each in curve.points] == list(GPUS)
@@ -248,6 +255,9 @@ def test_every_change_is_one() -> None:
     assert len({(name, value) for name, value, _ in found}) == len(found)
     for name, value, change in found:
         assert change() != given, (name, value)
+    # Of prompts of 2,000 tokens without a prefix.
+    hits = [value for name, value, _ in found if name == "prefix hits"]
+    assert hits == ["500 tokens", "1,000 tokens"]
 
 
 def test_decisions_are_sorted_by_gpus() -> None:

@@ -75,7 +75,9 @@ def test_compare_gpus(sizing: Sizing) -> None:
     assert document["best"] == least["label"]
     assert l4["feasible"] is False
     assert "holds the SLO" in l4["reason"] or "max_gpus" in l4["reason"]
+    assert l4["infeasible"]["binds"] == "SLO floor"
     for each in (h100, h200):
+        assert "infeasible" not in each
         assert each["headroom_factor"] >= 1
         assert each["nodes"] * 8 >= each["gpus"]
 

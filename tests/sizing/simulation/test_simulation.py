@@ -168,6 +168,12 @@ def test_requests_that_would_wait_for_ever_are_refused(
     )
     with pytest.raises(InputError, match=message):
         simulate(chat(), replace(arrivals, **change), seed=0)
+    # The last token of an answer needs no room.
+    room = chat().decode.limits.max_tokens
+    just = replace(arrivals, input_tokens=np.array([5, room - 4]))
+    assert np.isfinite(simulate(replace(chat(), prefill=None), just, seed=0).e2e_s).all()
+    with pytest.raises(InputError, match="request 1"):
+        simulate(chat(), replace(just, output_tokens=np.array([5, 6])), seed=0)
 
 
 def test_steps_that_take_no_time_are_refused() -> None:
@@ -284,7 +290,7 @@ def test_the_sequences_of_a_steady_state_are_those_that_a_look_meets() -> None:
 
 def test_steps_are_slowed_by_what_the_replicas_of_the_other_pool_do_on_average() -> None:
     """
-    t_p = t (1 + f + L g) + h for each prompt: three and one sequences are two on average.
+    t_p = t (1 + f + L g) + h for each prompt: four and one sequences are 2.5 on average.
 
     t_d = t (1 + u f): one of two prefill replicas computes.
     """
@@ -294,15 +300,15 @@ def test_steps_are_slowed_by_what_the_replicas_of_the_other_pool_do_on_average()
     step = linear(base_s=1.0, per_prefill_token_s=0.01)
     slowed = PrefillWithInterference(step.spec, between)
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, kv_blocks=100, block_size=16)
-    table = RequestTable([16] * 4, [9] * 4, [0] * 4)
+    table = RequestTable([16] * 5, [9] * 5, [0] * 5)
     slowed.decode = [Replica(table, step, limits) for _ in range(2)]
-    for request in range(4):
-        slowed.decode[request == 3].resume(request)
+    for request in range(5):
+        slowed.decode[request == 4].resume(request)
     for replica in slowed.decode:
         replica.start_stretch(0.0)
 
     chunks = [(20, 0), (30, 0)]
-    assert slowed.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.2 + 2 * 0.1) + 2 * 0.5)
+    assert slowed.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.2 + 2.5 * 0.1) + 2 * 0.5)
     beside = DecodeWithInterference(step.spec, Interference(decode_fraction=0.4))
     beside.prefill = [slowed.decode[0], Replica(table, step, limits)]
     assert beside.step_s(chunks, 0, 0) == pytest.approx(1.5 * (1 + 0.4 / 2))
