@@ -62,7 +62,7 @@ SIMULATED = {
 
 SHARES_PLANS = {
     "tests/sizing/evidence/test_refit.py",
-    *(f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies")),
+    *(f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies", "users")),
 }
 """Files whose tests share what takes seconds to compute: one worker runs all of a file."""
 
