@@ -308,12 +308,7 @@ def _with_burst(
     inputs: Inputs, deployment: Deployment, fitted: CalibrationSpec, folder: Path
 ) -> CalibrationSpec:
     """Return the constants refitted to a short load; unchanged where its verdict is not sound."""
-    model = StepModel(
-        prefill=fitted.prefill,
-        decode=fitted.decode,
-        path=fitted.path,
-        interference=fitted.interference,
-    )
+    model = StepModel.calibrated(fitted)
     load, slo = inputs.scenario.workload, inputs.scenario.slo
     rate = burst_rate(model, load)
     if rate * (BURST_LIMIT_S - WARM_UP_S) < FEWEST:

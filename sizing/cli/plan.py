@@ -150,7 +150,7 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
         parts += prediction_details(found, inputs.scenario.promises)
-    show(asdict(found), *parts, as_json=as_json, sort_keys=True)
+    show(asdict(found), *parts, as_json=as_json)
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
@@ -165,4 +165,4 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
         tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
     if read.engine.lora is not None:
         tables.append(f"LoRA: {lora_text(read)}")
-    show(asdict(explained), *tables, as_json=as_json, sort_keys=True)
+    show(asdict(explained), *tables, as_json=as_json)

@@ -27,7 +27,7 @@ from sizing.planner.candidates import (
     utilisations,
     with_load,
 )
-from sizing.planner.deployment import pools
+from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors, interval_around, validation
 from sizing.planner.layout import (
     Layout,
@@ -171,7 +171,7 @@ def _predicted(inputs: Inputs, layout: Layout, replicas: tuple[int, int]) -> Poo
     chosen = smallest.sized(*replicas)
     predicted = _simulated(inputs, chosen)
     missed = slo_misses(predicted, inputs.scenario.promises)
-    named = pools(inputs, chosen)
+    named = deployment(inputs, chosen).pools
     return PoolPrediction(
         workload=inputs.scenario.workload,
         pools=named,
