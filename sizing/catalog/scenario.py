@@ -56,7 +56,6 @@ def inputs_of(
 
     Args:
         place: its file, named in errors.
-        calibration: of this machine.
 
     Raises:
         InputError: an unknown name, or values that contradict each other.

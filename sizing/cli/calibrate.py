@@ -198,7 +198,6 @@ def recalibrate(
     Args:
         plan: the plan of all runs; `None` where each has its own beside its samples.
         out: calibration file; the residuals are written beside it.
-        as_json: print the residuals as JSON instead of a table.
 
     Raises:
         InputError: runs that cannot be read, or that are unfit to be fitted to.

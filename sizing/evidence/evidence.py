@@ -45,8 +45,6 @@ class Coverage(Spec):
 
     Attributes:
         source: of the rows; `all`: every one.
-        quantity: `ttft` or `tpot`.
-        rows: latencies tried.
         covered_fraction: of them inside their interval.
         median_width: (high - low) / predicted.
     """
@@ -64,7 +62,6 @@ class Claim(Spec):
     Claims "below this limit, with this confidence" tried, as the search makes them.
 
     Attributes:
-        confidence: nominal.
         rows: claims: one a row, of the lowest limit that the bound is below.
         right_fraction: of them where the measurement is below the limit, too.
         bound_fraction: where it is below the bound itself: limits with no space between them.
@@ -275,10 +272,6 @@ class HeldOutCoverage(Spec):
         split: of `SPLITS`.
         of: `all` rows, the `group` that was left out, or a `class` of rows over all groups.
         name: of the group or class.
-        quantity: `ttft` or `tpot`.
-        rows: latencies tried.
-        covered_fraction: of them inside their interval.
-        median_width: (high - low) / predicted.
         median_error: median of |predicted / measured - 1|; no constant of an interval is in it.
     """
 
@@ -295,10 +288,6 @@ class HeldOutCoverage(Spec):
 def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCoverage, ...]:
     """
     Leave out each group of a split in turn, fit the intervals to the rest, and try them on it.
-
-    Args:
-        residuals: of every row that is scored.
-        split: of `SPLITS`.
 
     Returns:
         Over all rows, then by group, then by class of rows. Groups that leave no row of a

@@ -54,10 +54,7 @@ class Labels(NamedTuple):
     Labels of a prediction, from coarse to fine.
 
     Attributes:
-        kind: of load.
         engine: name in lower case.
-        family: of the model.
-        generation: of the GPU.
         shape: architecture of the model.
         configuration: its loads are fitted on, or held out, together; empty: none was measured.
     """
@@ -131,7 +128,6 @@ class PredictionInterval:
 
     Attributes:
         rows: measurements of the nearest group.
-        group: its path.
         distance: of the nearest measurement, a place in `DISTANCES`.
     """
 
@@ -160,7 +156,6 @@ class Intervals:
 
         Args:
             value_s: predicted; always inside.
-            quantity: `ttft` or `tpot`.
             path: of the prediction (`path_of`); labels that no row has widen the interval.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 10 % where the rows behind it had their own.

@@ -64,7 +64,6 @@ class MeasuredRow:
     One measured row.
 
     Attributes:
-        place: file and line, named in errors.
         kv_dtype: empty: the engine's default.
         groups: one mixed group, or prefill and decode.
         amount: prompts of the batch, users or requests per second, as `load` says.
@@ -144,7 +143,6 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
 
     Args:
         cells: text by column; an absent column is an empty cell.
-        place: file and line.
         surplus: cells beyond the last column: such a line is shifted, or wrongly quoted.
 
     Raises:
@@ -241,7 +239,6 @@ def _copies(line: _Line, stages: int) -> tuple[int, int]:
     Return the replicas of an aggregated row, and the copies of attention in each.
 
     Args:
-        line: of the row.
         stages: GPUs over tp x pp. A row of an expert-parallel model whose GPUs are too few for
             all its replicas is of one of them, with that one's share of the load.
     """

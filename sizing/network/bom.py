@@ -188,7 +188,6 @@ class Bill(Parts):
         power_w: of switches and transceivers; `None` unless both powers were given.
         saving_fraction: of relative_cost, against a Clos of the same order.
         endpoints_per_leaf: GPUs that lose their link with one leaf switch.
-        alternatives: of mini-clusters.
     """
 
     hb_size: int
@@ -332,7 +331,6 @@ class BuiltTier:
 
     Attributes:
         tier: name of the tier whose units the switches make.
-        units: number of those units.
         switches_per_unit: switches that the traffic needs; `spares_per_unit` come on top.
         ports_used: ports of one switch in use.
         ports_with_spares: the same when the spares of the tier above are cabled too.
@@ -351,12 +349,7 @@ class BuiltTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBill(Parts):
-    """
-    Parts of a network as built, the spares not among its switches.
-
-    Attributes:
-        switches_with_spares: of all tiers.
-    """
+    """Parts of a network as built, the spares not among its switches."""
 
     name: str
     switches_with_spares: int

@@ -80,7 +80,6 @@ def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
 
     Args:
         name: of a file in `configs/studies`, or the path of one like it.
-        overrides: `key=value` each, as TOML writes it.
     """
     expectation = "a study or a file like one"
     path = find_file("studies", name, place="--study", expectation=expectation)

@@ -208,7 +208,6 @@ def place(
     from 0. Nodes hold one kind of GPU.
 
     Args:
-        cluster: nodes, HB domains and tiers.
         requests: of each pool, prefill before decode, its kind of GPU and its replicas.
 
     Returns:

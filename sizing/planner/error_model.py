@@ -37,8 +37,6 @@ class StepErrors:
     Factors by which predictions may be off, at some confidence.
 
     Attributes:
-        prefill: factor on prefill steps.
-        decode: factor on decode steps.
         ttft: factor on TTFT as predicted, under load.
         tpot: the same on TPOT and ITL.
     """

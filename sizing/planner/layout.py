@@ -204,7 +204,6 @@ def max_decode_batch(
         B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv(pp B) / pp      (docs/model.md, eq. M5)
 
     Args:
-        inputs: model, GPU, engine, calibration.
         shape: one replica; each of its batches has its own share of the cache.
         context: E[s], tokens of a sequence.
         deviation: sigma_s.
@@ -251,11 +250,8 @@ def kv_pool_bytes(
     (docs/model.md, eq. M4)
 
     Args:
-        inputs: model, GPU, engine.
-        shape: one replica.
         max_num_seqs: sequences that it may run, which need working memory.
         held: sequences whose caches it holds.
-        context_tokens: of the longest sequence.
     """
     if inputs.kinds[shape.gpu].kind == "cpu":
         return held * _sequence_bytes(inputs, context_tokens, shape)

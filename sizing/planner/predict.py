@@ -359,12 +359,6 @@ def bottlenecks(
     `queue`: requests wait longer for the phase than they spend in it. `capacity`: the KV cache
     limits the decode batch, and it is nearly full. Otherwise the bottleneck is what a step spends
     most of its time on.
-
-    Args:
-        inputs: the engine's limits.
-        chosen: the pools.
-        parts_s: mean TTFT by phase.
-        tpot_s: mean time per output token.
     """
     waits = parts_s[PREFILL_QUEUE] > parts_s[PREFILL]
     if chosen.layout.prefill is None:

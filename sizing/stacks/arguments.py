@@ -85,7 +85,6 @@ def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
     Return the arguments of `vllm serve`, one list for each node of a replica.
 
     Args:
-        engines: of a pool.
         transfers: name the KV connector of split pools.
 
     Source:

@@ -41,7 +41,6 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
     Write a plan for another stack.
 
     Args:
-        plan: from `sizing plan -o`.
         target: a key of `TARGETS`.
         image: container image, where the stack's files name one.
 

@@ -105,7 +105,6 @@ def read_deployment_file(
     Return a file's deployment, as `read_deployed` reads it, and the scenario that it serves.
 
     Args:
-        path: of the file.
         overrides: scenario keys that the file does not say, such as the load.
         base: scenario that gives what neither says; `None`: nothing.
 
@@ -229,7 +228,6 @@ def read_vllm(
 
     Args:
         words: after `vllm serve`.
-        place: named in errors.
         replicas: engines that are started so.
         role: in a split deployment; `None`: as the KV transfer says.
 

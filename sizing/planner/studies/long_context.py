@@ -146,7 +146,6 @@ class LongPrompt:
     Attributes:
         flops: FLOPs of the whole prompt by group of terms.
         rule: GPUs by compute only.
-        layouts: times of the requested layouts.
         fewest: layout with the fewest GPUs that holds TTFT and TPOT; `None`: none in the budget.
         difference: `None` where both answers are the same number of GPUs, or both none.
     """
@@ -344,7 +343,6 @@ def _difference(
     Args:
         rule: GPUs that both are compared on, and the rule's exact number.
         by_rule_s: seconds of each group of terms on them by the rule.
-        fewest: the model's layout with the fewest GPUs.
     """
     gpus, exact = rule
     legal = [
