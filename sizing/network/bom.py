@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, choice, one_of
 from minicluster.specs.fabric import KINDS, SwitchSpec, SwitchTierSpec
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class NetworkOrder(Options):
     gpus: Count
     hb_size: Count = 8
     radix: Count = 64
-    kind: str = "clos"
+    kind: Annotated[str, choice(*KINDS)] = "clos"
     dac_tiers: Whole = 0
     spares: Whole = 0
     price_ratio: Positive = 2.0
@@ -103,7 +103,6 @@ class NetworkOrder(Options):
     transceiver_power_w: NotNegative | None = None
 
     def _check(self) -> None:
-        one_of(KINDS, **{"--kind": self.kind})
         if self.gpus % self.hb_size:
             raise InputError(
                 "--gpus", self.gpus, f"whole HB domains: a multiple of --hb-size {self.hb_size}"
