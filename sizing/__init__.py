@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minicluster.workload.day_profile import read_profile as read_profile
     from minicluster.workload.sources import RequestSource as RequestSource
     from minicluster.workload.traces import read_trace as read_trace
-    from sizing.evidence.validated import validate as validate
+    from sizing.evidence.validate import validate as validate
     from sizing.planner.build_plan import NoPlan as NoPlan
     from sizing.planner.build_plan import plan as plan
     from sizing.planner.class_pools import plan_classes as plan_classes
@@ -55,7 +55,7 @@ _HOMES = {
     "read_trace": "minicluster.workload.traces",
     "simulate": "sizing.simulation.planned",
     "split_map": "sizing.planner.studies.split_map",
-    "validate": "sizing.evidence.validated",
+    "validate": "sizing.evidence.validate",
 }
 """Module of each public name: commands start fast because none is imported before it is used."""
 

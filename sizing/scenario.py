@@ -83,7 +83,7 @@ class Scenario(Inputs, Shown):
         """Return the keys of the scenario file that are not at their defaults, and their values."""
         named = (key for key in scenario_keys() if key.type != LENGTHS)
         inside = (key for key in named if not key.key.startswith(f"{CLASSES}."))
-        values = ((key, _value(self.scenario, key.key)) for key in inside)
+        values = ((key, value_of(self.scenario, key.key)) for key in inside)
         found = {
             key.key: value for key, value in values if value is not None and value != key.default
         }
@@ -114,11 +114,16 @@ class Scenario(Inputs, Shown):
     __hash__ = Inputs.__hash__
 
 
-def _value(scenario: ScenarioSpec, key: str) -> object:
-    """Return the value of a key; `None` also inside lengths that classes have in its place."""
-    found: object = scenario
+def value_of(scenario: ScenarioSpec, key: str) -> object:
+    """
+    Return the value of a dotted key, in which a number stands for a place in a list.
+
+    It is `None` also inside lengths that classes have in its place.
+    """
+    found: Any = scenario
     for name in key.split("."):
-        found = None if found is None else getattr(found, name)
+        if found is not None:
+            found = found[int(name)] if name.isdigit() else getattr(found, name)
     return found
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.specs.checks import NotNegative, Spec
 from minicluster.specs.step import Interference, PathCoefficients, StepSpec
+
+if TYPE_CHECKING:
+    from minicluster.specs.calibration import CalibrationSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,16 @@ class StepModel(Spec):
     decode: StepSpec
     path: PathCoefficients
     interference: Interference
+
+    @classmethod
+    def calibrated(cls, found: CalibrationSpec) -> StepModel:
+        """Return the model of a machine that was measured."""
+        return cls(
+            prefill=found.prefill,
+            decode=found.decode,
+            path=found.path,
+            interference=found.interference,
+        )
 
     def of(self, role: str) -> StepSpec:
         """Return the step of a pool; a mixed one's is that of decode."""

@@ -58,7 +58,6 @@ class Measurement(Spec):
         joins: for decode, requests that joined the batch per step; else 0.
         others_fraction: share of the cores that other processes took meanwhile.
         seconds: mean of `repeats` observations.
-        date: ISO 8601 day.
     """
 
     phase: Annotated[str, choice("prefill", "decode", "request", "path")]

@@ -115,7 +115,6 @@ class EngineProfile(Spec):
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
         transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
-        scheduling: how the engine fills a step.
         deployable: whether a plan may be made for it; else it only predicts measured rows.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
@@ -136,7 +135,6 @@ class EngineProfile(Spec):
         all_to_all: the library that is used; `None`: the engine's own way.
         two_batch_overlap: whether steps are split in two halves whose communication and compute
             overlap.
-        lora: adapters that it serves; `None`: none.
     """
 
     name: str

@@ -34,8 +34,6 @@ class ListPrice(Spec):
 
     Attributes:
         lowest_usd_per_gpu_hour, highest_usd_per_gpu_hour: of these lists.
-        lists: number of them.
-        oldest, newest: dates of theirs.
     """
 
     gpu: str

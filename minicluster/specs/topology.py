@@ -291,7 +291,6 @@ def numbered_nodes(
 
     Args:
         tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
-        first: number of the first node.
     """
     nodes = []
     for number in range(first, first + count):

@@ -28,7 +28,6 @@ class Arrivals:
 
     Attributes:
         due_s: arrival times from the start, ascending, shape (n,), like the arrays below.
-        output_tokens: lengths to generate.
         previous: index of the request that has to be answered first, -1: none;
             `None`: no request waits for another. `due_s` of a waiting request has no meaning.
         think_s: from the end of the previous request to the arrival of this one.

@@ -23,7 +23,6 @@ from sizing.catalog.model import find_model as find_model
 from sizing.catalog.model import model_family as model_family
 from sizing.catalog.model import models as models
 from sizing.catalog.scenario import check_draft as check_draft
-from sizing.catalog.scenario import find_study as find_study
 from sizing.catalog.scenario import inputs_of as inputs_of
 from sizing.catalog.scenario import read_scenario as read_scenario
 from sizing.catalog.scenario import with_keys as with_keys

@@ -66,9 +66,7 @@ def chosen_engine(
     Return the profile that a scenario asks for, with the settings that it asks for.
 
     Args:
-        choice: name, version and settings.
         gpus: the devices that it may run on, each with limits of its own.
-        place: named in errors.
 
     Raises:
         InputError: no such profile, or a setting that the engine lacks on one of *gpus*.

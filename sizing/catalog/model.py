@@ -59,7 +59,6 @@ def find_model(name: str, *, place: str = "model.id", drafts: bool = False) -> M
         name: a catalog name, a hub id, or a path to a `config.json` or to the directory it is in
             (relative to where the command runs). Instruct, chat, quantised and repackaged hub ids
             of any organisation stand for the entry of the same shapes, in the dtype that they name.
-        place: named in errors.
         drafts: whether the head that drafts tokens, if it has one, is loaded as well.
 
     Raises:

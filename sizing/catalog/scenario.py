@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import (
     Overrides,
-    overridden,
-    parse,
     parse_scenario,
     read_toml,
     scenario_tables,
@@ -17,7 +15,6 @@ from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
-from minicluster.specs.study import Conventions
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
 from sizing.catalog.folder import find_file
@@ -33,20 +30,6 @@ if TYPE_CHECKING:
     from minicluster.specs.engine import EngineProfile
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.model import ModelSpec
-
-
-def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
-    """
-    Return the conventions of a study, some of them overridden.
-
-    Args:
-        name: of a file in `configs/studies`, or the path of one like it.
-        overrides: `key=value` each, as TOML writes it.
-    """
-    expectation = "a study or a file like one"
-    path = find_file("studies", name, place="--study", expectation=expectation)
-    raw = overridden(read_toml(path), overrides)
-    return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
 
 
 def read_scenario(path: Path | str, overrides: Overrides = ()) -> ScenarioSpec:
@@ -73,7 +56,6 @@ def inputs_of(
 
     Args:
         place: its file, named in errors.
-        calibration: of this machine.
 
     Raises:
         InputError: an unknown name, or values that contradict each other.

@@ -40,13 +40,11 @@ class ScenarioKey:
 
     Attributes:
         key: the dotted key, its table first.
-        type: the type of the value in TOML.
         unit: "" for names and lists.
         required: whether a file without the key is refused.
         default: the value where the file does not have the key.
         minimum: the smallest value that is accepted; `None` means no limit.
         maximum: the largest value that is accepted; `None` means no limit.
-        meaning: one sentence.
     """
 
     key: str

@@ -198,7 +198,6 @@ def recalibrate(
     Args:
         plan: the plan of all runs; `None` where each has its own beside its samples.
         out: calibration file; the residuals are written beside it.
-        as_json: print the residuals as JSON instead of a table.
 
     Raises:
         InputError: runs that cannot be read, or that are unfit to be fitted to.
@@ -308,12 +307,7 @@ def _with_burst(
     inputs: Inputs, deployment: Deployment, fitted: CalibrationSpec, folder: Path
 ) -> CalibrationSpec:
     """Return the constants refitted to a short load; unchanged where its verdict is not sound."""
-    model = StepModel(
-        prefill=fitted.prefill,
-        decode=fitted.decode,
-        path=fitted.path,
-        interference=fitted.interference,
-    )
+    model = StepModel.calibrated(fitted)
     load, slo = inputs.scenario.workload, inputs.scenario.slo
     rate = burst_rate(model, load)
     if rate * (BURST_LIMIT_S - WARM_UP_S) < FEWEST:

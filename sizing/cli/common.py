@@ -166,29 +166,18 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def print_json(data: object, *, sort_keys: bool = False) -> None:
+def print_json(data: object) -> None:
     """Write data, and nothing else, to stdout."""
-    text = json.dumps(data, indent=2, sort_keys=sort_keys, allow_nan=False)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
-def show(
-    data: object,
-    *parts: RenderableType,
-    as_json: bool,
-    sort_keys: bool = False,
-    wide: bool = False,
-) -> None:
+def show(data: object, *parts: RenderableType, as_json: bool, wide: bool = False) -> None:
     """Write *data* as JSON to stdout, or the tables and lines for people that say the same."""
     if as_json:
-        print_json(data, sort_keys=sort_keys)
+        print_json(data)
         return
-    console = wide_console() if wide else Console()
+    console = Console()
+    if wide and not console.is_terminal:
+        console = Console(width=max(WIDTH, console.width))
     for part in parts:
         console.print(part, highlight=False)
-
-
-def wide_console() -> Console:
-    """Return a console on stdout that is wide enough for tables in a pipe or a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(WIDTH, console.width))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -18,7 +18,7 @@ from sizing.latency.library import left_out, with_gpu_points
 from sizing.network.bom import NetworkOrder, bill, built_bill
 from sizing.network.collective import Question, answer
 from sizing.network.ecmp import Hashing, collisions
-from sizing.network.rail_only_study import study
+from sizing.network.rail_only_study import find_study, study
 from sizing.network.spares import spares as fewest_spares
 from sizing.report.fabric import (
     answer_table,
@@ -30,10 +30,6 @@ from sizing.report.fabric import (
     study_tables,
     topology_table,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 app = typer.Typer(
     help="Topologies, collectives on them, bills of materials, the rail-only study.",
@@ -69,7 +65,7 @@ def topology(
         "failures": None if spec.failures is None else asdict(spec.failures),
         "scale_up_over_scale_out": rates[0] / rates[1] if len(rates) > 1 else None,
     }
-    _show(data, topology_table(found), as_json=as_json)
+    show(data, topology_table(found), as_json=as_json)
 
 
 @app.command()
@@ -94,7 +90,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     measured = with_gpu_points(gpu.collectives.measured, gpu)
     if check:
         rows = [row for table in measured for row in left_out(table)]
-        _show([asdict(row) for row in rows], left_out_table(rows), as_json=as_json)
+        show([asdict(row) for row in rows], left_out_table(rows), as_json=as_json)
         return
     asked = Question(
         pattern=pattern,
@@ -111,7 +107,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
         protocols=gpu.collectives.protocols if library in (None, CROSSES) else (),
         library=library,
     )
-    _show(asdict(result), answer_table(result), as_json=as_json)
+    show(asdict(result), answer_table(result), as_json=as_json)
 
 
 @app.command()
@@ -127,12 +123,12 @@ def bom(
         spec, _ = catalog.find_network(preset, place="--preset")
         price = {key: given[key] for key in ("price_ratio",) if key in given}
         built = built_bill(spec, catalog.switches(), **price)
-        _show(asdict(built), built_table(built), as_json=as_json)
+        show(asdict(built), built_table(built), as_json=as_json)
         return
     if "gpus" not in given:
         raise InputError("--gpus", None, "how many endpoints", "or --preset NAME")
     found = bill(NetworkOrder(**given))
-    _show(asdict(found), bill_table(found), as_json=as_json)
+    show(asdict(found), bill_table(found), as_json=as_json)
 
 
 @app.command(name="rail-only")
@@ -153,10 +149,10 @@ def rail_only(
     as_json: AsJson = False,
 ) -> None:
     """Compare rail-only networks and wide HB domains for training, by a study's conventions."""
-    found = study(catalog.find_study(name, overrides or []), price_ratio=price_ratio)
+    found = study(find_study(name, overrides or []), price_ratio=price_ratio)
     if html is not None:
         write_page(html, study_page(found))
-    _show(asdict(found), *study_tables(found), as_json=as_json)
+    show(asdict(found), *study_tables(found), as_json=as_json)
 
 
 @app.command()
@@ -173,11 +169,7 @@ def ecmp(
         collisions(Hashing(pairs=pairs, uplinks=uplinks, flows=count), trials=trials, seed=seed)
         for count in flows or [1, 16]
     ]
-    _show([asdict(one) for one in found], collisions_table(found), as_json=as_json)
-
-
-def _show(data: object, *tables: Table, as_json: bool) -> None:
-    show(data, *tables, as_json=as_json, sort_keys=True)
+    show([asdict(one) for one in found], collisions_table(found), as_json=as_json)
 
 
 def spares(  # noqa: PLR0913, PLR0917  (one option a number)

@@ -17,7 +17,7 @@ from minicluster.errors import InputError
 from minicluster.files import write_atomically
 from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import say
-from minicluster.specs.checks import not_negative, one_of
+from minicluster.specs.checks import Options, Whole, one_of
 from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
 from sizing import catalog
@@ -39,7 +39,7 @@ FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceOptions:
+class PlaceOptions(Options):
     """
     What is placed, and constraints by names of tiers; every key is an option.
 
@@ -64,11 +64,8 @@ class PlaceOptions:
     replica_within: str | None = None
     pairs_within: str | None = None
     spread: str | None = None
-    spare_nodes: int = 0
+    spare_nodes: Whole = 0
     spare_tier: str | None = None
-
-    def __post_init__(self) -> None:
-        not_negative(**{"--spare-nodes": self.spare_nodes})
 
 
 @with_keys(PlaceOptions)

@@ -17,7 +17,6 @@ from minicluster.shell import talk
 from sizing.cli.common import (
     AsJson,
     Calibration,
-    Html,
     Overrides,
     PlanFile,
     ScenarioFile,
@@ -28,6 +27,8 @@ from sizing.cli.common import (
     print_json,
     show,
 )
+from sizing.cli.study import Study, study
+from sizing.network.network_cost import crossing
 from sizing.planner.build_plan import NoPlan
 from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
@@ -50,13 +51,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def plan(  # noqa: PLR0913, PLR0917  (a command's options)
-    scenario: ScenarioFile,
+@study
+def plan(
+    asked: Study,
     out: Annotated[Path | None, out_file("Plan file to write")] = None,
-    as_json: AsJson = False,
-    overrides: Overrides = None,
-    calibration: Calibration = None,
-    html: Html = None,
     verbose: Verbose = False,
 ) -> None:
     """
@@ -66,19 +64,19 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     the cheaper. Plans of own pools are written to a file for each class: plan.chat.json beside
     plan.json.
     """
-    inputs = Scenario.load(scenario, overrides or [], calibration)
+    inputs, scenario = asked.load(), asked.scenario
     try:
         with naming(scenario), talk.status("searching layouts"):
             found = plan_classes(inputs)
     except NoPlan as none:
-        if as_json:
+        if asked.as_json:
             print_json({"infeasible": asdict(none.infeasible)})
         raise NegativeAnswer(f"{scenario}: {none}") from None
     except KeyboardInterrupt as stopped:
         leave_interrupted(str(stopped) or "nothing found so far")
     for of, built in found.chosen.items():
-        _write(built, _named(out, of), _named(html, of), place=scenario)
-    if as_json:
+        _write(built, _named(out, of), _named(asked.html, of), place=scenario)
+    if asked.as_json:
         single = None if inputs.scenario.workload.classes else found.chosen[""]
         sys.stdout.write(class_plans_json(found) if single is None else to_json(single))
     else:
@@ -107,22 +105,18 @@ def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> 
 
 
 def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> None:
+    parts: list[RenderableType] = []
     if found.own:
-        show(None, class_plans_table(found), choice_line(found), "", as_json=False)
+        parts += [class_plans_table(found), choice_line(found), ""]
     for of, built in found.chosen.items():
         if of:
-            show(None, f"Own pools of {of}", as_json=False)
-        _print_plan(built, _named(written, of), verbose=verbose)
+            parts.append(f"Own pools of {of}")
+        parts.append(plan_screen(built, written=_named(written, of), verbose=verbose))
+        if verbose:
+            from sizing.report.fabric import crossing_lines  # noqa: PLC0415  (takes time to import)
 
-
-def _print_plan(built: Plan, written: Path | None, *, verbose: bool) -> None:
-    parts: list[RenderableType] = [plan_screen(built, written=written, verbose=verbose)]
-    if verbose:
-        from sizing.network.network_cost import crossing  # noqa: PLC0415  (only these tables need it)
-        from sizing.report.fabric import crossing_lines  # noqa: PLC0415  (likewise)
-
-        parts += plan_details(built)
-        parts += crossing_lines(crossing(built)) if built.inputs.cluster.tiers else []
+            parts += plan_details(built)
+            parts += crossing_lines(crossing(built)) if built.inputs.cluster.tiers else []
     show(None, *parts, as_json=False)
 
 
@@ -150,7 +144,7 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     parts: list[RenderableType] = [prediction_screen(found, inputs)]
     if verbose:
         parts += prediction_details(found, inputs.scenario.promises)
-    show(asdict(found), *parts, as_json=as_json, sort_keys=True)
+    show(asdict(found), *parts, as_json=as_json)
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
@@ -165,4 +159,4 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
         tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
     if read.engine.lora is not None:
         tables.append(f"LoRA: {lora_text(read)}")
-    show(asdict(explained), *tables, as_json=as_json, sort_keys=True)
+    show(asdict(explained), *tables, as_json=as_json)

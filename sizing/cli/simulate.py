@@ -128,7 +128,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     if by_capacity:
         curve, drawn = _by_capacity(planned, outcome, source)
         found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
-    show(found, *parts, as_json=as_json, sort_keys=True)
+    show(found, *parts, as_json=as_json)
 
 
 def _by_capacity(

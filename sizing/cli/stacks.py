@@ -65,15 +65,15 @@ def read(
     overrides: Overrides = None,
 ) -> None:
     """Read what runs in another stack as a scenario and pools, to predict and to better it."""
-    found = read_deployment_file(file, overrides or [], base=scenario)
+    served, found = read_deployment_file(file, overrides or [], base=scenario)
     if out is not None:
-        write_atomically(out, found.scenario.to_toml())
+        write_atomically(out, served.to_toml())
     if as_json:
-        raw = {"scenario": found.scenario.set_keys(), "pools": found.pools, "notes": found.notes}
+        raw = {"scenario": served.set_keys(), "pools": found.pools, "notes": found.notes}
         print_json(raw)
         return
     if out is None:
-        typer.echo(found.scenario.to_toml())
+        typer.echo(served.to_toml())
     for note in found.notes:
         say(note)
     place = out or "SCENARIO.toml"

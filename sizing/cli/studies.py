@@ -295,7 +295,7 @@ def long_context(
         "preset": asdict(rule),
         "prompts": [asdict(each) for each in found],
     }
-    show(data, *long_context_parts(inputs, found, rule), as_json=as_json, sort_keys=True)
+    show(data, *long_context_parts(inputs, found, rule), as_json=as_json)
 
 
 def parse_slicing(text: str) -> Slicing:

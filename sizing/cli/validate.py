@@ -14,7 +14,7 @@ from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
 from sizing.evidence.evidence import SPLITS, evidence_of, to_json
 from sizing.evidence.validate import COLUMNS, record
-from sizing.evidence.validated import validate as validate_rows
+from sizing.evidence.validate import validate as validate_rows
 from sizing.report.validation import left_out_tables, validation_tables
 
 SplitName = StrEnum("SplitName", list(SPLITS))  # type: ignore[misc]

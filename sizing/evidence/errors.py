@@ -65,7 +65,6 @@ class SliceErrors(Spec):
     Attributes:
         rows: lines of the group that are rows.
         answered: of them predicted, or called infeasible and measured as overloaded.
-        infeasible: of them called infeasible.
     """
 
     by: str

@@ -45,8 +45,6 @@ class Coverage(Spec):
 
     Attributes:
         source: of the rows; `all`: every one.
-        quantity: `ttft` or `tpot`.
-        rows: latencies tried.
         covered_fraction: of them inside their interval.
         median_width: (high - low) / predicted.
     """
@@ -64,7 +62,6 @@ class Claim(Spec):
     Claims "below this limit, with this confidence" tried, as the search makes them.
 
     Attributes:
-        confidence: nominal.
         rows: claims: one a row, of the lowest limit that the bound is below.
         right_fraction: of them where the measurement is below the limit, too.
         bound_fraction: where it is below the bound itself: limits with no space between them.
@@ -213,16 +210,12 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
     """Cross-fit: every configuration is judged by quantiles of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
-    for train, test in folds(residuals, FOLDS, key=lambda each: each.configuration):
-        made = fit_intervals(train)
-        for each in test:
-            one = _try(made, each)
-            if one is None:
-                continue
-            for source in ("all", each.source):
-                inside[source, each.quantity].append(one)
-                for confidence, claim in _claims(made, each):
-                    right[source, each.quantity, confidence].append(claim)
+    held_out = _cross_fitted(residuals, FOLDS, lambda each: each.path.configuration)
+    for made, each, is_inside, width in held_out:
+        for source in ("all", each.source):
+            inside[source, each.quantity].append((is_inside, width))
+            for confidence, claim in _claims(made, each):
+                right[source, each.quantity, confidence].append(claim)
     return Tried(
         coverages=tuple(
             Coverage(
@@ -260,9 +253,9 @@ def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[b
 
 
 SPLITS: dict[str, Callable[[RowResidual], str]] = {
-    "family": lambda each: each.family,
-    "engine": lambda each: each.engine,
-    "gpu": lambda each: each.generation,
+    "family": lambda each: each.path.family,
+    "engine": lambda each: each.path.engine,
+    "gpu": lambda each: each.path.generation,
     "source": lambda each: each.source,
 }
 """A split leaves out everything that has one of these names, a name at a time."""
@@ -279,10 +272,6 @@ class HeldOutCoverage(Spec):
         split: of `SPLITS`.
         of: `all` rows, the `group` that was left out, or a `class` of rows over all groups.
         name: of the group or class.
-        quantity: `ttft` or `tpot`.
-        rows: latencies tried.
-        covered_fraction: of them inside their interval.
-        median_width: (high - low) / predicted.
         median_error: median of |predicted / measured - 1|; no constant of an interval is in it.
     """
 
@@ -300,10 +289,6 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
     """
     Leave out each group of a split in turn, fit the intervals to the rest, and try them on it.
 
-    Args:
-        residuals: of every row that is scored.
-        split: of `SPLITS`.
-
     Returns:
         Over all rows, then by group, then by class of rows. Groups that leave no row of a
         quantity to learn from are not tried.
@@ -314,14 +299,11 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
     """
     group_of = SPLITS[split]
     tries: dict[tuple[str, str, str], list[tuple[bool, float, float]]] = defaultdict(list)
-    for group in sorted({group_of(each) for each in residuals}):
-        made = fit_intervals(each for each in residuals if group_of(each) != group)
-        for each in residuals:
-            one = _try(made, each) if group_of(each) == group else None
-            if one is not None:
-                error = abs(math.exp(-each.log_ratio) - 1)
-                for of, name in (("all", "all"), ("group", group), ("class", each.row_class)):
-                    tries[of, name, each.quantity].append((*one, error))
+    groups = {group_of(each) for each in residuals}
+    for _, each, is_inside, width in _cross_fitted(residuals, len(groups), group_of):
+        error = abs(math.exp(-each.log_ratio) - 1)
+        for of, name in (("all", "all"), ("group", group_of(each)), ("class", each.row_class)):
+            tries[of, name, each.quantity].append((is_inside, width, error))
     return tuple(
         HeldOutCoverage(
             split=split,
@@ -339,9 +321,14 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
     )
 
 
-def _try(made: Intervals, each: RowResidual) -> tuple[bool, float] | None:
-    """Return whether a row is inside its interval, and how wide that is; `None`: it has none."""
-    found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
-    if found is None:
-        return None
-    return found.low_s <= math.exp(each.log_ratio) <= found.high_s, found.high_s - found.low_s
+def _cross_fitted(
+    residuals: Sequence[RowResidual], count: int, key: Callable[[RowResidual], str]
+) -> Iterator[tuple[Intervals, RowResidual, bool, float]]:
+    """Yield the intervals of the other folds, a row, if it is inside its own, and its width."""
+    for train, test in folds(residuals, count, key):
+        made = fit_intervals(train)
+        for each in test:
+            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
+            if found is not None:
+                is_inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
+                yield made, each, is_inside, found.high_s - found.low_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,24 @@ FOLDS = 10
 ROW_FOLDS = 4
 
 
+class Labels(NamedTuple):
+    """
+    Labels of a prediction, from coarse to fine.
+
+    Attributes:
+        engine: name in lower case.
+        shape: architecture of the model.
+        configuration: its loads are fitted on, or held out, together; empty: none was measured.
+    """
+
+    kind: str = ""
+    engine: str = ""
+    family: str = ""
+    generation: str = ""
+    shape: str = ""
+    configuration: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResidual:
     """
@@ -56,8 +74,6 @@ class RowResidual:
 
     Attributes:
         log_ratio: ln(measured / predicted).
-        path: kind of load, engine, family, GPU generation, architecture and configuration
-            (`path_of`).
         stand_in: predicted with the constants of another version of the engine.
         row_class: of the row: what `class_of` names.
     """
@@ -66,39 +82,9 @@ class RowResidual:
     predicted_s: float
     log_ratio: float
     source: str
-    path: tuple[str, ...]
+    path: Labels
     stand_in: bool = False
     row_class: str = ""
-
-    @property
-    def kind(self) -> str:
-        """Kind of load."""
-        return self.path[0]
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine, in lower case."""
-        return self.path[1]
-
-    @property
-    def family(self) -> str:
-        """Family of the model."""
-        return self.path[2]
-
-    @property
-    def generation(self) -> str:
-        """Generation of the GPU."""
-        return self.path[3]
-
-    @property
-    def model(self) -> str:
-        """Architecture of the model, with the engine."""
-        return f"{self.engine}/{self.path[4]}"
-
-    @property
-    def configuration(self) -> str:
-        """All loads of one configuration are fitted on, or held out, together."""
-        return self.path[5]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +128,6 @@ class PredictionInterval:
 
     Attributes:
         rows: measurements of the nearest group.
-        group: its path.
         distance: of the nearest measurement, a place in `DISTANCES`.
     """
 
@@ -171,7 +156,6 @@ class Intervals:
 
         Args:
             value_s: predicted; always inside.
-            quantity: `ttft` or `tpot`.
             path: of the prediction (`path_of`); labels that no row has widen the interval.
             stand_in: predicted with the constants of another version of the engine; widens the
                 interval by 10 % where the rows behind it had their own.
@@ -301,18 +285,20 @@ class _Table:
                 centres = _centre_logs(self.ids[rest], self.logs[rest])
                 for place in np.flatnonzero(~rest).tolist():
                     distance, log = _nearest_log(centres, self.ids[place])
-                    found.append((self.rows[place].kind, distance, abs(self.logs[place] - log)))
+                    found.append(
+                        (self.rows[place].path.kind, distance, abs(self.logs[place] - log))
+                    )
         kinds, distances, logs = zip(*found, strict=True)
         return _Misses(kinds=np.array(kinds), distances=np.array(distances), logs=np.array(logs))
 
 
 SCHEMES: tuple[Callable[[int, RowResidual], str], ...] = (
     lambda place, _: str(place % ROW_FOLDS),
-    lambda _, each: each.configuration,
-    lambda _, each: each.model,
-    lambda _, each: each.generation,
-    lambda _, each: each.family,
-    lambda _, each: each.engine,
+    lambda _, each: each.path.configuration,
+    lambda _, each: f"{each.path.engine}/{each.path.shape}",
+    lambda _, each: each.path.generation,
+    lambda _, each: each.path.family,
+    lambda _, each: each.path.engine,
 )
 """What is left out in turn to see rows from each distance."""
 
@@ -359,7 +345,7 @@ def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, st
     for kind in ("", *scales):
         own = misses.kinds == kind
         scale = scales.get(kind, max(scales.values()))
-        members = [each.stand_in for each in rows if kind in ("", each.kind)]
+        members = [each.stand_in for each in rows if kind in ("", each.path.kind)]
         logs = np.full((len(DISTANCES), len(LEVELS)), np.nan)
         masses = np.zeros(len(DISTANCES))
         for distance in range(len(DISTANCES)):

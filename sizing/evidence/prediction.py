@@ -10,6 +10,7 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.parameters import parameters
+from sizing.evidence.interval import Labels
 from sizing.evidence.protocol import protocol_of
 from sizing.evidence.row import MeasuredRow, kind_of, path_of
 from sizing.evidence.row_config import RowConfig, row_config
@@ -46,7 +47,6 @@ class RowPrediction:
         reason: of the latter two; of `predicted`, what it was not sure of.
         ttft_s: in the row's statistic; `None` unless predicted.
         unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
-        path: labels from coarse to fine, by which residuals are grouped.
         stand_in: computed with the constants of another version, or of another engine.
         bounds_s: what `ttft` and `tpot` cannot be measured below, where that is known.
     """
@@ -58,7 +58,7 @@ class RowPrediction:
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
     unloaded_s: float | None = None
-    path: tuple[str, ...] = ()
+    path: Labels = field(default_factory=Labels)
     stand_in: bool = False
     bounds_s: dict[str, float] = field(default_factory=dict)
 

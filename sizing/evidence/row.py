@@ -10,6 +10,7 @@ from minicluster.errors import InputError
 from minicluster.files import SURPLUS, read_table
 from minicluster.specs.slicing import Slicing
 from sizing.catalog import find_gpu, gpu_generation, model_family
+from sizing.evidence.interval import Labels
 from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ class MeasuredRow:
     One measured row.
 
     Attributes:
-        place: file and line, named in errors.
         kv_dtype: empty: the engine's default.
         groups: one mixed group, or prefill and decode.
         amount: prompts of the batch, users or requests per second, as `load` says.
@@ -143,7 +143,6 @@ def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> Me
 
     Args:
         cells: text by column; an absent column is an empty cell.
-        place: file and line.
         surplus: cells beyond the last column: such a line is shifted, or wrongly quoted.
 
     Raises:
@@ -240,7 +239,6 @@ def _copies(line: _Line, stages: int) -> tuple[int, int]:
     Return the replicas of an aggregated row, and the copies of attention in each.
 
     Args:
-        line: of the row.
         stages: GPUs over tp x pp. A row of an expert-parallel model whose GPUs are too few for
             all its replicas is of one of them, with that one's share of the load.
     """
@@ -332,17 +330,14 @@ class _Line:
 
 def path_of(
     load: str, engine: str, model: ModelSpec, *, name: str, gpu: str, configuration: str = ""
-) -> tuple[str, ...]:
+) -> Labels:
     """
-    Labels of a prediction, from coarse to fine: `RowResidual.path`.
+    Return the labels of a prediction.
 
     Args:
         load: as `kind_of` names it.
-        engine: name.
         model: its architecture; names differ between repositories of the same weights.
         name: of the model, by which its family is found.
-        gpu: name.
-        configuration: of a row; empty: none that was measured.
     """
     experts = " MoE" if model.moe else " dense"
     # An open loop of known lengths errs as closed ones do, of which there are many more.
@@ -350,7 +345,7 @@ def path_of(
     kind = f"loaded{experts}" if known else load
     shape = f"{model.num_layers} layers of {model.hidden_size}"
     generation = gpu_generation(find_gpu(gpu).name)
-    return (kind, engine.lower(), model_family(name), generation, shape, configuration)
+    return Labels(kind, engine.lower(), model_family(name), generation, shape, configuration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

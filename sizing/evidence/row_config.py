@@ -196,7 +196,6 @@ def nearest_engine(
         name: in any case.
         version: one without numbers is unknown.
         profiles: the catalog's; of several of one version, the first is taken.
-        place: file, line and column, named in errors.
 
     Returns:
         The profile, and a note where it is not of this very version.

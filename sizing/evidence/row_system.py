@@ -59,8 +59,6 @@ def row_system(
     batch under way in a pipeline. Of split pools, every queue; requests go to them in turn.
 
     Args:
-        row: the measured row.
-        config: its machine.
         spare: factor on the KV cache of an aggregated row.
         slowness: factor on its steps.
     """

@@ -26,7 +26,6 @@ class Scores:
     Work of one attention kernel per pair, query and key, on one GPU.
 
     Attributes:
-        name: added to the op's name.
         repeats: layers.
         flops_per_pair: of a query and a key, all heads together.
         values_per_query: values read and written per query.
@@ -34,7 +33,6 @@ class Scores:
         window: keys that a query sees at most; 0: all.
         chunked: the window is a chunk of the sequence.
         dtype: that it multiplies in.
-        kv_dtype: of the cache.
         gathers: every query reads keys of its own, those of an index.
     """
 

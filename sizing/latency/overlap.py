@@ -38,7 +38,6 @@ def overlapped(
     Args:
         half: terms of a step with half of the load, those of all layers alone.
         layers: of the model; a is the mean over them.
-        expert_layers: L_e.
         on_sms: whether the fixed parts of D and C are on the SMs: they then count to a and e.
 
     Returns:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, one_of
+from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole, choice, one_of
 from minicluster.specs.fabric import KINDS, SwitchSpec, SwitchTierSpec
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class NetworkOrder(Options):
     gpus: Count
     hb_size: Count = 8
     radix: Count = 64
-    kind: str = "clos"
+    kind: Annotated[str, choice(*KINDS)] = "clos"
     dac_tiers: Whole = 0
     spares: Whole = 0
     price_ratio: Positive = 2.0
@@ -103,7 +103,6 @@ class NetworkOrder(Options):
     transceiver_power_w: NotNegative | None = None
 
     def _check(self) -> None:
-        one_of(KINDS, **{"--kind": self.kind})
         if self.gpus % self.hb_size:
             raise InputError(
                 "--gpus", self.gpus, f"whole HB domains: a multiple of --hb-size {self.hb_size}"
@@ -188,7 +187,6 @@ class Bill(Parts):
         power_w: of switches and transceivers; `None` unless both powers were given.
         saving_fraction: of relative_cost, against a Clos of the same order.
         endpoints_per_leaf: GPUs that lose their link with one leaf switch.
-        alternatives: of mini-clusters.
     """
 
     hb_size: int
@@ -332,7 +330,6 @@ class BuiltTier:
 
     Attributes:
         tier: name of the tier whose units the switches make.
-        units: number of those units.
         switches_per_unit: switches that the traffic needs; `spares_per_unit` come on top.
         ports_used: ports of one switch in use.
         ports_with_spares: the same when the spares of the tier above are cabled too.
@@ -351,12 +348,7 @@ class BuiltTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBill(Parts):
-    """
-    Parts of a network as built, the spares not among its switches.
-
-    Attributes:
-        switches_with_spares: of all tiers.
-    """
+    """Parts of a network as built, the spares not among its switches."""
 
     name: str
     switches_with_spares: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Fraction, NotNegative, Options, one_of
+from minicluster.specs.checks import Count, Fraction, NotNegative, Options, choice
 from sizing.latency.collectives import point_to_point_s
 from sizing.latency.communication import PATTERNS
 from sizing.latency.library import measured_s
@@ -37,15 +37,12 @@ class Question(Options):
 
     _NAMED: ClassVar[dict[str, str]] = {"size_bytes": "bytes"}
 
-    pattern: str
+    pattern: Annotated[str, choice(*PATTERNS)]
     group: Count
     stride: Count = 1
     size_bytes: NotNegative
     sending_fraction: Fraction = 1.0
     rail_only: bool = False
-
-    def _check(self) -> None:
-        one_of(PATTERNS, **{"--pattern": self.pattern})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

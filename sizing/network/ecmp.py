@@ -35,11 +35,9 @@ class Collisions:
     Load of the uplinks after hashing.
 
     Attributes:
-        trials: random hashes that were drawn.
         imbalance_mean: the fullest uplink's load over the average one's; 1 is perfect.
         imbalance_standard_error: of that mean, from the trials.
-        imbalance_p50: its quantiles over the trials.
-        imbalance_p99: the same.
+        imbalance_p50, imbalance_p99: its quantiles over the trials.
         slowest_fraction: of its fair rate that the worst flow keeps, on average: what a collective
             gets, which waits for its last message.
         throughput_fraction: of the uplinks' rate that is used while all pairs send.

@@ -55,7 +55,6 @@ class PoolPlan:
     Where every replica goes.
 
     Attributes:
-        groups: by role, replica and stage.
         cost: bytes/s of all pairs times the seconds per byte of the tier where they meet: link
             seconds per second.
         bound: no placement under the same rules costs less.
@@ -64,7 +63,6 @@ class PoolPlan:
         meeting_fraction: of the bytes between replicas, by tier.
         spread: role to tier to units used.
         rail_aligned_fraction: of the bytes that leave their HB domain, on one rail.
-        warnings: what could not be had.
     """
 
     groups: tuple[GpuGroup, ...]

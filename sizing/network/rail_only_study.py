@@ -5,12 +5,86 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from minicluster.specs.study import Conventions, StudyModel
+from minicluster.config import overridden, parse, read_toml
+from minicluster.specs.checks import Count, Positive, Spec
+from minicluster.specs.gpu import NumberSource
+from sizing.catalog.folder import find_file
 from sizing.network.bom import Bill, NetworkOrder, bill
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Batches of the batch sweep, of the model's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyModel(Spec):
+    """
+    A model as a study took it.
+
+    Attributes:
+        parameters: P.
+        layers: l.
+        hidden: h.
+        tokens_per_batch: b s, of the whole job.
+        warning: what to know of these numbers.
+    """
+
+    name: str
+    parameters: Positive
+    layers: Count
+    hidden: Count
+    tokens_per_batch: Positive
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conventions(Spec):
+    """
+    `configs/studies/*.toml`: constants of a study.
+
+    Attributes:
+        flops_per_s: C, one GPU.
+        scale_up_bytes_per_s: B_F, one GPU, as the study counts it.
+        scale_out_bytes_per_s: B_S.
+        bytes_per_number: e, of activations and gradients.
+        flops_per_parameter_and_token: c: 6, or 8 with full recompute.
+        gpus: cluster sizes that it looks at.
+        hb_sizes: HB sizes that it sweeps.
+        radices: of switches.
+        bill_hb_size: HB size of its bill of materials.
+        warning: what of it not to use elsewhere.
+    """
+
+    name: str
+    flops_per_s: Positive
+    scale_up_bytes_per_s: Positive
+    scale_out_bytes_per_s: Positive
+    bytes_per_number: Positive
+    flops_per_parameter_and_token: Positive
+    gpus: tuple[Count, ...]
+    hb_sizes: tuple[Count, ...]
+    radices: tuple[Count, ...]
+    bill_hb_size: Count
+    models: tuple[StudyModel, ...]
+    warning: str = ""
+    sources: tuple[NumberSource, ...] = ()
+
+
+def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
+    """
+    Return the conventions of a study, some of them overridden.
+
+    Args:
+        name: of a file in `configs/studies`, or the path of one like it.
+    """
+    expectation = "a study or a file like one"
+    path = find_file("studies", name, place="--study", expectation=expectation)
+    raw = overridden(read_toml(path), overrides)
+    return parse(Conventions, raw, place=" ".join([path.name, *overrides]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,6 @@ def tp_parts(place: str, tp: int, root: TopologyUnit, tier: str, *, straddle: bo
     Args:
         place: the option that an error names.
         tier: name of the HB domains.
-        straddle: TP may leave the HB domain.
 
     Raises:
         InputError: TP leaves it without permission.
@@ -136,7 +135,6 @@ def unit_tree(
     Return the free GPUs of an inventory as a tree; nodes that are down or spare have none.
 
     Args:
-        inventory: nodes and the names of the tiers.
         spare_nodes: further nodes to keep free, the last ones that are `ok`.
         spare_tier: of each unit of this tier; `None`: of the whole inventory.
         gpus_per_hb_domain: at most; a node with more has several domains. `None`: nodes have one.

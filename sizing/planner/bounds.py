@@ -99,7 +99,6 @@ def decode_load(tandem: TandemLoad, *, split: bool) -> float:
         (docs/model.md, eq. T3; of a mixed pool eq. L6)
 
     Args:
-        tandem: load, step model and limits.
         split: whether a prefill pool computes the prompts above the local threshold.
     """
     prompts, cached = tandem.all_tokens, tandem.prefix_tokens

@@ -35,10 +35,12 @@ def deployment(
     inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
 ) -> Deployment:
     """Return what *chosen* runs, with *spares* more replicas by role; none without them."""
-    threshold = chosen.tandem.local_threshold_tokens
-    routing = Routing(policy=chosen.tandem.routing, local_threshold_tokens=threshold)
-    found = pools(inputs, chosen, spares=spares)
-    return _deployment(inputs, found, max_model_len=max_model_len(inputs), routing=routing)
+    tandem, shapes = chosen.tandem, chosen.layout.shapes
+    stages = {role: tandem.prefill if role == "prefill" else tandem.decode for role in shapes}
+    context = max_model_len(inputs)
+    found = _pools(inputs, shapes, stages, context=context, spares=spares or {})
+    routing = Routing(policy=tandem.routing, local_threshold_tokens=tandem.local_threshold_tokens)
+    return _deployment(inputs, found, max_model_len=context, routing=routing)
 
 
 def measurement_deployment(inputs: Inputs) -> Deployment:
@@ -58,9 +60,7 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
         for role, batch in (("prefill", 1), ("decode", MEASURED_SEQUENCES))
     }
     shapes = dict.fromkeys(stages, LayoutShape(slicing=Slicing(), gpu=gpu))
-    measured = _pools(
-        inputs, shapes, stages, replicas=dict.fromkeys(stages, 1), context=context, spares={}
-    )
+    measured = _pools(inputs, shapes, stages, context=context, spares={})
     routing = Routing(policy="least-tokens")
     return _deployment(inputs, measured, max_model_len=context, routing=routing)
 
@@ -94,33 +94,19 @@ def _deployment(
     )
 
 
-def pools(
-    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
-) -> tuple[Pool, ...]:
-    """Return the pools with the GPUs that their replicas take."""
-    tandem, shapes = chosen.tandem, chosen.layout.shapes
-    stages = {role: tandem.prefill if role == "prefill" else tandem.decode for role in shapes}
-    return _pools(
-        inputs,
-        shapes,
-        stages,
-        replicas=chosen.replicas,
-        context=max_model_len(inputs),
-        spares=spares or {},
-    )
-
-
 def _pools(
     inputs: Inputs,
     shapes: Mapping[str, LayoutShape],
     stages: Mapping[str, PoolStage],
     *,
-    replicas: Mapping[str, int],
     context: int,
     spares: Mapping[str, int],
 ) -> tuple[Pool, ...]:
     """Return pools of *shapes* by role, with the limits of their *stages*, and place them."""
-    counts = {role: replicas[role] + spares.get(role, 0) for role in shapes}
+    counts = {
+        role: stages[role].replicas // shape.lanes + spares.get(role, 0)
+        for role, shape in shapes.items()
+    }
     requests = [
         (shape.gpu, request_of(role, counts[role], shape.slicing)) for role, shape in shapes.items()
     ]
@@ -222,7 +208,6 @@ def place(
     from 0. Nodes hold one kind of GPU.
 
     Args:
-        cluster: nodes, HB domains and tiers.
         requests: of each pool, prefill before decode, its kind of GPU and its replicas.
 
     Returns:

@@ -15,7 +15,7 @@ from sizing.evidence.row import path_of
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from sizing.evidence.evidence import Support
-    from sizing.evidence.interval import PredictionInterval
+    from sizing.evidence.interval import Labels, PredictionInterval
 
 LOAD = "open"
 """Kind of measured rows that plans are compared with: open-loop load, Poisson arrivals."""
@@ -37,8 +37,6 @@ class StepErrors:
     Factors by which predictions may be off, at some confidence.
 
     Attributes:
-        prefill: factor on prefill steps.
-        decode: factor on decode steps.
         ttft: factor on TTFT as predicted, under load.
         tpot: the same on TPOT and ITL.
     """
@@ -101,7 +99,7 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     return read_evidence().intervals.around(1.0, quantity, _path(LOAD, inputs))
 
 
-def _path(kind: str, inputs: Inputs) -> tuple[str, ...]:
+def _path(kind: str, inputs: Inputs) -> Labels:
     """Labels of the plan's predictions under one kind of load."""
     return path_of(
         kind, inputs.engine.name, inputs.model, name=inputs.model.id, gpu=inputs.gpu.name

@@ -43,7 +43,6 @@ class ExplainedTerm:
     Attributes:
         of: `TTFT`, `prefill step` or `decode step`.
         share_fraction: of the sum of its group.
-        source: where its numbers come from.
         bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where the term is no op.
         flops: per GPU and step; `None` where the term is no op.
         hbm_bytes: per GPU and step; `None` where the term is no op.

@@ -88,6 +88,12 @@ class Layout:
         return ", ".join(f"{role} {shape}" for role, shape in self.shapes.items())
 
 
+def legal_degrees(model: ModelSpec, most: int) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees, up to *most*, that divide the model."""
+    widest = min(most, model.num_heads)
+    return tuple(tp for tp in range(1, widest + 1) if tp_rule(model, tp) is None)
+
+
 def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     """
     List the replica shapes that may be searched.
@@ -109,11 +115,8 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
         return (LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name),)
     for tp in asked:
         check_slicing(inputs, Slicing(tp=tp), place="search.tp")
-    widest = min(inputs.cluster.gpus_per_hb_domain, inputs.model.num_heads)
-    degrees = tuple(sorted(set(asked))) or tuple(
-        tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None
-    )
     cluster, layers = inputs.cluster, inputs.model.num_layers
+    degrees = tuple(sorted(set(asked))) or legal_degrees(inputs.model, cluster.gpus_per_hb_domain)
     most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
     cuts = [Slicing(tp=tp) for tp in degrees]
     for tp in degrees:  # data-parallel ranks that divide whole experts among their GPUs
@@ -204,7 +207,6 @@ def max_decode_batch(
         B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv(pp B) / pp      (docs/model.md, eq. M5)
 
     Args:
-        inputs: model, GPU, engine, calibration.
         shape: one replica; each of its batches has its own share of the cache.
         context: E[s], tokens of a sequence.
         deviation: sigma_s.
@@ -251,11 +253,8 @@ def kv_pool_bytes(
     (docs/model.md, eq. M4)
 
     Args:
-        inputs: model, GPU, engine.
-        shape: one replica.
         max_num_seqs: sequences that it may run, which need working memory.
         held: sequences whose caches it holds.
-        context_tokens: of the longest sequence.
     """
     if inputs.kinds[shape.gpu].kind == "cpu":
         return held * _sequence_bytes(inputs, context_tokens, shape)

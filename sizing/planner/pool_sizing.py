@@ -55,7 +55,6 @@ class PoolSizing:
         candidate: one replica per pool, with step times as predicted.
         lowest: fewest replicas of prefill and decode.
         below: cost that a configuration has to stay below.
-        max_gpus: GPUs that a configuration may have.
     """
 
     inputs: Inputs
@@ -227,7 +226,6 @@ def estimated_sizes(
 
     Args:
         candidate: one replica per pool, with step times as predicted.
-        inputs: the SLO.
         errors: factors on step times and latencies that the confidence asks for.
         lowest: replicas below which no size holds.
 

@@ -27,7 +27,7 @@ from sizing.planner.candidates import (
     utilisations,
     with_load,
 )
-from sizing.planner.deployment import pools
+from sizing.planner.deployment import deployment
 from sizing.planner.error_model import StepErrors, interval_around, validation
 from sizing.planner.layout import (
     Layout,
@@ -171,7 +171,7 @@ def _predicted(inputs: Inputs, layout: Layout, replicas: tuple[int, int]) -> Poo
     chosen = smallest.sized(*replicas)
     predicted = _simulated(inputs, chosen)
     missed = slo_misses(predicted, inputs.scenario.promises)
-    named = pools(inputs, chosen)
+    named = deployment(inputs, chosen).pools
     return PoolPrediction(
         workload=inputs.scenario.workload,
         pools=named,
@@ -359,12 +359,6 @@ def bottlenecks(
     `queue`: requests wait longer for the phase than they spend in it. `capacity`: the KV cache
     limits the decode batch, and it is nearly full. Otherwise the bottleneck is what a step spends
     most of its time on.
-
-    Args:
-        inputs: the engine's limits.
-        chosen: the pools.
-        parts_s: mean TTFT by phase.
-        tpot_s: mean time per output token.
     """
     waits = parts_s[PREFILL_QUEUE] > parts_s[PREFILL]
     if chosen.layout.prefill is None:

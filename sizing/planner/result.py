@@ -65,7 +65,6 @@ class Infeasible:
     No configuration holds the SLO within the budget.
 
     Attributes:
-        reason: one sentence.
         binds: `capacity` (memory), `SLO floor`, `SLO`, or a budget: `max_gpus`,
             `max_usd_per_hour`, `max_power_w`.
         nearest: the nearest miss as options of `sizing predict`; `None` if the model fits no

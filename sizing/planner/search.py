@@ -442,8 +442,6 @@ class LayoutSearch:
         *simulator* also verifies one.
 
         Args:
-            below: cost that a pool has to stay below.
-            simulator: judges sizes.
             first: layout that probably costs least; the others are then soon ruled out.
         """
         best: Found | None = None

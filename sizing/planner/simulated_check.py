@@ -197,8 +197,6 @@ class SloSimulator:
         Keep what verdicts are made of.
 
         Args:
-            simulations: the search's.
-            errors: factors on step times and latencies.
             precise: whether a limit must hold beyond chance; else the percentile of one shorter
                 run decides.
         """

@@ -55,12 +55,7 @@ class StepModels:
         """Return the step model of *layout*, of one batch of each replica."""
         found = self._inputs.calibration
         if found is not None:
-            return StepModel(
-                prefill=found.prefill,
-                decode=found.decode,
-                path=found.path,
-                interference=found.interference,
-            )
+            return StepModel.calibrated(found)
         first, last = layout.prefill or layout.decode, layout.decode
         local = self._inputs.scenario.search.local_threshold_tokens
         longest = np.inf if layout.prefill is None else local or np.inf

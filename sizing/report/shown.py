@@ -12,8 +12,7 @@ from minicluster.pages.page import FactTable, Section
 from minicluster.pages.page import Text as Paragraph
 from minicluster.pages.shown import columns_of, sections_of
 from minicluster.plan import Plan, Prediction
-from sizing.evidence.validate import record
-from sizing.evidence.validated import Validated
+from sizing.evidence.validate import Validated, record
 from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
 from sizing.planner.predict import PoolPrediction

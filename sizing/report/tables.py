@@ -41,7 +41,6 @@ def table(
         heads: the first column is aligned to the left, the others to the right.
         left: heads of further columns that are aligned to the left.
         whole: heads of columns whose cells are not wrapped.
-        options: further options of `rich.table.Table`.
     """
     columns = [
         head

@@ -163,8 +163,6 @@ def simulate(  # noqa: PLR0913  (what a run is made of)
     Simulate *arrivals* on *system* (docs/model.md, eq. Q5).
 
     Args:
-        system: pools, path, routing.
-        arrivals: requests.
         seed: seed of the routing; equal arguments give equal outcomes.
         decoding: sequences that decode at the begin; `None`: the system is empty.
         progress: called at each sample with the number of requests that have arrived.

@@ -35,8 +35,6 @@ def deployed_system(
     Return what a plan deploys.
 
     Args:
-        deployment: pools and routing.
-        model: step times and the path between the pools.
         handshake_s: of two replicas that meet for the first time; no plan has measured it.
 
     Raises:
@@ -80,7 +78,6 @@ def simulate(  # noqa: PLR0913  (what a run is made of)
     Simulate a plan request by request (docs/model.md, eq. Q5).
 
     Args:
-        plan: pools, load and step times.
         source: where requests come from: gaps or users, with the plan's lengths; or the requests
             themselves (`read_trace(path).arrivals`).
         requests: how many are drawn; not used with requests themselves.

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.engine_model.step_seconds import StepTime
 from minicluster.errors import InputError
-from minicluster.specs.checks import not_negative, positive
+from minicluster.specs.checks import Count, NotNegative, Spec, Whole
 
 if TYPE_CHECKING:
     from minicluster.workload.arrivals import Arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPool:
+class SimulatedPool(Spec):
     """
     Equal replicas of one role.
 
@@ -30,18 +30,17 @@ class SimulatedPool:
         lora: slots for adapters (eq. Q15); `None`: requests name none.
     """
 
-    replicas: int
+    replicas: Count
     limits: EngineLimits
     step: StepTime
-    gpus: int = 1
-    group: int = 1
+    gpus: Count = 1
+    group: Count = 1
     prefix_cache: bool = False
     offload: OffloadLimits | None = None
     lora: LoraLimits | None = None
 
-    def __post_init__(self) -> None:
-        """Check counts, and that a step takes time: else nothing ever passes."""
-        positive(replicas=self.replicas, gpus=self.gpus, group=self.group)
+    def _check(self) -> None:
+        """Refuse steps that take no time, too: nothing would ever pass."""
         if self.replicas % self.group:
             raise InputError("replicas", self.replicas, f"whole groups of {self.group}")
         if not (self.step.decode_line(1)[0] > 0 and self.step.step_s([(1, 0)], 0, 0) > 0):
@@ -78,7 +77,7 @@ def steady_decoding(arrivals: Arrivals, count: int, *, seed: int) -> Decoding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Path(Spec):
     """
     Seconds of a request outside steps.
 
@@ -92,25 +91,15 @@ class Path:
         handshake_s: additional part of the first pull between two replicas.
     """
 
-    request_s: float = 0.0
-    transfer_base_s: float = 0.0
-    transfer_per_token_s: float = 0.0
-    uplink_per_token_s: float = 0.0
-    handshake_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check signs."""
-        not_negative(
-            request_s=self.request_s,
-            transfer_base_s=self.transfer_base_s,
-            transfer_per_token_s=self.transfer_per_token_s,
-            uplink_per_token_s=self.uplink_per_token_s,
-            handshake_s=self.handshake_s,
-        )
+    request_s: NotNegative = 0.0
+    transfer_base_s: NotNegative = 0.0
+    transfer_per_token_s: NotNegative = 0.0
+    uplink_per_token_s: NotNegative = 0.0
+    handshake_s: NotNegative = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class System:
+class System(Spec):
     """
     A deployment.
 
@@ -127,8 +116,4 @@ class System:
     path: Path
     decode_policy: str = "power-of-two"
     prefill_policy: str = "power-of-two"
-    local_threshold_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the threshold."""
-        not_negative(local_threshold_tokens=self.local_threshold_tokens)
+    local_threshold_tokens: Whole = 0

@@ -80,12 +80,26 @@ def engines_of(plan: Plan, pool: Pool) -> Engines:
     return Engines(plan=plan, pool=pool, nodes=nodes)
 
 
+def engine_arguments(engines: Engines, *, kv_role: str | None) -> dict[str, Any]:
+    """
+    Return vLLM's arguments of a pool by name, with the KV connectors that it needs.
+
+    Args:
+        kv_role: the way that the KV caches of a split pool go; absent: both ways.
+    """
+    deployment, pool = engines.plan.deployment, engines.pool
+    role = {} if kv_role is None else {"kv_role": kv_role}
+    nixl = None if pool.role == "mixed" else KV_TRANSFER | role
+    connectors = kv_transfer_config(deployment, pool, nixl)
+    found = vllm_arguments(deployment, pool)
+    return found if connectors is None else found | {"kv_transfer_config": connectors}
+
+
 def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
     """
     Return the arguments of `vllm serve`, one list for each node of a replica.
 
     Args:
-        engines: of a pool.
         transfers: name the KV connector of split pools.
 
     Source:
@@ -93,11 +107,9 @@ def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
         gives these lines.
     """
     plan, pool, nodes = engines.plan, engines.pool, engines.nodes
-    arguments = vllm_arguments(plan.deployment, pool)
-    nixl = None if pool.role == "mixed" else KV_TRANSFER | {"kv_role": KV_ROLES[pool.role]}
-    connectors = kv_transfer_config(plan.deployment, pool, nixl)
-    if transfers and connectors is not None:
-        arguments["kv_transfer_config"] = connectors
+    arguments = engine_arguments(engines, kv_role=KV_ROLES.get(pool.role))
+    if not transfers:
+        arguments.pop("kv_transfer_config", None)
     common = [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
     if nodes == 1:
         return [common]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from minicluster.errors import InputError
-from minicluster.plan.vllm_args import KV_ROLES, kv_transfer_config, vllm_arguments
+from minicluster.plan.vllm_args import KV_ROLES
 from minicluster.specs.checks import one_of
 from sizing.latency.memory import stage_weight_bytes
 from sizing.stacks.arguments import (
     FLAGS_PER_LINE,
     HEAD,
-    KV_TRANSFER,
     Engines,
+    engine_arguments,
     engines_of,
     flags,
     sglang,
@@ -41,7 +41,6 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
     Write a plan for another stack.
 
     Args:
-        plan: from `sizing plan -o`.
         target: a key of `TARGETS`.
         image: container image, where the stack's files name one.
 
@@ -190,12 +189,12 @@ def _llm_d(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
     }
     for role, name in (("decode", "decode"), ("mixed", "decode"), ("prefill", "prefill")):
         if role in pools:
-            values[name] = _llm_d_pool(plan, pools[role], image)
+            values[name] = _llm_d_pool(pools[role], image)
     values.setdefault("prefill", {"create": False})
     return {"values.yaml": _yaml(values)}
 
 
-def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
+def _llm_d_pool(engines: Engines, image: str) -> dict[str, Any]:
     pool, sliced = engines.pool, {"tensor_parallel_size", "data_parallel_size"}
     return {
         "create": True,
@@ -211,7 +210,7 @@ def _llm_d_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
                 "name": "vllm",
                 "image": image,
                 "modelCommand": "vllmServe",
-                "args": _flags_without(plan, engines, sliced),
+                "args": _flags_without(engines, sliced),
                 "env": _nixl_environment(engines),
                 "resources": _resources(engines),
                 "mountModelVolume": True,
@@ -225,10 +224,10 @@ def _kserve(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{plan.model.source}", "name": plan.model.id},
         "router": {"route": {}, "gateway": {}, "scheduler": {}},
-        **_kserve_pool(plan, main, image),
+        **_kserve_pool(main, image),
     }
     if "prefill" in pools:
-        spec["prefill"] = _kserve_pool(plan, pools["prefill"], image)
+        spec["prefill"] = _kserve_pool(pools["prefill"], image)
     document = {
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "LLMInferenceService",
@@ -238,10 +237,10 @@ def _kserve(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
     return {"kserve.yaml": _yaml(document)}
 
 
-def _kserve_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
+def _kserve_pool(engines: Engines, image: str) -> dict[str, Any]:
     pool = engines.pool
     said = {"tensor_parallel_size", "data_parallel_size", "enable_expert_parallel"}
-    arguments = shell(_flags_without(plan, engines, said)).replace(FLAGS_PER_LINE, " ")
+    arguments = shell(_flags_without(engines, said)).replace(FLAGS_PER_LINE, " ")
     container = {
         "name": "main",
         **({"image": image} if image else {}),
@@ -258,13 +257,10 @@ def _kserve_pool(plan: Plan, engines: Engines, image: str) -> dict[str, Any]:
     return {"replicas": pool.replicas, "parallelism": parallelism, "template": template, **workers}
 
 
-def _flags_without(plan: Plan, engines: Engines, said: set[str]) -> list[str]:
+def _flags_without(engines: Engines, said: set[str]) -> list[str]:
     """Return vLLM's flags without those that a stack's own words say; KV caches go both ways."""
-    arguments = vllm_arguments(plan.deployment, engines.pool)
-    own = {name: value for name, value in arguments.items() if name not in said}
-    nixl = None if engines.pool.role == "mixed" else KV_TRANSFER
-    connectors = kv_transfer_config(plan.deployment, engines.pool, nixl)
-    return flags(own if connectors is None else own | {"kv_transfer_config": connectors})
+    arguments = engine_arguments(engines, kv_role=None)
+    return flags({name: value for name, value in arguments.items() if name not in said})
 
 
 def _nixl_environment(engines: Engines) -> list[dict[str, Any]]:
@@ -286,11 +282,6 @@ def _ray(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
     """
     configs: dict[str, Any] = {}
     for role, each in pools.items():
-        kwargs = vllm_arguments(plan.deployment, each.pool)
-        nixl = KV_TRANSFER | {"kv_role": KV_ROLES[role]} if role in KV_ROLES else None
-        connectors = kv_transfer_config(plan.deployment, each.pool, nixl)
-        if connectors is not None:
-            kwargs["kv_transfer_config"] = connectors
         accelerator = each.pool.ray_accelerator
         configs[role] = {
             "model_loading_config": {
@@ -298,7 +289,7 @@ def _ray(plan: Plan, pools: Mapping[str, Engines], _image: str) -> Exported:
                 "model_source": plan.model.source,
             },
             **({"accelerator_type": accelerator} if accelerator else {}),
-            "engine_kwargs": kwargs,
+            "engine_kwargs": engine_arguments(each, kv_role=KV_ROLES.get(role)),
             "deployment_config": {"num_replicas": each.pool.replicas},
         }
     if "mixed" in configs:

@@ -98,34 +98,19 @@ class Deployed:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadDeployment:
-    """
-    A scenario and the pools that serve it.
-
-    Attributes:
-        pools, notes: as `Deployed` has them.
-    """
-
-    scenario: Scenario
-    pools: dict[str, str]
-    notes: tuple[str, ...] = ()
-
-
 def read_deployment_file(
     path: Path, overrides: Overrides = (), *, base: str | None = None
-) -> ReadDeployment:
+) -> tuple[Scenario, Deployed]:
     """
-    Read a script of `vllm serve`, a DynamoGraphDeployment of vLLM, or a record of InferenceX.
+    Return a file's deployment, as `read_deployed` reads it, and the scenario that it serves.
 
     Args:
-        path: of the file.
         overrides: scenario keys that the file does not say, such as the load.
         base: scenario that gives what neither says; `None`: nothing.
 
     Raises:
-        InputError: a file of none of these kinds, contradictory engines, or a key that neither the
-            file nor *overrides* nor *base* gives.
+        InputError: as `read_deployed`, or a key that neither the file nor *overrides* nor *base*
+            gives.
     """
     found = read_deployed(path)
     raw: dict[str, Any] = {}
@@ -149,11 +134,16 @@ def read_deployment_file(
             )
             raise InputError(error.place, None, error.expectation, way_out) from None
         raise
-    return ReadDeployment(scenario=scenario, pools=found.pools, notes=found.notes)
+    return scenario, found
 
 
 def read_deployed(path: Path) -> Deployed:
-    """Read what such a file itself says; raises as `read_deployment_file`, but for no key."""
+    """
+    Read a script of `vllm serve`, a DynamoGraphDeployment of vLLM, or a record of InferenceX.
+
+    Raises:
+        InputError: a file of none of these kinds, or contradictory engines.
+    """
     text = read_text(path, FILES)
     record = _record(text)
     if record is not None:
@@ -238,7 +228,6 @@ def read_vllm(
 
     Args:
         words: after `vllm serve`.
-        place: named in errors.
         replicas: engines that are started so.
         role: in a split deployment; `None`: as the KV transfer says.
 

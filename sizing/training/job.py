@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from minicluster.errors import InputError
-from minicluster.specs.checks import Count, Spec, one_of
+from minicluster.specs.checks import Count, Spec, choice, one_of
 from minicluster.specs.model import ModelSpec
 
-RECOMPUTES = ("none", "selective", "full")
-ATTENTIONS = ("materialised", "flash")
-FAMILIES = ("gpt", "llama")
 ZERO_STAGES = (0, 1, 2, 3)
 TRAINED_DTYPES = ("bf16", "fp16", "fp8")
 ENDS = 2
@@ -42,17 +40,14 @@ class TrainingJob(Spec):
     model: ModelSpec
     sequence_tokens: Count
     batch_sequences: Count
-    family: str = "llama"
-    recompute: str = "none"
-    attention: str = "flash"
+    family: Annotated[str, choice("gpt", "llama")] = "llama"
+    recompute: Annotated[str, choice("none", "selective", "full")] = "none"
+    attention: Annotated[str, choice("materialised", "flash")] = "flash"
     sequence_parallel: bool = True
     zero: int = 0
     overlap_experts: bool = False
 
     def _check(self) -> None:
-        one_of(FAMILIES, family=self.family)
-        one_of(RECOMPUTES, recompute=self.recompute)
-        one_of(ATTENTIONS, attention=self.attention)
         one_of(TRAINED_DTYPES, dtype=self.model.weight_dtype)
         if self.zero not in ZERO_STAGES:
             raise InputError("zero", self.zero, "0, 1, 2 or 3")
@@ -104,6 +99,10 @@ class TrainingLayout(Spec):
     def copies(self) -> int:
         """GPUs that hold the same slice of the weights: replicas times slices of sequences."""
         return self.dp * self.cp
+
+    def tokens_per_micro_batch(self, job: TrainingJob) -> float:
+        """Return the tokens of a micro-batch that one GPU works on."""
+        return self.micro_batch * job.sequence_tokens / self.cp
 
     def micro_batches(self, job: TrainingJob) -> int:
         """Micro-batches that pass one pipeline in a step."""

@@ -112,7 +112,7 @@ def layer_activation_bytes(
     """
     model, t = job.model, layout.tp
     h = model.hidden_size
-    m = layout.micro_batch * job.sequence_tokens / layout.cp
+    m = layout.tokens_per_micro_batch(job)
     recompute = recompute or job.recompute
     if recompute == "full":
         return m * h * VALUE
@@ -212,7 +212,7 @@ def _stage_memory(job: TrainingJob, layout: TrainingLayout, stage: str) -> Train
     if job.recompute != "none":
         working = max(0.0, layer_activation_bytes(job, layout, recompute="none") - kept)
     if stage == "last" or layout.pp == 1:
-        tokens = layout.micro_batch * job.sequence_tokens / layout.cp
+        tokens = layout.tokens_per_micro_batch(job)
         working += LOGIT_BYTES * tokens * job.model.vocab_size / layout.tp
     return TrainingMemory(
         weights=WEIGHT_BYTES * shares[0],

@@ -25,7 +25,7 @@ from minicluster.specs.workload import Lengths
 from sizing import catalog
 from sizing.catalog.huggingface.reader import model_from
 from sizing.catalog.schema import scenario_keys
-from sizing.scenario import Scenario
+from sizing.scenario import Scenario, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -403,7 +403,7 @@ def base_texts(base: str) -> Mapping[str, str]:
     texts = dict.fromkeys(keys_of(classes), "") | {CLASSES: f"{classes or ''}"}
     for each in fields(classes):
         if not each.key.startswith("today."):
-            texts[each.key] = plain(resolved.get(each.key, _value_at(asked.scenario, each.key)))
+            texts[each.key] = plain(resolved.get(each.key, value_of(asked.scenario, each.key)))
     for each in fields(classes):  # a rate that follows from users is no text of the user's
         if each.key.endswith(".users") and texts[each.key]:
             texts[each.key.replace(".users", ".requests_per_s")] = ""
@@ -426,14 +426,6 @@ def with_cluster(texts: Mapping[str, str], stood: Mapping[str, str]) -> dict[str
         return dict(texts)
     own = preset_texts(texts[PRESET]).items()
     return {**texts, **{key: text for key, text in own if texts[key] == stood[key]}}
-
-
-def _value_at(scenario: object, key: str) -> object:
-    """Return the value of a dotted key, in which a number stands for a place in a list."""
-    found: Any = scenario
-    for name in key.split("."):
-        found = found[int(name)] if name.isdigit() else getattr(found, name)
-    return found
 
 
 def plain(value: object) -> str:

@@ -47,8 +47,6 @@ class Scales:
     Factors on constants, one for each group that a run can distinguish; 1 leaves them.
 
     Attributes:
-        prefill: on prefill steps alone.
-        decode: on decode steps alone.
         prefill_beside: on what decode adds to prefill steps (f_p, g_p, h_p of eq. Q9).
         decode_beside: on what prefill adds to decode steps (f_d, h_d).
         path: on the request's overhead and the KV pull.

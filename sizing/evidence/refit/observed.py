@@ -46,8 +46,6 @@ class Observed:
     One run.
 
     Attributes:
-        name: of its file.
-        deployment: what ran.
         step_model: that it was planned with.
         calibration: behind that; `None`: it came from the datasheet.
         arrivals: every request that came as far as an engine, shape (n,).

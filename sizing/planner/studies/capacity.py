@@ -39,7 +39,6 @@ class CapacityPoint:
     What so many GPUs carry within the SLO, at its percentile and confidence.
 
     Attributes:
-        gpus: that are there.
         used_gpus: of these, in the layout, spares included.
         requests_per_s: the highest rate that was found to hold; 0: none.
         layout: pools as options of `sizing predict`; empty where there is none, and for own pools.
@@ -49,7 +48,6 @@ class CapacityPoint:
             own pools.
         own: of classes of requests on pools of their own, where these carry more, what each class's
             pools carry at that rate; empty: all share pools.
-        running: power and price at that rate.
         binds: the limit that is missed first above that rate.
         reason: why there is no rate; empty where there is one.
     """

@@ -63,9 +63,7 @@ class DayOptions:
         forecast_error_fraction: each measured rate is off by up to this share, evenly spread.
         margin: of the policy, see `wanted_replicas`.
         hold_s: of the policy.
-        interval_s: between two decisions.
         attainment: share of the requests that are to find the SLO held.
-        seed: of the forecast errors.
     """
 
     cold_start_s: float
@@ -125,8 +123,6 @@ class Day(Shown):
         layout: of the plan for the day's peak, as options of `sizing predict`.
         classes: of requests, which share the pools; 0: the load has none.
         static_gpus: of that plan.
-        static_gpu_hours: over the day.
-        requests_per_s: in each interval.
         scaled: with one replica of each pool always there.
         runs: one for each static share, ascending; the last is the static pool.
         best: of these the least GPU-hours within the attainment that is asked for.
@@ -165,7 +161,6 @@ def day(
     Args:
         inputs: a scenario; the day's peak replaces its rate.
         profile: of the day, which repeats.
-        options: cold start, forecast error, policy.
         progress: is told how many of the static shares are done, and of how many.
 
     Raises:

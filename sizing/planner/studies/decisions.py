@@ -100,7 +100,6 @@ def decisions(
     Plan anew with one decision or one forecast changed at a time.
 
     Args:
-        inputs: a scenario.
         only: names of what is changed, of `NAMES`; empty: everything.
         progress: is told how many plans are done, and of how many.
 

@@ -21,6 +21,7 @@ from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine, step_s, step_terms
+from sizing.planner.layout import legal_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +147,6 @@ class LongPrompt:
     Attributes:
         flops: FLOPs of the whole prompt by group of terms.
         rule: GPUs by compute only.
-        layouts: times of the requested layouts.
         fewest: layout with the fewest GPUs that holds TTFT and TPOT; `None`: none in the budget.
         difference: `None` where both answers are the same number of GPUs, or both none.
     """
@@ -302,12 +302,6 @@ def _serves(inputs: Inputs, found: Timed) -> bool:
     return found.fits and (limit_s is None or found.tpot_s <= limit_s)
 
 
-def _legal(inputs: Inputs) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees that divide the model, up to the budget."""
-    widest = min(inputs.cluster.max_gpus, inputs.model.num_heads)
-    return tuple(tp for tp in range(1, widest + 1) if tp_rule(inputs.model, tp) is None)
-
-
 def _fewest(inputs: Inputs, tokens: int) -> Timed | None:
     """
     Find the layout with the fewest GPUs that holds TTFT and TPOT, the faster of equals.
@@ -316,7 +310,7 @@ def _fewest(inputs: Inputs, tokens: int) -> Timed | None:
     """
     limit_s, layers = inputs.scenario.slo.ttft_s, inputs.model.num_layers
     best: Timed | None = None
-    for tp in reversed(_legal(inputs)):
+    for tp in reversed(legal_degrees(inputs.model, inputs.cluster.max_gpus)):
         most = min(layers, (best.gpus if best else inputs.cluster.max_gpus) // tp)
         low, high = 0, most + 1
         while high - low > 1:
@@ -344,12 +338,10 @@ def _difference(
     Args:
         rule: GPUs that both are compared on, and the rule's exact number.
         by_rule_s: seconds of each group of terms on them by the rule.
-        fewest: the model's layout with the fewest GPUs.
     """
     gpus, exact = rule
-    legal = [
-        tp for tp in _legal(inputs) if gpus % tp == 0 and gpus // tp <= inputs.model.num_layers
-    ]
+    degrees = legal_degrees(inputs.model, inputs.cluster.max_gpus)
+    legal = [tp for tp in degrees if gpus % tp == 0 and gpus // tp <= inputs.model.num_layers]
     at = min(
         (timed(inputs, tokens, Slicing(tp=tp, pp=gpus // tp)) for tp in legal),
         key=lambda found: (not _serves(inputs, found), found.ttft_s),

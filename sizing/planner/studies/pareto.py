@@ -49,8 +49,7 @@ class DesignPoint:
         deployable: whether the engine profile allows it.
         power_w: of its GPUs; `None` where a GPU's power is unknown.
         price_usd_per_hour: `None` where the scenario gives no price.
-        ttft_s: at the SLO's percentile.
-        tpot_s: likewise.
+        ttft_s, tpot_s: at the SLO's percentile.
         tokens_per_s_per_gpu: output tokens at the scenario's rate.
         tokens_per_s_per_user: 1 / mean TPOT; 0 where no answer has a second token.
     """
@@ -177,9 +176,7 @@ class Front:
     Design points in two respects, with their Pareto front.
 
     Attributes:
-        name: name of the pair of respects.
-        x_name: name and unit of the first respect.
-        y_name: name and unit of the second respect.
+        x_name, y_name: name and unit of each respect.
         xs, ys: values of every design point, shape (n,).
         kept: which design points are on the front, shape (n,).
     """
@@ -197,7 +194,6 @@ def fronts(points: Sequence[DesignPoint], *, by: str = "gpus") -> tuple[Front, .
     Return the fronts of cost against TTFT and TPOT, and of tokens/s per GPU against per user.
 
     Args:
-        points: configurations under one load.
         by: what it costs: `gpus`, `usd` per million output tokens, or `watts`.
 
     Raises:

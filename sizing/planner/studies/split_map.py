@@ -120,7 +120,6 @@ def split_map(
     are rounded up to whole replicas.
 
     Args:
-        inputs: a scenario.
         x: a scenario key and its values, or `prompt_answer_ratio` (prompts and answers together
             as long as the scenario's), or `link_bytes_per_s`; absent: the ratio.
         y: likewise; absent: the link.

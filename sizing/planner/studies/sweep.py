@@ -30,7 +30,6 @@ def parse_key(text: str, place: str = "--key") -> Swept:
     Commas in brackets, braces and quotes belong to a value.
 
     Args:
-        text: as typed.
         place: the option that it was typed for.
 
     Raises:

@@ -11,7 +11,7 @@ import pytest
 from sizing import catalog
 from sizing.evidence.errors import class_of
 from sizing.evidence.evidence import SPLITS, HeldOutCoverage, leave_out, read_evidence
-from sizing.evidence.interval import RowResidual
+from sizing.evidence.interval import Labels, RowResidual
 from sizing.evidence.row import kind_of
 from sizing.planner.error_model import interval_around, validation
 from sizing.scenario import Scenario
@@ -29,7 +29,7 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
             predicted_s=1.0,
             log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
             source=f"source-{group}",
-            path=("loaded dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
+            path=Labels("loaded dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
             row_class="dense, serving, Hopper",
         )
         for group in range(4)

@@ -98,7 +98,7 @@ def test_interrupted_it_leaves_no_file(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sizing.evidence.validated.judge", interrupt)
+    monkeypatch.setattr("sizing.evidence.validate.judge", interrupt)
     out = tmp_path / "predictions.csv"
     assert validate(str(SAMPLE), "-o", str(out)).code == 130
     done = validate(str(tmp_path / "none.csv"), "-o", str(out))

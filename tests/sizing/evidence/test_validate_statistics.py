@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sizing.evidence.errors import summarise
 from sizing.evidence.evidence import leave_out, tried
-from sizing.evidence.interval import DISTANCES, LEVELS, RowResidual, fit_intervals
+from sizing.evidence.interval import DISTANCES, LEVELS, Labels, RowResidual, fit_intervals
 
 KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")
 
@@ -29,7 +29,7 @@ def residuals(
             predicted_s=0.02,
             log_ratio=float(draw.normal(bias, spread)),
             source="here",
-            path=(kind, "vllm", f"f{n % 2}", "Hopper", f"m{n % 4}", f"c{n % 40}"),
+            path=Labels(kind, "vllm", f"f{n % 2}", "Hopper", f"m{n % 4}", f"c{n % 40}"),
         )
         for n in range(count)
     ]
@@ -46,7 +46,7 @@ def nested(seed: int, families: int = 12) -> list[RowResidual]:
             for configuration in range(3):
                 own = of_model + draw.normal(0.0, 0.1)
                 names = (f"m{family}-{model}", f"c{family}-{model}-{configuration}")
-                path = ("loaded dense", "vllm", f"f{family}", "Hopper", *names)
+                path = Labels("loaded dense", "vllm", f"f{family}", "Hopper", *names)
                 rows += [
                     RowResidual(
                         quantity="ttft",
@@ -98,10 +98,10 @@ def test_intervals_get_wider_with_the_distance() -> None:
 
 def test_few_rows_of_another_kind_widen_no_distance_beyond_them() -> None:
     """Models of one dense family err by a factor of 7; of MoE families one model each is known."""
-    experts = [replace(each, path=("loaded MoE", *each.path[1:])) for each in nested(4)]
-    experts = [each for each in experts if each.path[4].endswith("-0")]
+    experts = [replace(each, path=each.path._replace(kind="loaded MoE")) for each in nested(4)]
+    experts = [each for each in experts if each.path.shape.endswith("-0")]
     dense = [
-        replace(each, log_ratio=2.0 * (-1) ** (each.path[4].endswith("-0")))
+        replace(each, log_ratio=2.0 * (-1) ** (each.path.shape.endswith("-0")))
         for each in nested(5, families=1)
     ]
     alone, beside = (
@@ -119,7 +119,8 @@ def test_no_order_of_the_rows_changes_an_interval() -> None:
 def test_a_configuration_takes_on_its_error() -> None:
     """All rows of one configuration are 50 % above their prediction: so is its interval."""
     odd = [
-        replace(each, log_ratio=0.4) if each.path[5] == "c1" else each for each in residuals(0.05)
+        replace(each, log_ratio=0.4) if each.path.configuration == "c1" else each
+        for each in residuals(0.05)
     ]
     made = fit_intervals(odd)
     own, other = (made.around(1.0, "tpot", (*KNOWN[:5], name)) for name in ("c1", "c5"))

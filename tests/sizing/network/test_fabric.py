@@ -16,14 +16,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minicluster.specs.fabric import KINDS
-from sizing import catalog
 from sizing.network.bom import NetworkOrder, bill
 from sizing.network.ecmp import Collisions, Hashing, collisions
-from sizing.network.rail_only_study import study
+from sizing.network.rail_only_study import find_study, study
 from sizing.report.fabric import short, study_page
 from tests.sizing.conftest import Sizing
 
-PAPER = catalog.find_study("rail-only")
+PAPER = find_study("rail-only")
 SUPERPOD = {
     256: (8, 4), 512: (16, 8), 1024: (32, 16), 2048: (64, 32), 4096: (128, 128, 64),
     8192: (256, 256, 128), 16384: (512, 512, 256),

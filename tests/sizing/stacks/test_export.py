@@ -71,18 +71,18 @@ def test_what_is_exported_is_read_back(
     file = tmp_path_factory.mktemp("exported") / "file"
     for target in ("vllm", "dynamo"):
         file.write_text(only(plan, target))
-        found = read_deployment_file(file, base="llama-3.1-8b-h100")
+        asked, found = read_deployment_file(file, base="llama-3.1-8b-h100")
         assert found.pools == {
             "prefill": f"{prefill[0]}x{prefill[1]}",
             "decode": f"{decode[0]}x{decode[1]}",
         }
-        engine = found.scenario.scenario.engine
+        engine = asked.scenario.engine
         pool = plan.pools[0]
         assert (engine.max_num_seqs, engine.block_size) == (
             pool.max_num_seqs,
             plan.engine.block_size,
         )
-        assert found.scenario.model.max_context_tokens == plan.engine.max_model_len
+        assert asked.model.max_context_tokens == plan.engine.max_model_len
         assert found.notes == ()
 
 

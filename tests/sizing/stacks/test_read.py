@@ -10,7 +10,7 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing.scenario import Scenario
-from sizing.stacks.read import ReadDeployment, read_deployment_file
+from sizing.stacks.read import Deployed, read_deployment_file
 from tests.sizing.conftest import Sizing
 
 BASE = "llama-3.1-8b-h100"
@@ -34,7 +34,7 @@ def graph(**keys: object) -> str:
 def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
     """Return a reader of a text with the load of `BASE`."""
 
-    def of(text: str, *, base: str | None = BASE, **overrides: object) -> ReadDeployment:
+    def of(text: str, *, base: str | None = BASE, **overrides: object) -> tuple[Scenario, Deployed]:
         file = tmp_path / "file"
         file.write_text(text)
         keys = {name.replace("__", "."): value for name, value in overrides.items()}
@@ -45,11 +45,11 @@ def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
 
 def test_flags_become_keys(read: Any) -> None:  # noqa: ANN401
     """Short flags, `=`, units and continued lines are as vLLM's parser takes them."""
-    found = read(
+    asked, found = read(
         f"{SERVE} -tp 2 --max-model-len=8k \\\n  --max-num-seqs 64 --kv-cache-dtype fp8_e4m3"
         " --gpu-memory-utilization 0.85 --quantization fp8 --port 9000 > log 2>&1 &\n"
     )
-    scenario = found.scenario.scenario
+    scenario = asked.scenario
     assert found.pools == {"mixed": "1xTP2"}
     assert scenario.model.max_context_tokens == 8000
     assert scenario.model.kv_dtype == scenario.model.weight_dtype == "fp8"
@@ -59,13 +59,13 @@ def test_flags_become_keys(read: Any) -> None:  # noqa: ANN401
 
 def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
     """`--enable-expert-parallel` has no width of its own in vLLM."""
-    found = read(
+    asked, found = read(
         "vllm serve deepseek-ai/DeepSeek-V3 -tp 2 -dp 4 --enable-expert-parallel --enable-eplb"
         """ --eplb-config '{"num_redundant_experts": 32}'""",
         base="deepseek-v3-h200",
     )
     assert found.pools == {"mixed": "1xTP2xDP4xEP8"}
-    assert found.scenario.scenario.engine.redundant_experts == 32
+    assert asked.scenario.engine.redundant_experts == 32
 
 
 def test_commands_with_different_roles_are_split_pools(read: Any) -> None:  # noqa: ANN401
@@ -75,14 +75,14 @@ def test_commands_with_different_roles_are_split_pools(read: Any) -> None:  # no
         [f"{SERVE} -tp 2 --max-num-seqs 8 {role % 'kv_producer'}"] * 3
         + ["# 2 replicas", f"{SERVE} -tp 4 --max-num-seqs 99 {role % 'kv_consumer'}"]
     )
-    found = read(text)
+    asked, found = read(text)
     assert found.pools == {"prefill": "3xTP2", "decode": "2xTP4"}
-    assert found.scenario.scenario.engine.max_num_seqs == 99
+    assert asked.scenario.engine.max_num_seqs == 99
 
 
 def test_unread_flags_are_named(read: Any) -> None:  # noqa: ANN401
     """Flags that may change latencies and are not in the model are named, not dropped."""
-    found = read(f"{SERVE} --enforce-eager --kv-offloading-size 64")
+    _, found = read(f"{SERVE} --enforce-eager --kv-offloading-size 64")
     assert found.notes == (
         "not read, and not part of the prediction: --enforce-eager, --kv-offloading-size",
     )
@@ -90,11 +90,11 @@ def test_unread_flags_are_named(read: Any) -> None:  # noqa: ANN401
 
 def test_a_record_gives_load_and_gpus(read: Any) -> None:  # noqa: ANN401
     """Users of a closed loop become the rate that was measured: 4 GPUs x 256 / 512."""
-    found = read(json.dumps(RECORD), base=None, cluster__max_gpus=16)
-    scenario = found.scenario.scenario
+    asked, found = read(json.dumps(RECORD), base=None, cluster__max_gpus=16)
+    scenario = asked.scenario
     assert found.pools == {"mixed": "1xTP4"}
     assert scenario.workload.requests_per_s == 2.0
-    assert (found.scenario.gpu.name, scenario.model.weight_dtype) == ("h200-sxm", "fp8")
+    assert (asked.gpu.name, scenario.model.weight_dtype) == ("h200-sxm", "fp8")
     assert "64 users in a closed loop" in found.notes[0]
 
 
@@ -102,9 +102,9 @@ def test_a_measured_rate_is_taken_in_place_of_a_scenarios_users(read: Any, tmp_p
     base = tmp_path / "users.toml"
     asked = Scenario.load(BASE, {"workload.users": 90, "workload.think_s": 3.0})
     base.write_text(asked.to_toml())
-    load = read(json.dumps(RECORD), base=str(base)).scenario.scenario.workload
+    load = read(json.dumps(RECORD), base=str(base))[0].scenario.workload
     assert (load.users, load.think_s, load.requests_per_s) == (None, 0, 2.0)
-    load = read("vllm serve meta-llama/Llama-3.1-8B-Instruct", base=str(base)).scenario.scenario
+    load = read("vllm serve meta-llama/Llama-3.1-8B-Instruct", base=str(base))[0].scenario
     assert load.workload.users == 90
 
 
@@ -115,9 +115,9 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
         "prefill_tp": 4, "prefill_ep": 4, "prefill_dp_attention": "true", "prefill_num_workers": 2,
         "decode_tp": 8, "decode_ep": 1, "decode_dp_attention": "false", "decode_num_workers": 1,
     }  # fmt: skip
-    found = read(json.dumps([split]), base=None, cluster__max_gpus=64)
+    asked, found = read(json.dumps([split]), base=None, cluster__max_gpus=64)
     assert found.pools == {"prefill": "2xTP1xDP4xEP4", "decode": "1xTP8"}
-    assert found.scenario.scenario.workload.requests_per_s == 16 * 256 / 512
+    assert asked.scenario.workload.requests_per_s == 16 * 256 / 512
     assert "predicted as vLLM" in found.notes[0]
 
 

@@ -68,18 +68,18 @@ def test_a_deployment_is_read_as_the_command_reads_it(
     case = form.Case.typed("llama-2-70b-long", before | keys | read, "")
     file = tmp_path / "run.sh"
     file.write_text(text)
-    found = read_deployment_file(
+    given, found = read_deployment_file(
         file, [f"{key}={value}" for key, value in keys.items()], base="llama-2-70b-long"
     )
     asked = case.scenario()
     assert (asked.model, asked.gpu, asked.engine) == (
-        found.scenario.model,
-        found.scenario.gpu,
-        found.scenario.engine,
+        given.model,
+        given.gpu,
+        given.engine,
     )
-    assert asked.cluster == found.scenario.cluster
-    assert asked.scenario.engine == found.scenario.scenario.engine
-    assert asked.scenario.workload == found.scenario.scenario.workload
+    assert asked.cluster == given.cluster
+    assert asked.scenario.engine == given.scenario.engine
+    assert asked.scenario.workload == given.scenario.workload
     assert case.today == found.pools
     assert set(found.notes) <= set(read["today.notes"].splitlines())
 
