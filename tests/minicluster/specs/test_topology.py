@@ -104,5 +104,5 @@ def test_a_cluster_without_tiers_has_two() -> None:
     found = topology_of(cluster, gpu)
     assert [(tier.name, tier.gpus) for tier in found.tiers] == [("hb", 8), ("network", 64)]
     assert len(topology_of(replace(cluster, max_gpus=8), gpu).tiers) == 1
-    with pytest.raises(InputError, match="scale_out_latency_s is missing.*preset"):
+    with pytest.raises(InputError, match=r"scale_out_latency_s is missing.*preset"):
         topology_of(replace(cluster, scale_out_latency_s=None), gpu)
