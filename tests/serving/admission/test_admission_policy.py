@@ -21,6 +21,7 @@ from serving.admission.policy import (
     PoolInFlight,
     RequestCost,
     Shed,
+    cluster_s,
     decide,
     forecast,
     request_cost,
@@ -86,6 +87,21 @@ BUSY = replace(
 ALONE_MS = 4 + 0.1 + 0.001 * 120
 BUSY_STEP_MS = (4 + 0.1 * 4 + 0.001 * 1000) * 1.25
 PROMPT_MS = 25.05 * (1 + 0.2 + 3.5 * 0.01) + 3
+
+
+@pytest.mark.parametrize(
+    ("local", "work", "expected_s"),
+    [
+        (False, 0.6, 0.6 / 3),
+        (True, 0.6, 0.6 / 2),
+        (True, 0.01, 3 * 20 * 0.04 / (8 * 2)),  # its places, for as long as its answer takes
+    ],
+)
+def test_a_request_takes_a_pool_for_a_while(local: bool, work: float, expected_s: float) -> None:  # noqa: FBT001
+    """The replicas of the pool that computes its prompt, or the places in decode batches."""
+    load = replace(IDLE, prefill=PoolInFlight(3), decode=PoolInFlight(2), max_batch_size=8)
+    cost = replace(ASKED, sequences=3, local=local)
+    assert cluster_s(cost, load, work, 0.04) == pytest.approx(expected_s)
 
 
 def _decoding(load: InflightLoad, **changes: float) -> InflightLoad:

@@ -46,7 +46,8 @@ def test_whatever_a_prompt_is_the_engine_refuses_not_we(name: str, given_: objec
         (16, {"prompt": [[1] * 130, [1]], "max_tokens": None}, 6),
         (16, {"prompt": ["a", "x" * 130], "max_tokens": None}, 6),
         (16, {"prompt": 1, "max_tokens": None}, 16),
-        (16, {"prompt": [1] * CONTEXT, "max_tokens": None}, None),  # the engine says so
+        (16, {"prompt": [1] * 135, "max_tokens": None}, 1),
+        (16, {"prompt": [1] * 136, "max_tokens": None}, None),  # the engine says so
         (16, {"messages": [{"content": "x" * 130}]}, 6),
         (16, {"messages": None}, 16),
         (16, {"messages": [{"content": "x" * 110}], "tools": [{"type": "function"}]}, 4),
