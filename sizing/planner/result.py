@@ -23,7 +23,7 @@ class PlanVerdict:
 
     Attributes:
         holds: whether every limit surely holds.
-        bottleneck_role: the pool that has to grow for a missed limit; empty where all hold.
+        bottleneck_role: the pool that a missed limit asks for, or the tightest one where all hold.
         requests: number simulated; zero where a pool is saturated without any queue.
         exhausted: whether the search's simulation budget was used up.
         check: the limit that is used up most, as simulated.

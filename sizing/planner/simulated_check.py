@@ -237,8 +237,7 @@ class SloSimulator:
         if run is None:
             return self._exhausted(verdict)
         holds = bool(run.surely_holds) if self.precise else run.tightest.ratio <= 1
-        role = "" if holds else run.role
-        verdict = replace(verdict, holds=holds, bottleneck_role=role, check=run.tightest)
+        verdict = replace(verdict, holds=holds, bottleneck_role=run.role, check=run.tightest)
         self._latency_first = self._latency_first and holds
         return self._checked(verdict, run, candidate, seed) if holds else verdict
 

@@ -219,7 +219,7 @@ class RateSearch:
             tried, verdict = self._held((best or guess).at_rate(rate), gpus)
             ratio = SATURATED if verdict.check is None else verdict.check.ratio
             if tried is None or ratio > QUICK[-1]:
-                high, binds = rate, _limit(verdict, split=guess.layout.prefill is not None)
+                high, binds = rate, _limit(verdict)
             else:
                 best, low = tried, rate
                 if ratio >= QUICK[0] and high < ceiling:
@@ -293,14 +293,12 @@ def _factor(ratio: float, wanted: float) -> float:
     return float((wanted / ratio) ** (1 / STEEPNESS))
 
 
-def _limit(verdict: PlanVerdict, *, split: bool) -> str:
+def _limit(verdict: PlanVerdict) -> str:
     """Say which limit a verdict missed or is nearest to, and whose pool it asks for."""
     check, role = verdict.check, verdict.bottleneck_role
     if check is None:
         return f"{role} pool saturates"
-    if not role:
-        role = "prefill" if check.name.startswith("TTFT") else "decode"
-    return f"{check.name}: {role if split else 'mixed'} pool"
+    return f"{check.name}: {role} pool"
 
 
 def _above(best: Held | None) -> float:
