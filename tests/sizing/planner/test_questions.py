@@ -341,3 +341,15 @@ def test_every_term_names_its_source() -> None:
     assert named[True] == {"engine"}
     assert "engine" not in named[False]
     assert not any(term.hidden_s for term in found.terms)
+
+
+def test_a_named_decode_pool_has_the_batch_that_its_limit_allows() -> None:
+    """A tight TPOT lets fewer sequences decode at once; where prompts are computed, it does not."""
+    limits = {}
+    for tpot_s in (0.012, 0.05):
+        asked = inputs(f"slo.tpot_s={tpot_s}", "workload.requests_per_s=5")
+        for pools in ({"prefill": "1xTP1", "decode": "1xTP1"}, {"mixed": "1xTP1"}):
+            found = sizing.predict(asked, **pools).pools[-1]
+            limits[found.role, tpot_s] = found.max_num_seqs
+    assert limits["decode", 0.012] < limits["decode", 0.05]
+    assert limits["mixed", 0.012] == limits["mixed", 0.05]
