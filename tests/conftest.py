@@ -39,6 +39,7 @@ WALLCLOCK = {
 IMPORTS_VLLM = {
     "tests/serving/test_fuzz.py",
     "tests/serving/cluster/test_serve_compat.py",
+    *(f"tests/serving/deployment/test_{name}.py" for name in ("drafts", "exports", "lora")),
     "tests/serving/simulated/test_vllm_scheduler.py",
     *(
         f"tests/serving/replicas/test_{name}.py"
