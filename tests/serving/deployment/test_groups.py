@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from minicluster.engine_model.parallelism import expert_rule
@@ -184,6 +183,8 @@ def test_widths_of_groups(model: str, slicing: Slicing, says: str | None) -> Non
 
 def test_ranks_add_up_to_all_experts() -> None:
     """The sums of the ranks over their own experts are the sum over all experts."""
+    import torch  # noqa: PLC0415  (seconds for every worker that collects this file)
+
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(50, 2, generator=generator)
     experts = torch.randint(0, 8, (50, 2), generator=generator)
