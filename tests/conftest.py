@@ -39,14 +39,18 @@ WALLCLOCK = {
 IMPORTS_VLLM = {
     "tests/serving/test_fuzz.py",
     "tests/serving/cluster/test_serve_compat.py",
-    *(f"tests/serving/deployment/test_{name}.py" for name in ("drafts", "exports", "lora")),
+    *(
+        f"tests/serving/deployment/test_{name}.py"
+        for name in ("drafts", "exports", "groups", "lora")
+    ),
+    "tests/serving/measurement/test_demo_model.py",
     "tests/serving/simulated/test_vllm_scheduler.py",
     *(
         f"tests/serving/replicas/test_{name}.py"
         for name in ("engine_request", "generation", "ray_compat", "vllm_plugin")
     ),
 }
-"""Files that import vLLM, which takes seconds of a core: one worker runs them all."""
+"""Files that import vLLM or torch, which takes seconds of a core: one worker runs them all."""
 
 SIMULATED = {
     f"tests/serving/simulated/test_{name}.py"

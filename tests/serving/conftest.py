@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,6 +56,12 @@ def forks() -> Iterator[Forks]:
     """Return what runs code beside Ray Serve and vLLM, imported once for all tests."""
     with Forks() as forks:
         yield forks
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """Return PyTorch, whose import takes seconds: not by every worker that collects tests."""
+    return import_module("torch")
 
 
 @pytest.fixture(scope="session")

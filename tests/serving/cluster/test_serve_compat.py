@@ -3,6 +3,18 @@ from __future__ import annotations
 from inspect import getsource, signature
 from pathlib import Path
 
+from ray._private import services
+from ray._private.worker import Worker
+from ray.serve._private.client import ServeControllerClient
+from ray.serve._private.controller import ServeController
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve._private.replica import Replica, UserCallableWrapper
+from ray.serve.api import RunTarget
+from ray.serve.deployment import Application, Deployment
+from ray.serve.generated.serve_pb2 import DeploymentInfo as DeploymentInfoProto
+from ray.serve.generated.serve_pb2 import DeploymentRoute
+from ray.serve.handle import DeploymentHandle
+
 from serving.cluster.loopback import loopback
 from serving.cluster.serve_compat import DIRECT_CALLS
 from tests.serving.forks import Forks
@@ -10,19 +22,6 @@ from tests.serving.forks import Forks
 
 def test_every_private_name_is_there() -> None:
     """What we take from Ray Serve beyond its promises exists in the pinned version."""
-    # Not above: that takes seconds of every worker that collects this file.
-    from ray._private import services  # noqa: PLC0415
-    from ray._private.worker import Worker  # noqa: PLC0415
-    from ray.serve._private.client import ServeControllerClient  # noqa: PLC0415
-    from ray.serve._private.controller import ServeController  # noqa: PLC0415
-    from ray.serve._private.deployment_info import DeploymentInfo  # noqa: PLC0415
-    from ray.serve._private.replica import Replica, UserCallableWrapper  # noqa: PLC0415
-    from ray.serve.api import RunTarget  # noqa: PLC0415
-    from ray.serve.deployment import Application, Deployment  # noqa: PLC0415
-    from ray.serve.generated.serve_pb2 import DeploymentInfo as DeploymentInfoProto  # noqa: PLC0415
-    from ray.serve.generated.serve_pb2 import DeploymentRoute  # noqa: PLC0415
-    from ray.serve.handle import DeploymentHandle  # noqa: PLC0415
-
     update = signature(ServeController.update_deployment_replicas).parameters
     assert [*update] == ["self", "deployment_id", "target_num_replicas"]
     assert [*signature(ServeController.get_deployment_info).parameters] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -21,7 +22,6 @@ from serving.operations.scale import replica_changes
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
 from serving.protocol.app_spec import CORES
-from serving.replicas.cpu_experts import own_experts
 from sizing import catalog
 from tests.serving.plans import facts_of, make_deployment, make_plan, make_pool, places
 
@@ -181,9 +181,9 @@ def test_widths_of_groups(model: str, slicing: Slicing, says: str | None) -> Non
     assert rule is None if says is None else says in str(rule)
 
 
-def test_ranks_add_up_to_all_experts() -> None:
+def test_ranks_add_up_to_all_experts(torch: ModuleType) -> None:
     """The sums of the ranks over their own experts are the sum over all experts."""
-    import torch  # noqa: PLC0415  (seconds for every worker that collects this file)
+    from serving.replicas.cpu_experts import own_experts  # noqa: PLC0415  (imports torch)
 
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(50, 2, generator=generator)

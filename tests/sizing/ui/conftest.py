@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sizing.ui import answer
-
 
 @pytest.fixture(autouse=True)
 def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw distributions of fewer requests: no test here reads them off."""
-    monkeypatch.setattr(answer, "REQUESTS", 300)
+    monkeypatch.setattr("sizing.ui.answer.REQUESTS", 300)

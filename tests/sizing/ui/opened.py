@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from streamlit.testing.v1 import AppTest
+from typing import TYPE_CHECKING
 
 import sizing.ui
+
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
 
 PAGE = Path(sizing.ui.__file__).parent / "page.py"
 MIX = "chat-and-summaries-8b"
@@ -15,6 +17,8 @@ QUICK = {"workload.requests_per_s": "2", "search.pools": "mixed"}
 
 def opened(query: dict[str, str] | None = None) -> AppTest:
     """Open the page at an address."""
+    from streamlit.testing.v1 import AppTest  # noqa: PLC0415  (a second of every worker)
+
     page = AppTest.from_file(PAGE, default_timeout=120)
     for name, value in (query or {}).items():
         page.query_params[name] = value
