@@ -170,9 +170,9 @@ def running(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iter
     other = with_slots(plan_for_gpus(small_model, 2).under(slo=slo))
     (place / "other.json").write_text(to_json(other))
     options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN), "--lora-modules", "red")
-    plan = with_slots(plan_for_gpus(small_model, 1))
+    plan = plan_for_gpus(small_model, 1)
     interrupt(place, plan, "replicas start", (signal.SIGINT, signal.SIGINT))
-    with up(place, plan, *options) as url:
+    with up(place, with_slots(plan), *options) as url:
         yield Running(url=url, place=place, other=other, limits=answer_limits(small_model))
 
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 PAGE = Path(sizing.ui.__file__).parent / "page.py"
 MIX = "chat-and-summaries-8b"
 QUICK = {"workload.requests_per_s": "2", "search.pools": "mixed"}
+FEW = {
+    "scenario": MIX, "search.pools": "mixed",
+    "workload.classes.0.requests_per_s": "8", "workload.classes.1.requests_per_s": "2",
+}  # fmt: skip
+"""A mix that is planned within seconds."""
 
 
 def opened(query: dict[str, str] | None = None) -> AppTest:
