@@ -37,15 +37,21 @@ WALLCLOCK = {
 """Files whose tests time a real client or start one: no two of these tests run at once."""
 
 IMPORTS_VLLM = {
+    "tests/sizing/catalog/test_library_counts.py",
     "tests/serving/test_fuzz.py",
     "tests/serving/cluster/test_serve_compat.py",
+    *(
+        f"tests/serving/deployment/test_{name}.py"
+        for name in ("drafts", "exports", "groups", "lora")
+    ),
+    "tests/serving/measurement/test_demo_model.py",
     "tests/serving/simulated/test_vllm_scheduler.py",
     *(
         f"tests/serving/replicas/test_{name}.py"
         for name in ("engine_request", "generation", "ray_compat", "vllm_plugin")
     ),
 }
-"""Files that import vLLM, which takes seconds of a core: one worker runs them all."""
+"""Files that import vLLM or torch, which takes seconds of a core: one worker runs them all."""
 
 SIMULATED = {
     f"tests/serving/simulated/test_{name}.py"
@@ -60,9 +66,15 @@ SIMULATED = {
 }
 """Files that deploy simulated engines: one worker runs them, most of the time it waits."""
 
+PAGES = {f"tests/sizing/ui/test_{name}.py" for name in ("page", "page_classes", "page_files")}
+"""Files that open the page, which keeps its plans in memory: one worker opens it for all."""
+
 SHARES_PLANS = {
     "tests/sizing/evidence/test_refit.py",
-    *(f"tests/sizing/planner/test_{name}.py" for name in ("long_context", "studies", "users")),
+    *(
+        f"tests/sizing/planner/test_{name}.py"
+        for name in ("classes", "long_context", "studies", "users")
+    ),
 }
 """Files whose tests share what takes seconds to compute: one worker runs all of a file."""
 
@@ -122,6 +134,8 @@ class Spread(LoadScopeScheduling):
             return "vllm"
         if file in SIMULATED:
             return "simulated"
+        if file in PAGES:
+            return "pages"
         return file if file in SHARES_PLANS else nodeid
 
 

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from minicluster.plan import Deployment, Plan
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slo import SloSpec
 from serving.deployment.target import Target
 from serving.measurement.demo_model import MOE_SHAPE, DemoShape, make_demo_model
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
+from tests.plans import with_lora
 
 from . import plans
+from .adapters import RANK, make_adapter
 from .deployed import Shared, Split, driven
 from .faults.reference import FEW_LENGTHS, Reference, ask_bare_server
 from .forks import Forks
@@ -51,6 +56,12 @@ def forks() -> Iterator[Forks]:
     """Return what runs code beside Ray Serve and vLLM, imported once for all tests."""
     with Forks() as forks:
         yield forks
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """Return PyTorch, whose import takes seconds: not by every worker that collects tests."""
+    return import_module("torch")
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +122,16 @@ def config(plan: Plan) -> EndpointConfig:
 
 
 @pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> dict[str, Path]:
+    """Return two adapters of the demo model, by their names."""
+    folder = tmp_path_factory.mktemp("adapters")
+    names = ("red", "blue")
+    return {
+        name: make_adapter(folder / name, demo_model, seed=seed) for seed, name in enumerate(names)
+    }
+
+
+@pytest.fixture(scope="session")
 def reference_asked(
     tmp_path_factory: pytest.TempPathFactory, demo_model: Path
 ) -> Iterator[Future[Reference]]:
@@ -130,14 +151,22 @@ def reference(reference_asked: Future[Reference]) -> Reference:
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shared]:
-    """Return the shared deployment: one prefill and one decode replica in float32, with a plan."""
+    """
+    Return the shared deployment: one prefill and one decode replica in float32, with a plan.
+
+    Both have one slot for two adapters, so that each request for another one copies it.
+    """
+    lora = LoraSpec(max_loras=1, max_lora_rank=RANK, max_cpu_loras=2, adapters=2)
 
     @contextmanager
     def start() -> Iterator[Split]:
         names = {name for item in request.session.items for name in item.fixturenames}  # type: ignore[attr-defined]
         asked = request.getfixturevalue("reference_asked") if "reference" in names else None
-        plan: Plan = request.getfixturevalue("exact_plan")
-        with driven(tmp_path_factory.mktemp("shared"), plan, DEADLINE_S) as found:
+        plan = with_lora(request.getfixturevalue("exact_plan"), lora)
+        adapters: dict[str, Path] = request.getfixturevalue("adapters")
+        named = [f"{name}={folder}" for name, folder in adapters.items()]
+        options = [word for each in named for word in ("--lora-modules", each)]
+        with driven(tmp_path_factory.mktemp("shared"), plan, DEADLINE_S, *options) as found:
             if asked is not None:
                 wait([asked])  # tests have the cores to themselves
             yield found

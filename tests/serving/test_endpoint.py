@@ -8,10 +8,9 @@ import time
 from typing import Any
 from urllib.request import Request, urlopen
 
-import openai
 import pytest
 
-from .client import answers, events, post
+from .client import answers, events, post, send
 from .deployed import Split
 from .fuzz import fuzz
 from .http_client import KEY
@@ -89,9 +88,11 @@ def test_chat_role_comes_with_the_first_token(base_url: str) -> None:
 
 def test_an_unmodified_openai_client(base_url: str) -> None:
     """Models, chats, completions and streams work as its documentation says; errors are typed."""
+    import openai  # noqa: PLC0415  (seconds for every worker that collects this file)
+
     client = openai.OpenAI(base_url=f"{base_url}/v1", api_key=KEY, max_retries=0)
     chats, texts = client.chat.completions, client.completions
-    assert [each.id for each in client.models.list()] == ["demo"]
+    assert [each.id for each in client.models.list()] == ["demo", "red", "blue"]
     hi: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     chat = chats.create(**hi)
     assert (chat.usage.completion_tokens, chat.choices[0].message.role) == (4, "assistant")
@@ -116,7 +117,7 @@ def test_an_unmodified_openai_client(base_url: str) -> None:
 
 def test_models_ready_and_plan_tell_the_truth(base_url: str) -> None:
     """Both pools are up, a probe came through, and the plan names what runs."""
-    [model] = _get(f"{base_url}/v1/models")["data"]
+    model, *_ = _get(f"{base_url}/v1/models")["data"]
     assert (model["id"], model["max_model_len"]) == ("demo", 2048)
     assert _get(f"{base_url}/v1/models/demo") == model
     assert _get(f"{base_url}/ready") == {"ready": True, "lacking": []}
@@ -153,6 +154,20 @@ def test_broken_bodies_do_no_harm(split: Split, base_url: str) -> None:
     assert statuses[200] >= 40
     split.wait_until_released()
     assert answers(base_url)
+
+
+def test_two_adapters_answer_differently_through_one_endpoint(base_url: str) -> None:
+    """The model's name chooses the adapter in both pools, which have one slot; others are none."""
+    body = {"prompt": list(range(2400, 2500)), "max_tokens": 12, "temperature": 0}
+    said: dict[str, str] = {}
+    for name in ("demo", "red", "blue", "demo", "red"):
+        reply = send(f"{base_url}/v1/completions", body | {"model": name})
+        assert (reply.done, reply.path, reply.body["model"]) == (True, "remote", name), reply
+        text = reply.body["choices"][0]["text"]
+        assert said.setdefault(name, text) == text
+    assert len(set(said.values())) == 3
+    unknown = send(f"{base_url}/v1/completions", body | {"model": "green"})
+    assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
 
 
 def test_min_tokens_is_kept(base_url: str) -> None:

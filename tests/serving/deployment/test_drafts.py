@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +22,7 @@ from serving.deployment.target import Target
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
 from tests.plans import STEP
+from tests.serving.forks import Forks
 from tests.serving.virtual_time import run
 
 GPU = DeployTarget(kind="gpu")
@@ -165,12 +164,10 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-@pytest.mark.engine
-def test_vllm_takes_the_arguments(deployment: Deployment, tmp_path: Path) -> None:
+def test_vllm_takes_the_arguments(deployment: Deployment, forks: Forks, tmp_path: Path) -> None:
     """Its own parser finds the draft layers of the model by what we pass."""
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     asked = drafting(deployment, DraftSpec(method="mtp"))
     given = engine_kwargs(asked, asked.pools[0], GPU)["speculative_config"]
-    command = [sys.executable, "-c", VLLM, str(tmp_path), json.dumps(given)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
-    assert done.stdout.splitlines()[-1] == "mtp 2 deepseek_mtp"
+    said = forks.run(VLLM, str(tmp_path), json.dumps(given))
+    assert said[-1] == "mtp 2 deepseek_mtp"

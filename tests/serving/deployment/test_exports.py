@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from minicluster.plan import KvOffload, Plan
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import export
 from tests.serving.forks import Forks
 from tests.sizing.stacks.deployments import deepseek, plan_with
-
-pytestmark = pytest.mark.engine
 
 GROUP, WIDE = Slicing(tp=2, dp=4, ep=8), Slicing(tp=4, dp=4, ep=16)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch
 import yaml
 
 from minicluster.engine_model.parallelism import expert_rule
@@ -22,7 +22,6 @@ from serving.operations.scale import replica_changes
 from serving.operations.status import Deployed, DeployedPool
 from serving.operations.verify import differences
 from serving.protocol.app_spec import CORES
-from serving.replicas.cpu_experts import own_experts
 from sizing import catalog
 from tests.serving.plans import facts_of, make_deployment, make_plan, make_pool, places
 
@@ -182,8 +181,10 @@ def test_widths_of_groups(model: str, slicing: Slicing, says: str | None) -> Non
     assert rule is None if says is None else says in str(rule)
 
 
-def test_ranks_add_up_to_all_experts() -> None:
+def test_ranks_add_up_to_all_experts(torch: ModuleType) -> None:
     """The sums of the ranks over their own experts are the sum over all experts."""
+    from serving.replicas.cpu_experts import own_experts  # noqa: PLC0415  (imports torch)
+
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(50, 2, generator=generator)
     experts = torch.randint(0, 8, (50, 2), generator=generator)

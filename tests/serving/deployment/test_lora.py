@@ -10,7 +10,7 @@ import pytest
 
 from minicluster.engine_model.limits import LoraLimits
 from minicluster.plan import Deployment, Plan, plan_from, to_json
-from minicluster.specs.lora import LoraSpec, adapter_bytes
+from minicluster.specs.lora import ATTENTION_MODULES, MODULES, LoraSpec, adapter_bytes
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
 from serving.deployment.feasibility import findings, lora_findings
@@ -19,7 +19,8 @@ from serving.deployment.target import Target
 from serving.protocol.messages import RequestRefused
 from serving.request.validation import check
 from tests.serving.adapters import RANK, make_adapter
-from tests.serving.plans import make_plan
+from tests.serving.forks import Forks
+from tests.serving.plans import make_deployment, make_plan
 
 LORA = LoraSpec(max_loras=2, max_lora_rank=RANK, max_cpu_loras=3, adapters=3)
 NAMED = {"red": "/red", "blue": "/blue"}
@@ -124,3 +125,34 @@ def test_slots_count_in_the_memory_of_a_machine(adapting: Deployment, target: Ta
     found = replace(adapting, engine=replace(adapting.engine, lora=wide))
     assert not findings(adapting, target)
     assert any("memory: about" in each for each in findings(found, target))
+
+
+BUFFERS = """
+import os, sys
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from vllm import LLM
+slots, rank, *modules = sys.argv[2:]
+engine = LLM(
+    sys.argv[1], enable_lora=True, max_loras=int(slots), max_lora_rank=int(rank),
+    lora_target_modules=modules, enforce_eager=True, max_model_len=256,
+    kv_cache_memory_bytes=1 << 26, dtype="bfloat16",
+).llm_engine
+worker = engine.model_executor.driver_worker
+runner = getattr(worker, "worker", worker).model_runner
+layers = runner.lora_manager._adapter_manager.modules.values()
+slots = [each for layer in layers for each in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
+print("bytes", sum(each.numel() * each.element_size() for each in slots))
+"""
+
+
+@pytest.mark.parametrize("modules", [MODULES, ATTENTION_MODULES])
+def test_slots_are_as_large_as_those_of_vllm(
+    small_model: Path, forks: Forks, modules: tuple[str, ...]
+) -> None:
+    """Bytes follow from all modules, or from those of attention; tables have none."""
+    lora = LoraSpec(
+        max_loras=3, max_lora_rank=8, max_cpu_loras=3, adapters=3, target_modules=modules
+    )
+    model = make_deployment(small_model).model
+    planned = lora.max_loras * adapter_bytes(lora, model, tp=1, layers=model.num_layers)
+    assert f"bytes {planned:.0f}" in forks.run(BUFFERS, str(small_model), "3", "8", *modules)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from minicluster.errors import InputError
@@ -18,6 +18,12 @@ from tests.serving.conftest import SMALL
 
 def _contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def _tensors(model: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file  # noqa: PLC0415  (imports torch)
+
+    return load_file(model / "model.safetensors")
 
 
 def test_a_model_is_written_only_where_it_is_not_there(tmp_path: Path) -> None:
@@ -55,13 +61,13 @@ def test_other_directory_is_not_overwritten(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_tensors_match_config(small_model: Path) -> None:
+def test_tensors_match_config(small_model: Path, torch: ModuleType) -> None:
     """
     Every tensor of a Llama of this shape is there, and no other, all bfloat16.
 
     Only words can be put out: tokens that are readable text of their own, space first.
     """
-    tensors = load_file(small_model / "model.safetensors")
+    tensors = _tensors(small_model)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     layer = "model.layers.0.self_attn"
     query, key = (tensors[f"{layer}.{name}_proj.weight"] for name in "qk")
@@ -78,11 +84,11 @@ def test_tensors_match_config(small_model: Path) -> None:
     assert all(text[0] == " " and text[1:].isalpha() and text.isascii() for text in texts)
 
 
-def test_weights_are_rounded_as_torch_does(small_model: Path) -> None:
+def test_weights_are_rounded_as_torch_does(small_model: Path, torch: ModuleType) -> None:
     """To the nearest, of a tie to the even one."""
     shape = (SMALL.vocab_size, SMALL.hidden_size)
     drawn = np.random.default_rng(SMALL.seed).standard_normal(shape, dtype=np.float32)
-    written = load_file(small_model / "model.safetensors")["model.embed_tokens.weight"]
+    written = _tensors(small_model)["model.embed_tokens.weight"]
     assert torch.equal(written, torch.from_numpy(drawn).to(torch.bfloat16))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from serving.cluster.processes import KEEP_AFFINITY, cluster_processes
-from serving.replicas.vllm_plugin import REPLICA, niceness_is_local
 from tests.serving.forks import Forks
 from tests.waiting import until
 
@@ -64,11 +63,16 @@ def test_workers_make_way_for_their_own_cluster_alone(
     tmp_path: Path, autogroup: str | None, cgroup: str | None, *, local: bool
 ) -> None:
     """Niceness is used only where the kernel counts it inside a session or control group."""
+    from serving.replicas.vllm_plugin import niceness_is_local  # noqa: PLC0415  (imports torch)
+
     for name, text in (("autogroup", autogroup), ("cgroup", cgroup)):
         if text is not None:
             (tmp_path / name).write_text(text)
     assert niceness_is_local(tmp_path / "autogroup", tmp_path / "cgroup") is local
 
+
+REPLICA = "MINICLUSTER_REPLICA"
+"""Environment variable of engines: the process that started them."""
 
 ENGINE = (
     "from serving.replicas.vllm_plugin import end_with_replica;"

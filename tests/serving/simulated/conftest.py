@@ -1,4 +1,4 @@
-"""The deployment of simulated engines that tests share: three replicas of each role."""
+"""The deployment of simulated engines that tests share: prefill replicas, groups of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from .rounds import AnswerLimits
 
 SLOWDOWN = 2.0
 REPLICAS = 3
-"""Of each role."""
+"""Of prefill."""
+
+GROUPS, RANKS = 2, 2
+"""Of decode: ranks of a group step, die and start together."""
 
 RATE = 5.0
 """Requests per second of the plan; prefill computes about 8."""
@@ -35,13 +38,34 @@ BUSY_S = 5.0
 """What a request may take beyond its limits: the endpoint's 2 s, and a machine of two cores."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the test that ends the shared deployment after those that use it."""
+    items.sort(key=lambda item: "ending" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Split]:
-    """Return three prefill and three decode replicas of a plan for GPUs."""
+def cluster(tmp_path_factory: pytest.TempPathFactory, moe_model: Path) -> Iterator[Split]:
+    """Return three prefill replicas and two groups of two decode ranks of a plan for GPUs."""
     place = tmp_path_factory.mktemp("simulated")
     options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
-    with driven(place, plan_for_gpus(small_model), DEADLINE_S, *options) as found:
+    with driven(place, grouped(moe_model), DEADLINE_S, *options) as found:
         yield found
+
+
+@pytest.fixture
+def ending(cluster: Split) -> Split:
+    """Return the shared deployment for the test that ends it."""
+    cluster.wait_until_whole()
+    return cluster
+
+
+def grouped(model: Path) -> Plan:
+    """Return a plan of groups of ranks for decode."""
+    plan = plan_for_gpus(model)
+    prefill, decode = plan.pools
+    placement = places(*((f"group-{at}", (0, 1, 2, 3)) for at in range(GROUPS)))
+    ranks = replace(decode, replicas=GROUPS, dp=RANKS, ep=4, placement=placement)
+    return replace(plan, pools=(prefill, ranks))
 
 
 def answer_limits(model: Path) -> AnswerLimits:

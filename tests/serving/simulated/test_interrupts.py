@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from minicluster.plan import to_json
+from minicluster.plan import Plan, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
 from tests.serving.client import answers
 from tests.serving.command import LIMIT_S, SERVING, serving
 from tests.serving.deployed import up
 from tests.serving.faults.processes import processes
-from tests.serving.plans import make_deployment, make_plan, make_pool, places
 from tests.waiting import until
 
-pytestmark = pytest.mark.simulated
+from .conftest import plan_for_gpus
+
+pytestmark = [pytest.mark.simulated, pytest.mark.campaign]
 
 STATE = Path(".minicluster/serving")
 SIMULATED = ("--engine", "simulated", "--slowdown", "30")
@@ -91,28 +92,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
     assert serving(tmp_path, "down").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("moment", "pressed"),
-    [
-        ("replicas start", (signal.SIGINT, signal.SIGINT)),
-        *(pytest.param(each, (signal.SIGINT,), marks=pytest.mark.campaign) for each in MOMENTS),
-        pytest.param("probes begin", (signal.SIGTERM, signal.SIGINT), marks=pytest.mark.campaign),
-    ],
-)
-def test_interrupted_start_leaves_nothing(
-    place: Path,
-    small_model: Path,
-    moment: str,
-    pressed: Sequence[signal.Signals],
-) -> None:
-    """However often Ctrl-C is pressed, or SIGTERM sent; and the same command works right after."""
-    prefill, decode = (
-        make_pool(role, gpu="h100-sxm", tp=2, placement=places((f"node-{role}", (0, 1))))
-        for role in ("prefill", "decode")
-    )
-    plan = make_plan(make_deployment(small_model, prefill=prefill, decode=decode))
+def interrupt(place: Path, plan: Plan, moment: str, pressed: Sequence[signal.Signals]) -> None:
+    """Interrupt a start in *place* at a moment, and see that it leaves nothing."""
     (place / "plan.json").write_text(to_json(plan))
-
     start = Start(place)
     until(lambda: MOMENTS[moment](start) or start.process.poll() is not None, moment)
     state = start.state
@@ -127,5 +109,20 @@ def test_interrupted_start_leaves_nothing(
     assert cluster_processes(state["cluster_id"]) == set()
     assert not Path(state["session"]).exists()
     assert {file.name for file in (place / STATE).iterdir()} <= {"logs"}
+
+
+@pytest.mark.parametrize(
+    ("moment", "pressed"),
+    [
+        *((each, (signal.SIGINT,)) for each in MOMENTS),
+        ("probes begin", (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
+def test_the_same_command_works_right_after_it_was_interrupted(
+    place: Path, small_model: Path, moment: str, pressed: Sequence[signal.Signals]
+) -> None:
+    """At every moment, by Ctrl-C or SIGTERM; `make test` sees one moment in test_replace.py."""
+    plan = plan_for_gpus(small_model, 1)
+    interrupt(place, plan, moment, pressed)
     with up(place, plan, *SIMULATED) as base_url:
         assert answers(base_url)

@@ -33,6 +33,7 @@ from tests.waiting import until
 
 from .conftest import SLO, SLOWDOWN, answer_limits, plan_for_gpus
 from .rounds import AnswerLimits, complaint
+from .test_interrupts import interrupt
 
 pytestmark = pytest.mark.simulated
 
@@ -159,13 +160,19 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Running]:
-    """Have one replica of each role up, and a plan of two for another SLO."""
+    """
+    Have one replica of each role up, and a plan of two for another SLO.
+
+    A start that Ctrl-C interrupted twice right before leaves nothing that is in the way.
+    """
     place = tmp_path_factory.mktemp("replaced")
     slo = SloSpec(ttft_s=1.5 * SLO.ttft_s, tpot_s=0.2)
     other = with_slots(plan_for_gpus(small_model, 2).under(slo=slo))
     (place / "other.json").write_text(to_json(other))
     options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN), "--lora-modules", "red")
-    with up(place, with_slots(plan_for_gpus(small_model, 1)), *options) as url:
+    plan = plan_for_gpus(small_model, 1)
+    interrupt(place, plan, "replicas start", (signal.SIGINT, signal.SIGINT))
+    with up(place, with_slots(plan), *options) as url:
         yield Running(url=url, place=place, other=other, limits=answer_limits(small_model))
 
 

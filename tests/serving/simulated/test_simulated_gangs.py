@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minicluster.plan import Plan
-from tests.serving.deployed import Split, driven
-from tests.serving.faults.load import DEADLINE_S, body_of, under_way
-from tests.serving.plans import places
+from tests.serving.deployed import Split
+from tests.serving.faults.load import body_of, under_way
 from tests.waiting import until
 
-from .conftest import RATE, SLOWDOWN, answer_limits, plan_for_gpus
+from .conftest import GROUPS, RANKS, RATE, SLOWDOWN, answer_limits
 from .rounds import HEAD, Offered, Round, offering, outcome
 
 pytestmark = pytest.mark.simulated
 
-GROUPS, RANKS = 2, 2
 STREAMS = 8
 """Two a rank, more or less."""
 
@@ -30,28 +25,10 @@ TOKENS = 80
 SLOW_FACTOR = 3.0
 
 
-@pytest.fixture(scope="module")
-def gangs(tmp_path_factory: pytest.TempPathFactory, moe_model: Path) -> Iterator[Split]:
-    """Return two groups of two decode ranks, behind three prefill replicas."""
-    options = ("--engine", "simulated", "--slowdown", str(SLOWDOWN))
-    with driven(
-        tmp_path_factory.mktemp("gangs"), grouped(moe_model), DEADLINE_S, *options
-    ) as found:
-        yield found
-
-
-def grouped(model: Path) -> Plan:
-    plan = plan_for_gpus(model)
-    prefill, decode = plan.pools
-    placement = places(*((f"group-{at}", (0, 1, 2, 3)) for at in range(GROUPS)))
-    ranks = replace(decode, replicas=GROUPS, dp=RANKS, ep=4, placement=placement)
-    return replace(plan, pools=(prefill, ranks))
-
-
-def halves(gangs: Split) -> list[list[dict[str, Any]]]:
+def halves(cluster: Split) -> list[list[dict[str, Any]]]:
     """Return the ranks of each group, the group with the busiest rank first, and that first."""
     by_group: dict[str, list[dict[str, Any]]] = {}
-    for rank in sorted(gangs("inside")["decode"], key=lambda each: -int(each["running"])):
+    for rank in sorted(cluster("inside")["decode"], key=lambda each: -int(each["running"])):
         by_group.setdefault(rank["gang"], []).append(rank)
     assert [len(group) for group in by_group.values()] == [RANKS] * GROUPS
     return list(by_group.values())
@@ -65,14 +42,14 @@ def streams() -> list[dict[str, Any]]:
     return [body_of(seed, tokens=50, max_tokens=TOKENS) for seed in range(STREAMS)]
 
 
-def test_a_slow_rank_slows_its_group_alone(gangs: Split) -> None:
+def test_a_slow_rank_slows_its_group_alone(cluster: Split) -> None:
     """All requests of its group wait for it at each step, those of its peer too."""
-    gangs.wait_until_whole()
-    with under_way(gangs.base_url, streams()) as waiting:
-        gangs.wait_until_decoding(STREAMS)
-        slowed, other = halves(gangs)
-        gangs("fault", "decode", "slow", SLOW_FACTOR, [slowed[0]["replica"]])
-    gangs("fault", "decode", "slow", 1.0, [slowed[0]["replica"]])
+    cluster.wait_until_whole()
+    with under_way(cluster.base_url, streams()) as waiting:
+        cluster.wait_until_decoding(STREAMS)
+        slowed, other = halves(cluster)
+        cluster("fault", "decode", "slow", SLOW_FACTOR, [slowed[0]["replica"]])
+    cluster("fault", "decode", "slow", 1.0, [slowed[0]["replica"]])
     replies = [each.result() for each in waiting]
     assert all(reply.done for reply in replies), replies
     decoded_s = sorted(reply.seconds - reply.first_s for reply in replies)
@@ -84,7 +61,7 @@ def test_a_slow_rank_slows_its_group_alone(gangs: Split) -> None:
 
 
 def test_a_killed_rank_costs_its_group_alone(
-    gangs: Split, moe_model: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Split, moe_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
     Streams of its group break with an error event, and those of the other group go on.
@@ -92,17 +69,17 @@ def test_a_killed_rank_costs_its_group_alone(
     New requests are answered by the other group, or refused in time. Then the whole group has been
     replaced, and the other one has not.
     """
-    gangs.wait_until_whole()
+    cluster.wait_until_whole()
     limits = answer_limits(moe_model)
     load = Offered(requests=24, requests_per_s=RATE / SLOWDOWN)
-    with under_way(gangs.base_url, streams()) as waiting:
-        gangs.wait_until_decoding(STREAMS)
-        killed, other = halves(gangs)
+    with under_way(cluster.base_url, streams()) as waiting:
+        cluster.wait_until_decoding(STREAMS)
+        killed, other = halves(cluster)
         with (
-            offering(gangs.base_url, load, random.Random(1)) as sent,  # noqa: S311
+            offering(cluster.base_url, load, random.Random(1)) as sent,  # noqa: S311
             pytest.raises(RuntimeError),  # it cannot answer that it has ended
         ):
-            gangs("fault", "decode", "exit", 1.0, [killed[0]["replica"]])
+            cluster("fault", "decode", "exit", 1.0, [killed[0]["replica"]])
     replies = [each.result() for each in waiting]
     assert sum(reply.done for reply in replies) == running(other)
     assert [bool(reply.error) for reply in replies].count(True) == running(killed) > 0
@@ -110,10 +87,10 @@ def test_a_killed_rank_costs_its_group_alone(
     played = outcome(Round(role="decode", fault="exit", victims=1), ended, limits)
     assert played.wrong == ()
     before = {rank["pid"] for rank in killed}
-    until(lambda: not before & {each.pid for each in gangs.find("decode")}, "both ranks end")
-    gangs.wait_until_whole()
-    gangs.wait_until_released()
-    after = {rank["pid"] for group in halves(gangs) for rank in group}
+    until(lambda: not before & {each.pid for each in cluster.find("decode")}, "both ranks end")
+    cluster.wait_until_whole()
+    cluster.wait_until_released()
+    after = {rank["pid"] for group in halves(cluster) for rank in group}
     assert after > {rank["pid"] for rank in other}
     assert not after & before
     with capsys.disabled():

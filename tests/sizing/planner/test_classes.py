@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.build_plan import NoPlan, plan
 from sizing.planner.candidates import cost_of_plan, list_candidates, utilisations
-from sizing.planner.class_pools import own_inputs, plan_classes
+from sizing.planner.class_pools import ClassPlans, own_inputs, plan_classes
 from sizing.planner.error_model import StepErrors
 from sizing.planner.step_models import StepModels
 from sizing.planner.studies.result import figures, plan_scenario
@@ -47,6 +48,12 @@ def of(*classes: RequestClass, slo: SloSpec | None = None) -> Inputs:
     rate = sum(each.requests_per_s for each in classes)
     load = WorkloadSpec(requests_per_s=rate, classes=classes)
     return inputs(replace(SMALL, workload=load, slo=slo or SMALL.slo))
+
+
+@cache
+def pools_of_the_mix() -> ClassPlans:
+    """Return what is planned for both classes, shared and own."""
+    return plan_classes(of(CHAT, SUMMARIES))
 
 
 def plain(part: RequestClass, slo: SloSpec | None = None) -> Inputs:
@@ -118,8 +125,7 @@ def test_every_class_holds_its_limits_when_simulated() -> None:
 
 def test_the_cheaper_pools_are_chosen() -> None:
     """The plans are those of shared pools, and of each class as an ordinary scenario."""
-    mix = of(CHAT, SUMMARIES)
-    found = plan_classes(mix)
+    mix, found = of(CHAT, SUMMARIES), pools_of_the_mix()
     assert isinstance(found.shared, Plan)
     assert list(found.own_plans) == ["chat", "summaries"]
     costs = [cost_of_plan(found.shared), sum(map(cost_of_plan, found.own_plans.values()))]
@@ -143,7 +149,7 @@ def test_own_pools_are_within_the_budgets_together(cost: CostChoice, says: str) 
     search = replace(mix.scenario.search, class_pools="own")
     tight = replace(mix, scenario=replace(mix.scenario, search=search, cost=cost))
     if cost == CostChoice():
-        most = max(each.cost.gpus for each in plan_classes(tight).own_plans.values())
+        most = max(each.cost.gpus for each in pools_of_the_mix().own_plans.values())
         tight = replace(tight, cluster=replace(tight.cluster, max_gpus=most))
     with pytest.raises(NoPlan) as found:
         plan_classes(tight)
@@ -153,7 +159,7 @@ def test_own_pools_are_within_the_budgets_together(cost: CostChoice, says: str) 
 
 def test_studies_weigh_pools_of_their_own_as_a_plan_does() -> None:
     """GPUs, power and tokens are those of all pools; the limit and headroom of the tightest."""
-    found = plan_classes(of(CHAT, SUMMARIES))
+    found = pools_of_the_mix()
     row = plan_scenario(of(CHAT, SUMMARIES), "x")
     assert row.plans == found.chosen
     each, both = found.own_plans.values(), figures(found.own_plans)
@@ -173,7 +179,7 @@ def test_studies_weigh_pools_of_their_own_as_a_plan_does() -> None:
 
 def test_the_capacity_of_classes_is_that_of_the_better_pools() -> None:
     """Own pools hold their class's share of the rate; the GPUs of a plan carry its rate."""
-    asked = Scenario.load("chat-and-summaries-8b", {"search.pools": "mixed"})
+    asked = Scenario.load("chat-and-summaries-8b", {"search.pools": "mixed", "search.tp": [1]})
     planned = sum(each.cost.gpus for each in plan_classes(asked).chosen.values())
     curves = [
         sizing.capacity(asked.with_({"search.class_pools": pools}), [1, planned])
@@ -200,7 +206,8 @@ def test_the_capacity_of_classes_is_that_of_the_better_pools() -> None:
 
 def test_gpus_are_divided_so_that_no_class_limits_the_rate_more_than_it_has_to() -> None:
     """Three to one and one to three are both worse than half of the GPUs for each class."""
-    asked = Scenario.load("chat-and-summaries-8b", {"search.class_pools": "own"})
+    few = {"search.class_pools": "own", "search.pools": "mixed", "search.tp": [1]}
+    asked = Scenario.load("chat-and-summaries-8b", few)
     two, four = sizing.capacity(asked, [2, 4]).points
     assert [each.gpus for each in four.own.values()] == [2, 2]
     assert four.requests_per_s > 2 * two.requests_per_s

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 USERS, THINK = 120, 8.0
-ASKED = {"workload.users": USERS, "workload.think_s": THINK, "search.pools": "mixed"}
+ASKED = {
+    "workload.users": USERS, "workload.think_s": THINK, "search.pools": "mixed", "search.tp": [1],
+}  # fmt: skip
 
 
 def load_of(*users: int, think_s: float, rate: float) -> WorkloadSpec:
@@ -146,12 +148,13 @@ def asked() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def plan(asked: Scenario) -> sizing.Plan:
+def planned(asked: Scenario) -> sizing.Plan:
     return sizing.plan(asked)
 
 
-def test_a_plan_covers_its_users_and_holds_for_them(asked: Scenario, plan: sizing.Plan) -> None:
+def test_a_plan_covers_its_users_and_holds_for_them(asked: Scenario, planned: sizing.Plan) -> None:
     """In a closed loop of them, simulated, they send no more than planned, and the SLO holds."""
+    plan = planned
     rate = plan.workload.requests_per_s
     sent = USERS / (plan.prediction.e2e.mean_s + THINK)
     assert sent <= rate <= sent * (1 + TOLERANCE)
@@ -170,9 +173,9 @@ def test_a_plan_covers_its_users_and_holds_for_them(asked: Scenario, plan: sizin
     assert (same.pools, same.prediction) == (plan.pools, plan.prediction)
 
 
-def test_capacity_counts_users_as_the_load_has_them(asked: Scenario, plan: sizing.Plan) -> None:
+def test_capacity_counts_users_as_the_load_has_them(asked: Scenario, planned: sizing.Plan) -> None:
     """What the plan's GPUs carry are at least the plan's users, thinking as long."""
-    found = capacity(asked, [plan.cost.gpus])
+    found = capacity(asked, [planned.cost.gpus])
     assert found.think_s == THINK
     assert found.points[0].users >= USERS
     assert capacity(asked, [1], think_s=1.0).think_s == 1.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sizing.ui import answer
-
 
 @pytest.fixture(autouse=True)
-def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw distributions of fewer requests: no test here reads them off."""
-    monkeypatch.setattr(answer, "REQUESTS", 300)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw distributions of fewer requests, and curves of fewer points: no test reads them off."""
+    monkeypatch.setattr("sizing.ui.questions.SHARES", (1.0,))
+    monkeypatch.setattr("sizing.ui.answer.REQUESTS", 300)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from streamlit.testing.v1 import AppTest
+from typing import TYPE_CHECKING
 
 import sizing.ui
+
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
 
 PAGE = Path(sizing.ui.__file__).parent / "page.py"
 MIX = "chat-and-summaries-8b"
 QUICK = {"workload.requests_per_s": "2", "search.pools": "mixed"}
+FEW = {
+    "scenario": MIX, "search.pools": "mixed",
+    "workload.classes.0.requests_per_s": "8", "workload.classes.1.requests_per_s": "2",
+}  # fmt: skip
+"""A mix that is planned within seconds."""
 
 
 def opened(query: dict[str, str] | None = None) -> AppTest:
     """Open the page at an address."""
+    from streamlit.testing.v1 import AppTest  # noqa: PLC0415  (a second of every worker)
+
     page = AppTest.from_file(PAGE, default_timeout=120)
     for name, value in (query or {}).items():
         page.query_params[name] = value

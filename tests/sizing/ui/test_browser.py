@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -190,27 +189,17 @@ def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path:
             page.resize(1280)
 
 
-@pytest.mark.parametrize(
-    ("label", "content", "says"),
-    [
-        ("or the config.json", json.dumps({"model_type": "bert"}), "bert"),
-        ("Script of", f"{SERVE} -tp two", "bad.txt: --tensor-parallel-size is 'two'"),
-        ("Access log", '{"time": "x", "prompt_tokens": 1, "output_tokens": 1}', "bad.txt:1 is"),
-    ],
-)
-def test_a_bad_file_leaves_what_was_typed(
-    address: str, tmp_path: Path, label: str, content: str, says: str
-) -> None:
+def test_a_bad_file_leaves_what_was_typed(address: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
-    bad.write_text(content)
+    bad.write_text(f"{SERVE} -tp two")
     with opened(address, tmp_path / "profile") as page:
         page.wait_for(f"{TEXT}.includes('press Plan')")
-        drop(page, label, bad)
+        drop(page, "Script of", bad)
         page.evaluate(f"{field('Requests/s')}.focus()")
         page.evaluate(f"{field('Requests/s')}.select()")
         page.call("Input.insertText", text="3")
         click_plan(page)
-        page.wait_for(f"{TEXT}.includes({says!r})")
+        page.wait_for(f"{TEXT}.includes(\"bad.txt: --tensor-parallel-size is 'two'\")")
         page.wait_for(f"{TEXT}.includes('Nothing is planned')")
         assert page.evaluate(f"{field('Requests/s')}.value") == "3"
         look(page)

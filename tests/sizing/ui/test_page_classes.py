@@ -6,7 +6,7 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing.ui import form
-from tests.sizing.ui.opened import MIX, QUICK, opened, press, write
+from tests.sizing.ui.opened import FEW, MIX, QUICK, opened, press, write
 
 CLASS = "0:workload.classes"
 
@@ -32,7 +32,7 @@ def test_a_second_class_of_requests_is_planned_and_taken_away_again() -> None:
 
 def test_classes_on_pools_of_their_own_are_shown_each() -> None:
     """Both plans have their figures and files; the file of a class is an ordinary scenario."""
-    page = opened({"scenario": MIX, "search.pools": "mixed"})
+    page = opened(FEW)
     assert [each.label for each in page.tabs] == [
         "Pools of chat",
         "Pools of summaries",
@@ -94,7 +94,7 @@ def test_classes_are_added_and_removed_as_texts() -> None:
 
 def test_questions_about_all_classes_weigh_pools_of_their_own() -> None:
     """The curve has the rates of the mix, and those of each class below them."""
-    page = opened({"scenario": MIX, "search.pools": "mixed"})
+    page = opened(FEW)
     page.get_by_key(":What do other numbers of GPUs carry?").click().run()
     assert not page.exception
     assert any("requests/s of chat-and-summaries-8b" in each.value for each in page.markdown)

@@ -13,7 +13,7 @@ from sizing.stacks.read import read_deployment_file
 from sizing.ui import dropped, form
 from tests.sizing.stacks.test_read import RECORD, SERVE
 from tests.sizing.stacks.test_traffic import log_lines
-from tests.sizing.ui.opened import MIX, QUICK, drop, opened, shown, write
+from tests.sizing.ui.opened import FEW, MIX, QUICK, drop, opened, shown, write
 
 
 def test_a_day_is_dropped_in() -> None:
@@ -140,7 +140,7 @@ def test_pools_that_run_today_and_saturate_or_are_none() -> None:
 
 def test_pools_that_run_today_stand_beside_own_pools_of_classes_and_no_plan() -> None:
     """Each class has its limits in a row; without a plan there is one column."""
-    page = opened({"scenario": MIX, "search.pools": "mixed", "today.mixed": "6xTP1"})
+    page = opened({**FEW, "today.mixed": "6xTP1"})
     assert "<td>layout</td><td>6xTP1 mixed</td><td>chat: " in shown(page)
     assert "chat TTFT p99 &lt; 300.0 ms" in shown(page)
     case = {**QUICK, "slo.ttft_s": "0.001", "today.mixed": "1xTP1"}

@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from sizing.ui import serve
-from sizing.ui.style import COLOUR, STYLE, coloured, palette
 from tests.sizing.conftest import Sizing
 
 
@@ -36,6 +35,13 @@ def test_an_address_that_cannot_be_listened_on_is_refused(sizing: Sizing) -> Non
 
 def test_colours_and_rules_are_those_of_the_page_kit() -> None:
     """Each colour has a value for light and dark; no rule applies outside of class `kit`."""
+    from sizing.ui.style import (  # noqa: PLC0415  (Streamlit: a second of every worker)
+        COLOUR,
+        STYLE,
+        coloured,
+        palette,
+    )
+
     light, dark = palette(dark=False), palette(dark=True)
     assert light.keys() == dark.keys() >= {"--blue", "--red", "--soft"}
     assert light["--blue"] != dark["--blue"]
