@@ -24,8 +24,7 @@ from loadtest.run.schedule import Window
 from loadtest.verdict.decision import slo_verdict
 from loadtest.verdict.slo import judge_limit, limit_verdict
 from loadtest.verdict.window import CountedPart, steady_part
-from minicluster.stats.confidence import share_interval
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS, share_interval
 
 SERVERS = 40
 SERVICE_S = 1.46

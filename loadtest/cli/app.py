@@ -30,20 +30,20 @@ from loadtest.run.run_config import (
 from loadtest.run.schedule import ArrivalShape
 from loadtest.run.stages import parse_stages
 from loadtest.selftest.selftest import (
-    DEFAULT_LEVELS,
     measure_capacity,
     measure_client,
     parse_streams,
 )
-from loadtest.verdict.prediction import TOLERANCE, parse_tolerance
 from loadtest.verdict.slo import parse_slo
+from loadtest.verdict.tolerance import TOLERANCE, parse_tolerance
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.plan import read_plan
 from minicluster.specs.checks import one_of
 from minicluster.specs.workload import WorkloadSpec
+from minicluster.workload import PROCESSES
 from minicluster.workload.sample_size import default_requests
-from minicluster.workload.sources import PROCESSES, RequestSource
+from minicluster.workload.sources import RequestSource
 from minicluster.workload.traces import read_trace
 
 ABOUT = "Load tests of LLM endpoints, judged by their SLO and by the predicted latencies."
@@ -57,6 +57,7 @@ DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.it
 DEFAULT_REQUESTS = ", ".join(
     f"{percentile}: {default_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
+DEFAULT_LEVELS = "1,50,200@0.04,200"
 VOCAB_SIZE = 1000
 """Default vocabulary: every model has that many plain token ids."""
 

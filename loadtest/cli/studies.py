@@ -24,18 +24,18 @@ from loadtest.run.folder import as_json, held, prepare, read_run
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.studies.capacity_search import (
     CapacitySearch,
-    enough_requests,
     new_search,
     resume_search,
     run_search,
 )
 from loadtest.studies.compare import compare_runs
-from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.tolerance import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.files import make_folder
 from minicluster.pages.write import write_page
 from minicluster.plan import read_plan
+from minicluster.workload.sample_size import enough_requests
 
 if TYPE_CHECKING:
     from loadtest.verdict.verdict import Verdict

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from loadtest.report.table import latency_text
 from loadtest.verdict.verdict import PROVES_NOTHING, Verdict
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 
 if TYPE_CHECKING:
     from loadtest.verdict.prediction import Comparison

@@ -28,7 +28,7 @@ from minicluster.pages.figure import BLUE, ORANGE, Figure
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.phases import label
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from minicluster.units import seconds, signed_seconds
 from minicluster.workload.samples import OUTCOMES, Sample
 

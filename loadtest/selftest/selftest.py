@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TTFT_S = 0.2
 OUTPUT_TOKENS = 50
 WARMUP_S = 2.0
-DEFAULT_LEVELS = "1,50,200@0.04,200"
 GROWTH = 1.5
 """Ratio of consecutive numbers of streams in the search for the capacity."""
 

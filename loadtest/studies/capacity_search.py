@@ -11,8 +11,7 @@ from loadtest.verdict.verdict import HOLDS, Verdict
 from minicluster.config import parse, read_json
 from minicluster.errors import Inconclusive, InputError, TargetFailed
 from minicluster.files import write_atomically
-from minicluster.stats.confidence import samples_needed
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS, samples_needed
 from minicluster.workload.sample_size import MARGIN, default_requests
 
 if TYPE_CHECKING:
@@ -162,11 +161,6 @@ class CapacitySearch:
         """Predicted / measured - 1, with the middle of the bracket as the measured limit."""
         middle = self.found.middle
         return None if middle is None else self.predicted_requests_per_s / middle - 1
-
-
-def enough_requests(percentile: str) -> int:
-    """Return five times the fewest requests that can prove a percentile, the default maximum."""
-    return 5 * samples_needed(LEVELS[percentile])
 
 
 def new_search(

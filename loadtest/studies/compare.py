@@ -12,8 +12,9 @@ from loadtest.verdict.verdict import PROVES_NOTHING, conclude
 from loadtest.verdict.window import MeasurementWindow, measurement_window
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
-from minicluster.stats.confidence import design_effect, share_interval
+from minicluster.stats.confidence import design_effect
 from minicluster.stats.quantiles import summarise
+from minicluster.stats.shares import share_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

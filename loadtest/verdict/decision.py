@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import KILLED, LOST_WORKER, Health
-from minicluster.stats.confidence import samples_needed
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS, samples_needed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.verdict.phases import PhaseTable, compare_phases
-from minicluster.errors import InputError
 from minicluster.specs.slo import METRICS, PERCENTILES
 from minicluster.stats.bootstrap import differences
 from minicluster.stats.quantiles import LatencySummary, summarise
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
 
 PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
 """Latencies that the simulation gives for each request."""
-
-TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
-"""Default tolerance of the predicted means, as fractions of the measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,26 +137,3 @@ def _comparison(
     return Comparison(
         source=source, rows=tuple(rows), tolerance=tolerance, held=held, phases=phases
     )
-
-
-def parse_tolerance(text: str) -> dict[str, float]:
-    """
-    Parse `ttft=0.35,tpot=0.25`, or one number for both.
-
-    Raises:
-        InputError: another form, or a fraction that is not positive.
-    """
-    expectation = "fractions like ttft=0.35,tpot=0.25, or one for both"
-    try:
-        if "=" not in text:
-            tolerance = dict.fromkeys(TOLERANCE, float(text))
-        else:
-            pairs = (part.split("=") for part in text.split(","))
-            tolerance = {key.strip(): float(value) for key, value in pairs}
-    except ValueError:
-        raise InputError("--tolerance", text, expectation) from None
-    if not set(tolerance) <= set(METRICS) or not all(
-        0 < value < float("inf") for value in tolerance.values()
-    ):
-        raise InputError("--tolerance", text, expectation)
-    return tolerance

@@ -10,14 +10,9 @@ import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.slo import METRICS, SloSpec
-from minicluster.stats.confidence import (
-    count_needed,
-    design_effect,
-    percentile_interval,
-    samples_needed,
-    share_interval,
-)
-from minicluster.stats.quantiles import LEVELS, quantile
+from minicluster.stats.confidence import design_effect, percentile_interval
+from minicluster.stats.quantiles import quantile
+from minicluster.stats.shares import LEVELS, count_needed, samples_needed, share_interval
 from minicluster.units import seconds
 
 if TYPE_CHECKING:

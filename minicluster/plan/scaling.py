@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import not_negative
+from minicluster.specs.scaling import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from minicluster.plan.document import Plan
-
-MARGIN = 0.1
-"""Share by which a forecast is exceeded before replicas are short, if nothing else is asked for."""
-
-HOLD_S = 900.0
-"""Seconds for which a replica that is no longer needed stays, if nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.specs.checks import Positive, Spec, choice
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

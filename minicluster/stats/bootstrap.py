@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.stats.confidence import CONFIDENCE
-from minicluster.stats.quantiles import LEVELS, quantiles
+from minicluster.stats.quantiles import quantiles
+from minicluster.stats.shares import CONFIDENCE, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.stats.shares import LEVELS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
-
-LEVELS = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-"""Fraction of the values that do not exceed each percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

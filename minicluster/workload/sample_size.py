@@ -6,8 +6,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from minicluster.stats.confidence import samples_needed, share_interval
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS, samples_needed, share_interval
 
 if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
@@ -20,6 +19,11 @@ MARGIN = 1.2
 def default_requests(percentile: str) -> int:
     """Return the number of requests that proves a limit at *percentile* met, if few miss it."""
     return round(MARGIN * samples_needed(LEVELS[percentile]))
+
+
+def enough_requests(percentile: str) -> int:
+    """Return five times the fewest requests that can prove a percentile, the default maximum."""
+    return 5 * samples_needed(LEVELS[percentile])
 
 
 def requests_to_judge(workload: WorkloadSpec, slo: SloSpec) -> int:

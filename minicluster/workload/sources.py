@@ -9,14 +9,13 @@ import numpy as np
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice, positive
+from minicluster.workload import PROCESSES
 from minicluster.workload.arrivals import Arrivals, sample_lengths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.specs.workload import WorkloadSpec
-
-PROCESSES = ("poisson", "gamma", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ import typer
 from minicluster.command import postponed
 from minicluster.errors import Inconclusive, InputError, NegativeAnswer
 from minicluster.plan import read_deployment, read_plan
-from minicluster.plan.scaling import HOLD_S, MARGIN, held_intervals, scaled_pools
+from minicluster.plan.scaling import held_intervals, scaled_pools
+from minicluster.specs.scaling import HOLD_S, MARGIN
 from serving.cli.progress import progress
 from serving.cluster.state import DEPLOYMENT, PLAN, changing
 from serving.deployment.engine_args import SIMULATED

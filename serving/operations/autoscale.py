@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minicluster.plan.scaling import MARGIN, wanted_replicas
+from minicluster.plan.scaling import wanted_replicas
+from minicluster.specs.scaling import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

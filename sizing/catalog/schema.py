@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import types
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from minicluster.specs.attribute_docs import attribute_docs
 from minicluster.specs.scenario import LIMITS, ScenarioSpec
 from minicluster.specs.workload import Lengths
 
@@ -116,11 +115,3 @@ def _type_name(hint: object) -> str:
         return f"list of {_type_name(get_args(hint)[0])}"
     names = {int: "integer", float: "number", str: "string", bool: "boolean"}
     return names[hint] if isinstance(hint, type) else str(hint)
-
-
-def attribute_docs(cls: type) -> dict[str, str]:
-    """Read the `Attributes:` section of a docstring: name to meaning."""
-    text = inspect.getdoc(cls) or ""
-    _, _, section = text.partition("Attributes:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, flags=re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in entries}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from minicluster.errors import InputError
-from minicluster.plan.scaling import HOLD_S, MARGIN
+from minicluster.specs.scaling import HOLD_S, MARGIN
 from minicluster.workload.day_profile import read_profile
 from sizing import catalog
 from sizing.cli.common import naming, progress
@@ -19,6 +19,7 @@ from sizing.planner.studies import capacity as capacities
 from sizing.planner.studies import day as days
 from sizing.planner.studies import decisions as changed_plans
 from sizing.planner.studies import split_map as maps
+from sizing.planner.studies.defaults import ATTAINMENT, DECISIONS, INTERVAL_S, THINK_S
 from sizing.planner.studies.result import result_json
 from sizing.planner.studies.sweep import parse_key
 from sizing.report.questions import (
@@ -59,7 +60,7 @@ def capacity(
         float | None,
         Option(
             help="Seconds between an answer and the same user's next request; absent: those of"
-            f" the load's users, else {capacities.THINK_S:g}"
+            f" the load's users, else {THINK_S:g}"
         ),
     ] = None,
 ) -> None:
@@ -119,10 +120,10 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = HOLD_S,
     interval_seconds: Annotated[
         float, Option(help="Policy: seconds between two decisions")
-    ] = days.INTERVAL_S,
+    ] = INTERVAL_S,
     attainment: Annotated[
         float, Option(help="Share of the requests that are to find the SLO held")
-    ] = days.ATTAINMENT,
+    ] = ATTAINMENT,
     seed: Annotated[int, Option(help="Seed of the forecast errors")] = 0,
 ) -> None:
     """Compare static pools with autoscaling over a day: GPU-hours, attainment, static share."""
@@ -183,7 +184,7 @@ def decisions(
     asked: Study,
     only: Annotated[
         str,
-        Option(help="Names in place of all, by commas: " + ", ".join(changed_plans.NAMES)),
+        Option(help="Names in place of all, by commas: " + ", ".join(DECISIONS)),
     ] = "",
 ) -> None:
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""

@@ -21,9 +21,9 @@ from sizing.cli.common import (
     print_json,
 )
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
-from sizing.stacks.export import TARGETS
 from sizing.stacks.export import export as exported
 from sizing.stacks.read import read_deployment_file
+from sizing.stacks.targets import TARGETS
 from sizing.stacks.traffic import read_traffic
 
 

@@ -14,11 +14,12 @@ from sizing.catalog.folder import find_file
 from sizing.cli.common import AsJson, show, with_keys
 from sizing.report.training import layouts_table, training_table
 from sizing.training.estimate import estimate, rule_of_thumb
+from sizing.training.options import TrainingOptions
 from sizing.training.request import TrainingRequest
 from sizing.training.search import Trial, search_layouts
 
 
-@with_keys(TrainingRequest)
+@with_keys(TrainingOptions)
 def train(
     scenario: Annotated[
         Path | None,

@@ -12,7 +12,8 @@ from typer import Argument, Option
 from minicluster.files import write_atomically, write_table
 from minicluster.shell import say
 from sizing.cli.common import AsJson, out_file, show, tracked
-from sizing.evidence.evidence import SPLITS, evidence_of, to_json
+from sizing.evidence.evidence import evidence_of, to_json
+from sizing.evidence.splits import SPLITS
 from sizing.evidence.validate import COLUMNS, record
 from sizing.evidence.validate import validate as validate_rows
 from sizing.report.validation import left_out_tables, validation_tables

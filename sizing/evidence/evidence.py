@@ -252,13 +252,13 @@ def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[b
             yield confidence, (measured_s <= limit_s, measured_s <= bound_s)
 
 
-SPLITS: dict[str, Callable[[RowResidual], str]] = {
+GROUP_OF: dict[str, Callable[[RowResidual], str]] = {
     "family": lambda each: each.path.family,
     "engine": lambda each: each.path.engine,
     "gpu": lambda each: each.path.generation,
     "source": lambda each: each.source,
 }
-"""A split leaves out everything that has one of these names, a name at a time."""
+"""What a row belongs to, for each of `SPLITS`."""
 ORDER = ("all", "group", "class")
 """Sets of rows that have figures, in the order of the tables."""
 
@@ -297,7 +297,7 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
         Constants of step models: they are the same in every split (docs/validation.md names those
         that were chosen with rows in view).
     """
-    group_of = SPLITS[split]
+    group_of = GROUP_OF[split]
     tries: dict[tuple[str, str, str], list[tuple[bool, float, float]]] = defaultdict(list)
     groups = {group_of(each) for each in residuals}
     for _, each, is_inside, width in _cross_fitted(residuals, len(groups), group_of):

@@ -16,7 +16,8 @@ from minicluster.plan import ClassPrediction, Headroom, Latency, Pool, Predictio
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import WorkloadSpec
-from minicluster.stats.quantiles import LEVELS, weighted_quantile
+from minicluster.stats.quantiles import weighted_quantile
+from minicluster.stats.shares import LEVELS
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import BOUNDS, Machine, step_terms
 from sizing.network.network_cost import Spanning, spanning

@@ -9,7 +9,7 @@ import yaml
 
 from minicluster.pages.page import Command, DataTable, FactTable, Page, Section, Text, Tile
 from minicluster.plan import Plan, to_json
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from minicluster.units import seconds
 from minicluster.workload.sample_size import most_late, requests_to_judge
 from sizing.report.plan_screen import headline

@@ -20,7 +20,7 @@ from minicluster.pages.figure import (
 )
 from minicluster.pages.latency import HEADROOM, LatencyCurve, latency_distribution
 from minicluster.pages.page import GpuBox, NodeBox, NodeGrid
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import placed_replicas
 from sizing.planner.studies.pareto import DesignPoint, Front, fronts

@@ -19,7 +19,7 @@ from minicluster.stats.batch_means import (
     quantile_interval,
     surely_below,
 )
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from minicluster.stats.warmup import mser5
 from sizing.simulation.event_loop import SAMPLES, EventLoop
 

@@ -23,6 +23,7 @@ from sizing.stacks.arguments import (
     trtllm,
     vllm,
 )
+from sizing.stacks.targets import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
     Write a plan for another stack.
 
     Args:
-        target: a key of `TARGETS`.
+        target: of `TARGETS`.
         image: container image, where the stack's files name one.
 
     Raises:
@@ -52,7 +53,7 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
         raise InputError(
             "--image", None, f"the container image that {target} starts", "such as --image NAME:TAG"
         )
-    checked, write = TARGETS[target]
+    checked, write = WRITERS[target]
     if plan.engine.kv_offload is not None:
         if target not in OFFLOADING_TARGETS:
             raise InputError(
@@ -323,7 +324,7 @@ OFFLOADING_TARGETS = ("vllm", "llm-d", "kserve", "ray")
 
 NEED_IMAGE = ("dynamo", "llm-d")
 
-TARGETS: dict[str, tuple[str, Callable[[Plan, Mapping[str, Engines], str], Exported]]] = {
+WRITERS: dict[str, tuple[str, Callable[[Plan, Mapping[str, Engines], str], Exported]]] = {
     "vllm": (CHECKED, _vllm),
     "sglang": ("not validated: SGLang's argument parser does not install beside vLLM.", _sglang),
     "trtllm": ("not validated: TensorRT-LLM installs on GPU machines only.", _trtllm),

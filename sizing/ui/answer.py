@@ -35,7 +35,8 @@ from sizing.report.tables import explanation_tables, latency_table, layout_table
 from sizing.report.today import today_table
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate
-from sizing.stacks.export import NEED_IMAGE, TARGETS, export
+from sizing.stacks.export import NEED_IMAGE, export
+from sizing.stacks.targets import TARGETS
 from sizing.ui import form
 from sizing.ui.questions import Subject, draw_questions
 from sizing.ui.style import chart, kit, lines
@@ -319,7 +320,7 @@ def _other_stacks(answer: Answer) -> None:
     """Offer the plan as files of another serving stack, and as a test for who delivers it."""
     found, own = answer.plan, answer.class_name
     with st.popover("Run it elsewhere", width="stretch"):
-        stack = st.selectbox("Serving stack", tuple(TARGETS), key=f"{own}:stack")
+        stack = st.selectbox("Serving stack", TARGETS, key=f"{own}:stack")
         image = st.text_input(
             "Container image",
             key=f"{own}:image",

@@ -12,7 +12,7 @@ from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
 from loadtest.studies.capacity_search import CapacitySearch, Probe
-from loadtest.verdict.prediction import TOLERANCE
+from loadtest.verdict.tolerance import TOLERANCE
 from loadtest.verdict.verdict import Verdict, conclude
 from minicluster.plan import Deployment, EngineSettings, Plan, Routing, to_json
 from minicluster.specs.model import ModelSpec

@@ -16,7 +16,7 @@ import yaml
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from minicluster.plan import Plan, read_plan
 from minicluster.specs.slo import SloSpec
-from minicluster.stats.confidence import share_interval
+from minicluster.stats.shares import share_interval
 from minicluster.workload.sample_size import default_requests, most_late
 from sizing.report.acceptance import acceptance, acceptance_files, alert_rules
 from tests.sizing.conftest import QUICK, Sizing

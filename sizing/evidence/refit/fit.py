@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from minicluster.phases import phase_s
-from minicluster.stats.quantiles import LEVELS, quantile
+from minicluster.stats.quantiles import quantile
+from minicluster.stats.shares import LEVELS
 from sizing.evidence.refit.observed import PHASES, Observed
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system

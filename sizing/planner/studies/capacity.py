@@ -16,15 +16,13 @@ from sizing.planner.class_pools import own_inputs
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.predict import prediction_of
 from sizing.planner.studies.cost import Running, require_price, running_of
+from sizing.planner.studies.defaults import THINK_S
 from sizing.planner.studies.rate_search import Held, RateSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minicluster.plan import Inputs
-
-THINK_S = 10.0
-"""Seconds between an answer and the same user's next request, where the load has none."""
 
 MAX_GPUS = 131_072
 """GPUs beyond which a search is no matter of minutes."""

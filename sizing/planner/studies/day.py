@@ -11,14 +11,13 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan.scaling import (
-    HOLD_S,
-    MARGIN,
     ScaledPool,
     held_intervals,
     scaled_pools,
     wanted_replicas,
 )
 from minicluster.specs.checks import not_negative
+from minicluster.specs.scaling import HOLD_S, MARGIN
 from minicluster.workload.day_profile import DAY_S
 from sizing.planner.budget import search_within_budgets
 from sizing.planner.build_plan import NoPlan, build_plan
@@ -27,6 +26,7 @@ from sizing.planner.class_pools import sharing_classes
 from sizing.planner.error_model import step_errors
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.studies.defaults import ATTAINMENT, INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from minicluster.workload.day_profile import DayProfile
     from sizing.planner.candidates import Candidate
-
-INTERVAL_S = 300.0
-"""Seconds between two decisions, if nothing else is asked for."""
-
-ATTAINMENT = 0.999
-"""Share of a day's requests that are to find the SLO held, if nothing else is asked for."""
 
 SHARES = tuple(tenth / 10 for tenth in range(11))
 """Static shares of each pool's replicas that are compared, rounded up."""

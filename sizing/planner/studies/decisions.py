@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.routing import POLICIES
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from sizing import catalog
 from sizing.planner.studies.changes import (
     link_bytes_per_s,
@@ -21,6 +21,7 @@ from sizing.planner.studies.changes import (
     with_prefix,
     with_spine,
 )
+from sizing.planner.studies.defaults import DECISIONS
 from sizing.planner.studies.result import StudyResult, figures, plan_scenario
 
 if TYPE_CHECKING:
@@ -38,12 +39,6 @@ SPINES = (1.0, 2.0, 8.0, 32.0)
 """Downlinks per uplink of the tier that the pools meet in."""
 BUDGETS = ("max_gpus", "max_usd_per_hour", "max_power_w")
 """Budgets that an infeasible result may exceed while it says how many GPUs hold the SLO."""
-NAMES = (
-    *("router", "percentile", "confidence", "pools", "class pools", "chunk size", "spares"),
-    *("weights", "KV cache", "overlap", "accepted drafts", "prefix hits", "rate", "prompts"),
-    *("answers", "links", "spine"),
-)
-"""What is changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +95,7 @@ def decisions(
     Plan anew with one decision or one forecast changed at a time.
 
     Args:
-        only: names of what is changed, of `NAMES`; empty: everything.
+        only: names of what is changed, of `DECISIONS`; empty: everything.
         progress: is told how many plans are done, and of how many.
 
     Raises:
@@ -110,9 +105,9 @@ def decisions(
     Ignores:
         Changes of two things at once: what they save together is not the sum.
     """
-    unknown = sorted(set(only) - set(NAMES))
+    unknown = sorted(set(only) - set(DECISIONS))
     if unknown:
-        raise InputError("--only", ", ".join(unknown), "names among: " + ", ".join(NAMES))
+        raise InputError("--only", ", ".join(unknown), "names among: " + ", ".join(DECISIONS))
     asked = [each for each in changes(inputs) if not only or each[0] in only]
     missing = sorted(set(only) - {name for name, _, _ in asked})
     if missing:

@@ -15,8 +15,7 @@ from typer.main import get_command
 import loadtest.cli.app
 import serving.cli.app
 import sizing.cli.app
-from minicluster.stats.confidence import samples_needed
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS, samples_needed
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "ci.yml"
 APPS = {

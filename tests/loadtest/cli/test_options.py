@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.cli.app import app
-from loadtest.studies.capacity_search import enough_requests
 from minicluster.errors import Exit
-from minicluster.workload.sample_size import default_requests
+from minicluster.workload.sample_size import default_requests, enough_requests
 from tests.loadtest.command import loadtest
 
 COMMANDS = ["run", "report", "selftest", "search", "compare"]

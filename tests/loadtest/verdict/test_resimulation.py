@@ -13,8 +13,8 @@ from loadtest.client.request import reported_phases
 from loadtest.report.judge import judge_run
 from loadtest.run.folder import Run, as_json, prepare
 from loadtest.verdict.phases import compare_phases
-from loadtest.verdict.prediction import TOLERANCE
 from loadtest.verdict.resimulation import Resimulation, resimulate
+from loadtest.verdict.tolerance import TOLERANCE
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.specs.lora import LoraSpec

@@ -11,8 +11,8 @@ from loadtest.run.folder import Promise
 from loadtest.verdict.slo import good, judge, judge_limit, parse_slo
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
-from minicluster.stats.confidence import design_effect, samples_needed
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.confidence import design_effect
+from minicluster.stats.shares import LEVELS, samples_needed
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import make_sample
 

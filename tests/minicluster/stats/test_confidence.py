@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from minicluster.stats.bootstrap import BootstrapDifference, differences, holm
 from minicluster.stats.confidence import (
     INDEPENDENT,
-    RESERVE,
     DesignEffect,
     design_effect,
     percentile_interval,
-    samples_needed,
-    share_interval,
 )
+from minicluster.stats.shares import RESERVE, samples_needed, share_interval
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from verdict_coverage import measure

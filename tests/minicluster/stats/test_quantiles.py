@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.stats.quantiles import LEVELS, quantile, summarise, weighted_quantile
+from minicluster.stats.quantiles import quantile, summarise, weighted_quantile
+from minicluster.stats.shares import LEVELS
 from minicluster.stats.student_t import student
 
 SECONDS = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)

@@ -25,7 +25,8 @@ from sizing.planner.studies.changes import (
     with_prefix,
     with_spine,
 )
-from sizing.planner.studies.decisions import NAMES, changes, decisions
+from sizing.planner.studies.decisions import changes, decisions
+from sizing.planner.studies.defaults import DECISIONS
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.split_map import LINKS, sign_confidence, split_map
 from sizing.planner.studies.sweep import Swept
@@ -251,7 +252,7 @@ def test_every_change_is_one() -> None:
     given = inputs()
     found = list(changes(given))
     absent = {"accepted drafts", "spine", "class pools", "overlap"}
-    assert {name for name, _, _ in found} == set(NAMES) - absent
+    assert {name for name, _, _ in found} == set(DECISIONS) - absent
     assert len({(name, value) for name, value, _ in found}) == len(found)
     for name, value, change in found:
         assert change() != given, (name, value)
@@ -283,7 +284,7 @@ def test_changes_of_some_scenarios_only_have_names(scenario: str, name: str) -> 
     given = Scenario.load(scenario)
     if name == "overlap":
         given = given.with_({"engine.all_to_all": "deepep"})
-    assert name in NAMES
+    assert name in DECISIONS
     assert {value.partition("=")[2] for each, value, _ in changes(given) if each == name} == (
         {"shared", "own"} if name == "class pools" else {"true"}
     )

@@ -18,7 +18,7 @@ from minicluster.errors import InputError
 from minicluster.pages.page import Page
 from minicluster.pages.write import render
 from minicluster.plan import Plan, read_plan
-from minicluster.stats.quantiles import LEVELS
+from minicluster.stats.shares import LEVELS
 from sizing.planner.studies.cost import running
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import DesignPoint, front, fronts

@@ -19,8 +19,9 @@ from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.build_plan import NoPlan, at_planned_rate
 from sizing.planner.class_pools import plan_classes
-from sizing.planner.studies.capacity import THINK_S, capacity
+from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.decisions import decisions
+from sizing.planner.studies.defaults import THINK_S
 from sizing.planner.studies.sweep import Swept
 from sizing.planner.users import TOLERANCE, covering_rates
 from sizing.scenario import Scenario

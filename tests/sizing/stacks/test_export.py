@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from minicluster.errors import InputError
 from minicluster.plan import Plan, to_json
 from minicluster.specs.slicing import Slicing
-from sizing.stacks.export import TARGETS, export
+from sizing.stacks.export import export
 from sizing.stacks.read import read_deployment_file
+from sizing.stacks.targets import TARGETS
 from tests.sizing.conftest import Sizing
 from tests.sizing.stacks.deployments import plan_with
 

@@ -1,0 +1,32 @@
+"""How far predicted means may be from measured ones."""
+
+from __future__ import annotations
+
+from minicluster.errors import InputError
+from minicluster.specs.slo import METRICS
+
+TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
+"""Default tolerance of the predicted means, as fractions of the measured ones."""
+
+
+def parse_tolerance(text: str) -> dict[str, float]:
+    """
+    Parse `ttft=0.35,tpot=0.25`, or one number for both.
+
+    Raises:
+        InputError: another form, or a fraction that is not positive.
+    """
+    expectation = "fractions like ttft=0.35,tpot=0.25, or one for both"
+    try:
+        if "=" not in text:
+            tolerance = dict.fromkeys(TOLERANCE, float(text))
+        else:
+            pairs = (part.split("=") for part in text.split(","))
+            tolerance = {key.strip(): float(value) for key, value in pairs}
+    except ValueError:
+        raise InputError("--tolerance", text, expectation) from None
+    if not set(tolerance) <= set(METRICS) or not all(
+        0 < value < float("inf") for value in tolerance.values()
+    ):
+        raise InputError("--tolerance", text, expectation)
+    return tolerance

@@ -1,0 +1,3 @@
+"""The stacks that a plan is written for."""
+
+TARGETS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kserve", "ray")
