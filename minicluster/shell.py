@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ class ErrorConsole(Console):
         self.quiet = True
 
 
+HELP = ["-h", "--help"]
+
 COLLECTED_OBJECTS = 1_000_000
 """Objects made between two looks for cycles: a command ends before it has many."""
 
@@ -42,10 +45,12 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     """
     gc.set_threshold(COLLECTED_OBJECTS)
     command = typer.main.get_command(app)
+    if f"_{name.upper()}_COMPLETE" in os.environ:
+        command.main(prog_name=name, help_option_names=HELP)  # answers the shell, and exits
     try:
         # Not `app()`: Typer's own way to run makes exit code 130 of Ctrl-C, without a word.
         arguments = sys.argv[1:]
-        with command.make_context(name, arguments, help_option_names=["-h", "--help"]) as context:
+        with command.make_context(name, arguments, help_option_names=HELP) as context:
             code = command.invoke(context)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)

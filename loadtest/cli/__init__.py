@@ -10,6 +10,6 @@ from minicluster.command import loading
 def main() -> NoReturn:
     """Run `loadtest`."""
     with loading("loadtest"):
-        from loadtest.cli.app import app  # noqa: PLC0415
-        from minicluster.shell import run  # noqa: PLC0415  (a second to import)
+        from loadtest.cli.app import app
+        from minicluster.shell import run
     run(app, "loadtest")

@@ -9,35 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from loadtest.client.endpoint import base_address, check_models
-from loadtest.client.launch import run_with_progress_bar
-from loadtest.report.compare_page import (
-    comparison_lines,
-    comparison_page,
-    comparison_table,
-    search_lines,
-    search_page,
-    search_table,
-)
-from loadtest.report.judge import judge_run
-from loadtest.run.folder import as_json, held, prepare, read_run
-from loadtest.run.run_config import RunLength, make_job, planned_load
-from loadtest.studies.capacity_search import (
-    CapacitySearch,
-    new_search,
-    resume_search,
-    run_search,
-)
-from loadtest.studies.compare import compare_runs
 from loadtest.verdict.tolerance import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.files import make_folder
 from minicluster.pages.write import write_page
-from minicluster.plan import read_plan
 from minicluster.workload.sample_size import enough_requests
 
 if TYPE_CHECKING:
+    from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
 
 Insecure = Annotated[
@@ -88,6 +68,15 @@ def search(  # noqa: PLR0913  (a command line is its options)
     ] = False,
 ) -> None:
     """Find the highest request rate that meets the SLO, and compare it with the plan's."""
+    from loadtest.client.endpoint import base_address, check_models
+    from loadtest.client.launch import run_with_progress_bar
+    from loadtest.report.compare_page import search_lines, search_page, search_table
+    from loadtest.report.judge import judge_run
+    from loadtest.run.folder import as_json, held, prepare
+    from loadtest.run.run_config import RunLength, make_job, planned_load
+    from loadtest.studies.capacity_search import new_search, resume_search, run_search
+    from minicluster.plan import read_plan
+
     deployed, address = read_plan(plan), base_address(host, insecure=insecure)
     if tolerance <= 0:
         raise InputError("--tolerance", tolerance, "more than 0")
@@ -154,6 +143,10 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare two runs, and mark the differences that are statistically significant."""
+    from loadtest.report.compare_page import comparison_lines, comparison_page, comparison_table
+    from loadtest.run.folder import as_json, read_run
+    from loadtest.studies.compare import compare_runs
+
     runs = read_run(first), read_run(second)
     found = compare_runs(*runs, (str(first), str(second)))
     if output:

@@ -10,6 +10,6 @@ from minicluster.command import loading
 def main() -> NoReturn:
     """Run `serving`."""
     with loading("serving"):
-        from minicluster.shell import run  # noqa: PLC0415  (a second to import)
-        from serving.cli.app import app  # noqa: PLC0415
+        from minicluster.shell import run
+        from serving.cli.app import app
     run(app, "serving")

@@ -1,28 +1,47 @@
-"""The subcommands, in the order of `serving --help`."""
+"""The commands of `serving`, in the order of the help."""
 
 from __future__ import annotations
 
-import typer
+from minicluster.lazy_commands import lazy_app
 
-from serving.cli.cluster import app as cluster
-from serving.cli.deploy import demo_model, down, up
-from serving.cli.inspect import logs, status, verify
-from serving.cli.manifest import manifest
-from serving.cli.measure import measure
-from serving.cli.scale import scale
+COMMANDS = {
+    "Commands": {
+        "demo-model": (
+            "deploy:demo_model",
+            "Make the demo model: random weights with their own tokenizer, without downloads.",
+        ),
+        "up": ("deploy:up", "Deploy a plan; returns when a request has succeeded on every path."),
+        "status": ("inspect:status", "Show planned, deployed and healthy replicas."),
+        "verify": (
+            "inspect:verify",
+            "Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings.",
+        ),
+        "logs": (
+            "inspect:logs",
+            "Print the end of each replica's log, of the running or else the last deployment.",
+        ),
+        "scale": (
+            "scale:scale",
+            (
+                "Move replicas between prefill and decode, or with --auto follow the rate, no"
+                " downtime."
+            ),
+        ),
+        "down": (
+            "deploy:down",
+            "Stop what `serving up` started once its answers have ended, and remove its state.",
+        ),
+        "manifest": ("manifest:manifest", "Print the deployment as a file for other tools."),
+        "cluster": ("cluster:app", "Labelled Ray cluster to deploy on."),
+        "measure": (
+            "measure:measure",
+            "Time a grid of steps of the deployed pools, each alone and beside the other one busy.",
+        ),
+    }
+}
 
-app = typer.Typer(
-    help="Deployment of a plan on Ray Serve and vLLM: split prefill and decode, or mixed pools.",
-    no_args_is_help=True,
-    add_completion=False,
+app = lazy_app(
+    "serving.cli",
+    "Deployment of a plan on Ray Serve and vLLM: split prefill and decode, or mixed pools.",
+    COMMANDS,
 )
-app.command("demo-model")(demo_model)
-app.command()(up)
-app.command()(status)
-app.command()(verify)
-app.command()(logs)
-app.command()(scale)
-app.command()(down)
-app.command()(manifest)
-app.add_typer(cluster, name="cluster")
-app.command()(measure)

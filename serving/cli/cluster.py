@@ -12,21 +12,7 @@ import typer
 
 from minicluster.command import terminable
 from minicluster.errors import InputError
-from minicluster.plan import read_deployment
-from serving.api.keys import KEYS_FILE
 from serving.cli.progress import progress
-from serving.cluster.local_cluster import (
-    CLUSTER_TOKEN,
-    cluster_down,
-    cluster_up,
-    current_cluster,
-    numbered_nodes,
-)
-from serving.cluster.processes import cluster_processes
-from serving.cluster.raylets import ray_lines
-from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
-from serving.deployment.compile import kind_of, ray_nodes
-from serving.deployment.manifest import KEYS_PATH
 
 app = typer.Typer(help="Labelled Ray cluster to deploy on.", no_args_is_help=True)
 
@@ -50,6 +36,11 @@ def up(
     ] = None,
 ) -> None:
     """Start raylets on this machine that outlive the deployments on them."""
+    from minicluster.plan import read_deployment
+    from serving.cluster.local_cluster import CLUSTER_TOKEN, cluster_up, numbered_nodes
+    from serving.cluster.token import TOKEN_PATH
+    from serving.deployment.compile import kind_of, ray_nodes
+
     if (plan is None) == (nodes is None):
         raise InputError("cluster up", "a plan and --nodes", "one of the two")
     if plan is not None:
@@ -70,10 +61,13 @@ def status(
     *, as_json: Annotated[bool, typer.Option("--json", help="JSON output.")] = False
 ) -> None:
     """Show the cluster's raylets, and which of them are alive."""
-    cluster = current_cluster()
-    import ray  # noqa: PLC0415  (a second to import)
+    from serving.cluster.local_cluster import current_cluster
+    from serving.cluster.processes import cluster_processes
 
-    from serving.cluster.connection import connected  # noqa: PLC0415
+    cluster = current_cluster()
+    import ray
+
+    from serving.cluster.connection import connected
 
     with connected(cluster.address):
         alive = [node["Labels"] for node in ray.nodes() if node["Alive"]]
@@ -103,6 +97,8 @@ def status(
 @app.command()
 def down() -> None:
     """Stop the cluster and all its processes."""
+    from serving.cluster.local_cluster import cluster_down
+
     with progress() as report:
         report("stopping")
         stopped = cluster_down()
@@ -115,6 +111,13 @@ def lines(
     head: Annotated[str, typer.Option(help="Address and port of the head node.")] = "HEAD:6379",
 ) -> None:
     """Print the `ray start` command for each host of a plan."""
+    from minicluster.plan import read_deployment
+    from serving.api.keys import KEYS_FILE
+    from serving.cluster.raylets import ray_lines
+    from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
+    from serving.deployment.compile import kind_of, ray_nodes
+    from serving.deployment.manifest import KEYS_PATH
+
     deployment = read_deployment(plan)
     refuse_missing_certificates(os.environ)
     variables = shared_variables(os.environ)

@@ -12,26 +12,11 @@ import typer
 
 from minicluster.command import terminable
 from minicluster.errors import InputError
-from minicluster.plan import Plan, read_plan_or_deployment
 from minicluster.shell import talk
-from serving.api.keys import KEYS, refuse_open
-from serving.api.tls import tls_files
 from serving.cli.progress import progress
-from serving.cluster.ports import free_ports
-from serving.cluster.state import changing, read_state
-from serving.deployment.compile import hash_of, kind_of
-from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
-from serving.deployment.feasibility import lora_findings, plan_findings, refuse
-from serving.deployment.target import located
-from serving.measurement import cpu_dtype
-from serving.operations.deploy import Site, bring_up, drain, remove_application, take_down
-from serving.operations.replace import refuse_changes, refuse_replacement, replace_plan
-from serving.operations.status import current
-from serving.request.length import MAX_OUTPUT_TOKENS, read_token_limit
-from serving.simulated.clock import check_slowdown
 
 if TYPE_CHECKING:
-    from minicluster.plan import Deployment
+    from minicluster.plan import Deployment, Plan
     from serving.protocol.messages import Readiness
 
 REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "lora_modules", "replace"}
@@ -50,7 +35,8 @@ def demo_model(
     ] = 0,
 ) -> None:
     """Make the demo model: random weights with their own tokenizer, without downloads."""
-    from serving.measurement.demo_model import (  # noqa: PLC0415  (needs tokenizers)
+    from serving.measurement import cpu_dtype
+    from serving.measurement.demo_model import (
         FP32_SHAPE,
         MOE_SHAPE,
         DemoShape,
@@ -146,6 +132,18 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = False,
 ) -> None:
     """Deploy a plan; returns when a request has succeeded on every path."""
+    from minicluster.plan import Plan, read_plan_or_deployment
+    from serving.api.keys import refuse_open
+    from serving.api.tls import tls_files
+    from serving.cluster.state import changing
+    from serving.deployment.compile import kind_of
+    from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
+    from serving.deployment.feasibility import lora_findings, plan_findings, refuse
+    from serving.deployment.target import located
+    from serving.operations.deploy import Site, bring_up
+    from serving.request.length import read_token_limit
+    from serving.simulated.clock import check_slowdown
+
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
     deployment = located(read.deployment if isinstance(read, Plan) else read, model)
@@ -205,6 +203,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 
 def _adapters(named: list[str], kind: str) -> dict[str, str]:
     """Return the folders of adapters by name; those of simulated engines may have none."""
+    from serving.deployment.engine_args import SIMULATED
+
     found: dict[str, str] = {}
     for each in named:
         name, given, path = each.partition("=")
@@ -220,6 +220,15 @@ def _replace(
     context: typer.Context, deployment: Deployment, plan: Plan | None, lora_modules: list[str]
 ) -> None:
     """Put a plan in the place of the one that runs; deadlines and adapters not given stay."""
+    from serving.api.keys import KEYS
+    from serving.cluster.state import changing
+    from serving.deployment.compile import hash_of
+    from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
+    from serving.deployment.feasibility import lora_findings, plan_findings, refuse
+    from serving.operations.replace import refuse_changes, refuse_replacement, replace_plan
+    from serving.operations.status import current
+    from serving.request.length import MAX_OUTPUT_TOKENS, read_token_limit
+
     running, options = current(), context.params
     given = {
         option.opts[0]: options[name]
@@ -278,6 +287,9 @@ def down(
     ] = None,
 ) -> None:
     """Stop what `serving up` started once its answers have ended, and remove its state."""
+    from serving.cluster.state import read_state
+    from serving.operations.deploy import drain, remove_application, take_down
+
     state = read_state()
     ours = state is not None and address in {None, state.address}
     if not ours and address is None:
@@ -294,6 +306,8 @@ def down(
 
 
 def _free_port(host: str) -> int:
+    from serving.cluster.ports import free_ports
+
     try:
         return free_ports(1, host)[0]
     except OSError:
@@ -302,6 +316,8 @@ def _free_port(host: str) -> int:
 
 def _warn_of_dtype(deployment: Deployment) -> None:
     """Warn on stderr if this CPU is slow in a dtype of *deployment*."""
+    from serving.measurement import cpu_dtype
+
     pace = cpu_dtype.measure()
     for dtype in sorted({pool.dtype for pool in deployment.pools}):
         warning = cpu_dtype.dtype_warning(dtype, pace)

@@ -8,16 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minicluster.errors import NegativeAnswer
-from minicluster.plan import read_deployment, read_plan
-from serving.cluster.logs import replica_logs
-from serving.cluster.processes import cluster_processes
-from serving.cluster.state import DEPLOYMENT, PLAN
-from serving.deployment.compile import limits
-from serving.deployment.engine_args import SIMULATED
-from serving.deployment.simulated import slowed
-from serving.operations.scale import cluster_id_of
-from serving.operations.status import cluster_status, current
-from serving.operations.verify import differences
 
 if TYPE_CHECKING:
     from minicluster.plan import Pool
@@ -38,6 +28,11 @@ def status(
     ] = False,
 ) -> None:
     """Show planned, deployed and healthy replicas."""
+    from minicluster.plan import read_deployment
+    from serving.cluster.state import PLAN
+    from serving.deployment.engine_args import SIMULATED
+    from serving.operations.status import cluster_status, current
+
     state = current()
     if ports:
         _show_sockets(state, as_json=as_json)
@@ -80,7 +75,9 @@ def planned_engines(pool: Pool) -> str:
 
 def _show_sockets(state: State, *, as_json: bool) -> None:
     """Show the listening sockets, and their answers to calls without a token."""
-    from serving.cluster.sockets import answers, sockets  # noqa: PLC0415  (gRPC, only with --sockets)
+    from serving.cluster.processes import cluster_processes
+    from serving.cluster.sockets import answers, sockets
+    from serving.operations.scale import cluster_id_of
 
     cluster_id = cluster_id_of(state)
     if not cluster_id:
@@ -99,6 +96,11 @@ def _show_sockets(state: State, *, as_json: bool) -> None:
 
 def verify(*, as_json: AsJson = False) -> None:
     """Compare what runs with the plan: replicas, TP, nodes, cores, limits, engine settings."""
+    from minicluster.plan import read_deployment
+    from serving.cluster.state import DEPLOYMENT
+    from serving.operations.status import cluster_status, current
+    from serving.operations.verify import differences
+
     state = current()
     planned = read_deployment(DEPLOYMENT)
     found = differences(planned, cluster_status(state, facts=True), state.target, bounds(state))
@@ -120,12 +122,20 @@ def logs(
     ] = 20,
 ) -> None:
     """Print the end of each replica's log, of the running or else the last deployment."""
+    from serving.cluster.logs import replica_logs
+
     for title, text in replica_logs(lines):
         typer.echo(f"==> {title} <==\n{text}")
 
 
 def bounds(state: State) -> dict[str, dict[str, Any]]:
     """Return the compiled queue bounds of each role."""
+    from minicluster.plan import read_deployment, read_plan
+    from serving.cluster.state import PLAN
+    from serving.deployment.compile import limits
+    from serving.deployment.engine_args import SIMULATED
+    from serving.deployment.simulated import slowed
+
     plan = read_plan(PLAN) if state.planned else None
     if plan is not None and state.target == SIMULATED:
         plan = slowed(plan, state.slowdown)

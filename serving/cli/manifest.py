@@ -8,9 +8,6 @@ from typing import Annotated
 import typer
 
 from minicluster.errors import InputError
-from minicluster.plan import read_plan
-from serving.deployment.feasibility import plan_findings, refuse
-from serving.deployment.manifest import FORMATS, manifest_findings, manifest_text
 
 
 def manifest(
@@ -28,6 +25,10 @@ def manifest(
     ] = False,
 ) -> None:
     """Print the deployment as a file for other tools."""
+    from minicluster.plan import read_plan
+    from serving.deployment.feasibility import plan_findings, refuse
+    from serving.deployment.manifest import FORMATS, manifest_findings, manifest_text
+
     if kind not in FORMATS:
         raise InputError("--format", kind, "one of " + ", ".join(FORMATS))
     planned = read_plan(plan)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
-import aiohttp
-import numpy as np
 import typer
 
 from minicluster.command import terminable
-from minicluster.contention import cpu_times
 from minicluster.errors import InputError, TargetFailed
-from minicluster.machine import this_machine
-from minicluster.plan import read_deployment
 from minicluster.shell import talk
-from minicluster.specs.calibration import Measurement, write_measurements
-from serving.api.keys import authorization
-from serving.api.tls import trusting
 from serving.cli.progress import progress
-from serving.cluster.processes import cluster_processes
-from serving.cluster.state import DEPLOYMENT
-from serving.measurement.step_benchmark import GridPoint, time_grid
-from serving.measurement.timing_client import TimingClient
-from serving.operations.status import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minicluster.contention import CpuTimes
     from minicluster.plan import Deployment
+    from minicluster.specs.calibration import Measurement
     from serving.cluster.state import State
+    from serving.measurement.step_benchmark import GridPoint
 
 SEED = 1
 
@@ -43,6 +31,13 @@ def measure(
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write, steps.csv.")],
 ) -> None:
     """Time a grid of steps of the deployed pools, each alone and beside the other one busy."""
+    import asyncio
+
+    from minicluster.plan import read_deployment
+    from minicluster.specs.calibration import write_measurements
+    from serving.cluster.state import DEPLOYMENT
+    from serving.operations.status import current
+
     state = current()
     deployment = read_deployment(DEPLOYMENT)
     if {pool.role for pool in deployment.pools} != {"prefill", "decode"}:
@@ -62,6 +57,15 @@ async def time_deployment(
     Raises:
         TargetFailed: a request failed.
     """
+    import aiohttp
+    import numpy as np
+
+    from minicluster.contention import cpu_times
+    from serving.api.keys import authorization
+    from serving.api.tls import trusting
+    from serving.cluster.processes import cluster_processes
+    from serving.measurement.step_benchmark import time_grid
+    from serving.measurement.timing_client import TimingClient
 
     def clock() -> CpuTimes:
         times = cpu_times(
@@ -92,6 +96,9 @@ async def time_deployment(
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
     """Return the rows of steps.csv: each grid point with machine, engine, model and date."""
+    from minicluster.machine import this_machine
+    from minicluster.specs.calibration import Measurement
+
     key = this_machine(
         deployment.engine.name,
         model_config_hash=deployment.model.config_hash,

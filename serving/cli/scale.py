@@ -10,23 +10,13 @@ import typer
 
 from minicluster.command import postponed
 from minicluster.errors import Inconclusive, InputError, NegativeAnswer
-from minicluster.plan import read_deployment, read_plan
-from minicluster.plan.scaling import held_intervals, scaled_pools
 from minicluster.specs.scaling import HOLD_S, MARGIN
 from serving.cli.progress import progress
-from serving.cluster.state import DEPLOYMENT, PLAN, changing
-from serving.deployment.engine_args import SIMULATED
-from serving.deployment.simulated import slowed
-from serving.operations.autoscale import follow
-from serving.operations.scale import replica_changes
-from serving.operations.scale import scale as apply_scale
-from serving.operations.scaling_policy import Advice, advise
-from serving.operations.slo_metrics import offered_per_s, scrape, window_metrics
-from serving.operations.status import current
 
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from serving.cluster.state import State
+    from serving.operations.scaling_policy import Advice
 
 
 def scale(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -57,6 +47,11 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: Annotated[bool, typer.Option("--json", help="JSON output.")] = False,
 ) -> None:
     """Move replicas between prefill and decode, or with --auto follow the rate, no downtime."""
+    from serving.cluster.state import changing
+    from serving.operations.scale import scale as apply_scale
+    from serving.operations.scaling_policy import Advice
+    from serving.operations.status import current
+
     state = current()
     if auto:
         if prefill is not None or decode is not None or as_json:
@@ -87,6 +82,10 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
 
 def _requested(requested: dict[str, int]) -> dict[str, int]:
     """Return the replicas of all pools after the request, if the plan allows them."""
+    from minicluster.plan import read_deployment
+    from serving.cluster.state import DEPLOYMENT, PLAN
+    from serving.operations.scale import replica_changes
+
     planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
     replica_changes(planned, now, requested)
     return {pool.role: requested.get(pool.role, pool.replicas) for pool in now.pools}
@@ -94,6 +93,15 @@ def _requested(requested: dict[str, int]) -> dict[str, int]:
 
 def _follow(state: State, window_s: float, hold_s: float, margin: float) -> None:
     """Scale with the rate until Ctrl-C; a change that is under way then is finished first."""
+    from minicluster.plan import read_deployment
+    from minicluster.plan.scaling import held_intervals, scaled_pools
+    from serving.cluster.state import DEPLOYMENT, changing
+    from serving.operations.autoscale import follow
+    from serving.operations.scale import replica_changes
+    from serving.operations.scale import scale as apply_scale
+    from serving.operations.slo_metrics import offered_per_s, scrape
+    from serving.operations.status import current
+
     plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
     replicas = {pool.role: pool.replicas for pool in now.pools}
     replica_changes(plan.deployment, now, replicas)  # refuses pools that cannot change
@@ -121,11 +129,21 @@ def _follow(state: State, window_s: float, hold_s: float, margin: float) -> None
 
 def _running_plan(state: State) -> Plan:
     """Return the plan in the seconds of what runs: simulated engines may be slower."""
+    from minicluster.plan import read_plan
+    from serving.cluster.state import PLAN
+    from serving.deployment.engine_args import SIMULATED
+    from serving.deployment.simulated import slowed
+
     plan = read_plan(PLAN)
     return slowed(plan, state.slowdown) if state.target == SIMULATED else plan
 
 
 def _measured_advice(state: State, window_s: float) -> Advice:
+    from minicluster.plan import read_deployment
+    from serving.cluster.state import DEPLOYMENT
+    from serving.operations.scaling_policy import advise
+    from serving.operations.slo_metrics import scrape, window_metrics
+
     plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:
         raise NegativeAnswer("a mixed pool has nothing to move; plan again for another load")

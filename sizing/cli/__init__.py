@@ -13,6 +13,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 16 x 16: threa
 def main() -> NoReturn:
     """Run `sizing`."""
     with loading("sizing"):
-        from minicluster.shell import run  # noqa: PLC0415  (a second to import)
-        from sizing.cli.app import app  # noqa: PLC0415
+        from minicluster.shell import run
+        from sizing.cli.app import app
     run(app, "sizing")

@@ -1,76 +1,132 @@
-"""The commands of `sizing`; the module of each is imported when the command is used."""
+"""The commands of `sizing`, by what they are for, in the order of the help."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
-import typer
-from typer.core import TyperGroup
-from typer.main import get_group
+from minicluster.lazy_commands import lazy_app
 
 COMMANDS = {
-    "plan": "plan:plan",
-    "explain": "plan:explain",
-    "predict": "plan:predict",
-    "validate": "validate:validate",
-    "calibrate": "calibrate:calibrate",
-    "simulate": "simulate:simulate",
-    "train": "train:train",
-    "place": "place:place",
-    "spares": "network:spares",
-    "init": "catalog:init",
-    "schema": "catalog:schema",
-    "models": "catalog:models",
-    "gpus": "catalog:gpus",
-    "capacity": "questions:capacity",
-    "day": "questions:day",
-    "split-map": "questions:split_map",
-    "decisions": "questions:decisions",
-    "compare": "studies:compare",
-    "sweep": "studies:sweep",
-    "pareto": "studies:pareto",
-    "losses": "simulate:losses",
-    "long-context": "studies:long_context",
-    "fabric": "network:app",
-    "export": "stacks:export",
-    "accept": "stacks:accept",
-    "read": "stacks:read",
-    "traffic": "stacks:traffic",
-    "ui": "ui:ui",
+    "Plan": {
+        "init": ("catalog:init", "Write a commented scenario to start from."),
+        "plan": (
+            "plan:plan",
+            "Find the fewest GPUs and their layout that hold the SLO, or say why there are none.",
+        ),
+        "explain": (
+            "plan:explain",
+            "Show every term of the prediction: equation, seconds, share, source; and the limits.",
+        ),
+        "predict": (
+            "plan:predict",
+            "Predict TTFT, TPOT, utilisation and capacity of pools that you name.",
+        ),
+        "simulate": (
+            "simulate:simulate",
+            "Simulate a plan: percentiles with intervals, queues and caches over time.",
+        ),
+        "losses": (
+            "simulate:losses",
+            "Simulate the plan whole, and with one replica less in each pool (N+1).",
+        ),
+        "ui": ("ui:ui", "Serve a page on which scenarios are planned and compared, until Ctrl-C."),
+        "schema": (
+            "catalog:schema",
+            "Print every scenario key with type, unit, default and limits.",
+        ),
+        "models": ("catalog:models", "Print the model catalog."),
+        "gpus": ("catalog:gpus", "Print the GPU catalog."),
+    },
+    "Ask": {
+        "capacity": (
+            "questions:capacity",
+            "Find the highest rate, and the users, that so many GPUs carry within the SLO.",
+        ),
+        "day": (
+            "questions:day",
+            (
+                "Compare static pools with autoscaling over a day: GPU-hours, attainment, static"
+                " share."
+            ),
+        ),
+        "decisions": (
+            "questions:decisions",
+            "Plan anew with one decision or forecast changed at a time: what each costs in GPUs.",
+        ),
+        "split-map": (
+            "questions:split_map",
+            "Map where split pools need less than aggregated ones, and how sure that is.",
+        ),
+        "compare": (
+            "studies:compare",
+            "Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom.",
+        ),
+        "sweep": (
+            "studies:sweep",
+            "Plan every combination of values of some scenario keys; infeasible ones say why.",
+        ),
+        "pareto": (
+            "studies:pareto",
+            (
+                "Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per"
+                " user."
+            ),
+        ),
+        "long-context": (
+            "studies:long_context",
+            (
+                "Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole"
+                " model."
+            ),
+        ),
+    },
+    "Measure": {
+        "calibrate": (
+            "measured:calibrate",
+            "Fit step times, path and interference to timed steps, or to load tests with --from.",
+        ),
+        "validate": (
+            "measured:validate",
+            "Predict every row; print errors by source, engine, model, GPU and load.",
+        ),
+    },
+    "Network and training": {
+        "fabric": (
+            "network:app",
+            "Topologies, collectives on them, bills of materials, the rail-only study.",
+        ),
+        "place": (
+            "place:place",
+            (
+                "Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the"
+                " bound."
+            ),
+        ),
+        "spares": (
+            "network:spares",
+            "Count the spare GPUs, nodes, replicas or switches that keep NEEDED of them working.",
+        ),
+        "train": (
+            "train:train",
+            "Estimate a training run: step, FLOP/s, memory, days, energy, failures.",
+        ),
+    },
+    "Other stacks": {
+        "export": (
+            "stacks:export",
+            "Write a plan for another serving stack: commands of its engines, or its files.",
+        ),
+        "accept": (
+            "stacks:accept",
+            "Write a plan as a test that a buyer holds a vendor to: load, limits, alerts, page.",
+        ),
+        "read": (
+            "stacks:read",
+            "Read what runs in another stack as a scenario and pools, to predict and to better it.",
+        ),
+        "traffic": (
+            "stacks:traffic",
+            "Describe the traffic of a log as the load of a scenario.",
+        ),
+    },
 }
-"""Module and function of each command in `sizing.cli`, in the order of the help."""
 
-
-class LazyGroup(TyperGroup):
-    """A command group that imports only the module of the command it runs."""
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002  (Click's own types)
-        """Return the names of all commands."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002  (likewise)
-        """Import a command; return `None` if there is none of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        found = getattr(import_module(f"sizing.cli.{module}"), attribute)
-        one = typer.Typer()
-        if isinstance(found, typer.Typer):
-            one.add_typer(found, name=cmd_name)
-        else:
-            one.command(name=cmd_name)(found)
-        return get_group(one).commands[cmd_name]
-
-
-app = typer.Typer(
-    cls=LazyGroup,
-    help="Size an LLM inference cluster for its latency SLO.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-
-@app.callback()
-def sizing() -> None:
-    """Size an LLM inference cluster for its latency SLO."""
+app = lazy_app("sizing.cli", "Size an LLM inference cluster for its latency SLO.", COMMANDS)

@@ -1,4 +1,4 @@
-"""`sizing calibrate`: fit the constants of this machine's engine, to timed steps or load tests."""
+"""What `sizing calibrate` does: fit constants of an engine, to timed steps or load tests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typer import Argument, Option
 
 from minicluster.command import find_command, run_child
 from minicluster.errors import Exit, InputError, TargetFailed
@@ -24,7 +23,6 @@ from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.traces import write_trace
-from sizing.cli.common import AsJson, Overrides, out_file
 from sizing.evidence.refit.fit import (
     RunResidual,
     Scales,
@@ -44,7 +42,6 @@ from sizing.evidence.refit.observed import (
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
 from sizing.report.tables import table
-from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,69 +69,8 @@ QUANTILES = 128
 """Quantiles that stand for a distribution of lengths."""
 
 
-def calibrate(  # noqa: PLR0913  (a command's options)
-    scenario: Annotated[
-        Path | None, Argument(help="Scenario file (TOML), or a shipped scenario; not with --from")
-    ] = None,
-    *,
-    out: Annotated[Path, out_file("Calibration file to write")],
-    overrides: Overrides = None,
-    engine: Annotated[
-        bool, Option("--engine", help="Deployment and timing of this machine's engine first")
-    ] = False,
-    keep: Annotated[
-        bool, Option("--keep", help="With --engine: engines left running, for `serving up PLAN`")
-    ] = False,
-    steps: Annotated[
-        Path | None, Option(help="Timed steps (CSV): written with --engine, else read")
-    ] = None,
-    again: Annotated[
-        bool, Option("--again", help="Measurement even if -o holds this machine's constants")
-    ] = False,
-    samples: Annotated[
-        list[Path] | None,
-        Option("--from", help="Samples of a `loadtest run` to fit to; repeatable"),
-    ] = None,
-    plan: Annotated[
-        Path | None, Option(help="With --from: plan of the runs, if it is not beside their samples")
-    ] = None,
-    hold_out: Annotated[
-        list[Path] | None,
-        Option("--hold-out", help="With --from: samples to compare with, but not to fit to"),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fit step times, path and interference to timed steps, or to load tests with --from."""
-    if keep and not engine:
-        raise InputError("--keep", True, "--engine, which deploys what is kept")
-    if samples:
-        if scenario is not None or engine or steps or overrides:
-            expected = "no SCENARIO, --set, --engine or --steps besides"
-            raise InputError("--from", str(samples[0]), expected)
-        recalibrate(samples, held_out=hold_out or (), plan=plan, out=out, as_json=as_json)
-    elif plan or hold_out:
-        raise InputError("--plan" if plan else "--hold-out", None, "--from samples.jsonl with it")
-    elif scenario is None:
-        raise InputError("SCENARIO", None, "a scenario, or load tests with --from samples.jsonl")
-    else:
-        inputs = Scenario.load(scenario, overrides or [], None)
-        steps = steps or out.with_suffix(".steps.csv")
-        if engine and not again and not keep and _holds(out, inputs.model, inputs.engine.name):
-            say(f"{out} holds this machine's constants; measure again with --again")
-            fitted = read_calibration(out)
-        else:
-            fitted = (
-                timed_engine(inputs, steps, name=out.stem, keep=keep)
-                if engine
-                else _from_steps(scenario, inputs.model, steps, name=out.stem)
-            )
-            write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
-            _print_calibration(fitted, out)
-        if as_json:
-            sys.stdout.write(out.read_text(encoding="utf-8"))
-
-
-def _from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> CalibrationSpec:
+def from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> CalibrationSpec:
+    """Fit constants to timed steps of the scenario's model."""
     rows = read_measurements(steps)
     if rows[0].key.model_config_hash != model.config_hash:
         raise InputError(
@@ -146,7 +82,7 @@ def _from_steps(scenario: Path, model: ModelSpec, steps: Path, *, name: str) -> 
     return fit_calibration(rows, name=name)
 
 
-def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
+def holds(out: Path, model: ModelSpec, engine: str) -> bool:
     """Return whether *out* was fitted on this machine, to this engine version and model."""
     if not out.exists():
         return False
@@ -157,7 +93,8 @@ def _holds(out: Path, model: ModelSpec, engine: str) -> bool:
         return False
 
 
-def _print_calibration(fitted: CalibrationSpec, out: Path) -> None:
+def print_calibration(fitted: CalibrationSpec, out: Path) -> None:
+    """Print the constants and the errors of their fit, and where they were written."""
     prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
     between = fitted.interference
     steps = {

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.shell import say
 from minicluster.specs.checks import one_of
-from minicluster.specs.parameters import num_active_parameters, parameters
-from sizing import catalog
-from sizing.catalog.schema import scenario_keys
 from sizing.cli.common import AsJson, show
-from sizing.report.tables import columns_table
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
@@ -32,6 +27,8 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented scenario to start from."""
+    from sizing import catalog
+
     shipped = catalog.files("scenarios")
     one_of(tuple(shipped), NAME=name)
     text = shipped[name].read_text(encoding="utf-8")
@@ -50,6 +47,9 @@ def init(
 
 def schema(*, as_json: AsJson = False) -> None:
     """Print every scenario key with type, unit, default and limits."""
+    from sizing.catalog.schema import scenario_keys
+    from sizing.report.tables import columns_table
+
     keys = scenario_keys()
     columns = {
         "key": [key.key for key in keys],
@@ -66,6 +66,11 @@ def schema(*, as_json: AsJson = False) -> None:
 
 def models(*, as_json: AsJson = False) -> None:
     """Print the model catalog."""
+    from minicluster.engine_model.kv_cache import kv_bytes_per_token
+    from minicluster.specs.parameters import num_active_parameters, parameters
+    from sizing import catalog
+    from sizing.report.tables import columns_table
+
     rows: list[dict[str, Any]] = []
     for name, entry in catalog.models().items():
         spec = catalog.find_model(name)
@@ -97,6 +102,9 @@ def models(*, as_json: AsJson = False) -> None:
 
 def gpus(*, as_json: AsJson = False) -> None:
     """Print the GPU catalog."""
+    from sizing import catalog
+    from sizing.report.tables import columns_table
+
     entries = catalog.gpus().values()
     specs = [entry.spec for entry in entries]
     peaks = (

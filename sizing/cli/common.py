@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress, track
 from typer import Argument, Exit, Option
 
-from minicluster.config import parse_scenario, scenario_tables
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
@@ -120,6 +118,8 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
     Raises:
         InputError: a key of what the plan deploys, or an impossible value.
     """
+    from minicluster.config import parse_scenario, scenario_tables
+
     for each in overrides:
         if each.partition("=")[0].strip().partition(".")[0] not in {"workload", "slo"}:
             raise InputError(
@@ -153,6 +153,8 @@ def leave_interrupted(what: str) -> NoReturn:
 
 def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:
     """Show a progress bar on stderr, on a terminal only, while *items* are taken."""
+    from rich.progress import track
+
     return track(
         items, what, total=total, console=talk, disable=not talk.is_terminal, transient=True
     )
@@ -161,6 +163,8 @@ def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> It
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr, on a terminal only, that is told done and total."""
+    from rich.progress import Progress
+
     with Progress(console=talk, disable=not talk.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -10,26 +10,8 @@ from typer import Argument, Option
 
 from minicluster.errors import InputError
 from minicluster.pages.write import write_page
-from minicluster.specs.scenario import ClusterChoice
-from sizing import catalog
 from sizing.cli.common import AsJson, Html, show, with_keys
-from sizing.latency.collectives import CROSSES
-from sizing.latency.library import left_out, with_gpu_points
-from sizing.network.bom import NetworkOrder, bill, built_bill
-from sizing.network.collective import Question, answer
-from sizing.network.ecmp import Hashing, collisions
-from sizing.network.rail_only_study import find_study, study
-from sizing.network.spares import spares as fewest_spares
-from sizing.report.fabric import (
-    answer_table,
-    bill_table,
-    built_table,
-    collisions_table,
-    left_out_table,
-    study_page,
-    study_tables,
-    topology_table,
-)
+from sizing.network.bom import NetworkOrder
 
 app = typer.Typer(
     help="Topologies, collectives on them, bills of materials, the rail-only study.",
@@ -47,6 +29,9 @@ def topology(
     as_json: AsJson = False,
 ) -> None:
     """Show the tiers of a network: sizes, bandwidth, latency, oversubscription."""
+    from sizing import catalog
+    from sizing.report.fabric import topology_table
+
     spec, found = catalog.find_network(cluster)
     tiers = [
         asdict(tier)
@@ -85,6 +70,12 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: AsJson = False,
 ) -> None:
     """Time a collective over the tiers of a network."""
+    from sizing import catalog
+    from sizing.latency.collectives import CROSSES
+    from sizing.latency.library import left_out, with_gpu_points
+    from sizing.network.collective import Question, answer
+    from sizing.report.fabric import answer_table, left_out_table
+
     spec, found = catalog.find_network(cluster, place="--cluster")
     gpu = catalog.find_gpu(spec.gpu)
     measured = with_gpu_points(gpu.collectives.measured, gpu)
@@ -118,6 +109,10 @@ def bom(
     **keys: Any,  # noqa: ANN401  (one option a key of `NetworkOrder`)
 ) -> None:
     """Count switches, links, transceivers and relative cost of a network."""
+    from sizing import catalog
+    from sizing.network.bom import bill, built_bill
+    from sizing.report.fabric import bill_table, built_table
+
     given = {key: value for key, value in keys.items() if value is not None}
     if preset is not None:
         spec, _ = catalog.find_network(preset, place="--preset")
@@ -149,6 +144,9 @@ def rail_only(
     as_json: AsJson = False,
 ) -> None:
     """Compare rail-only networks and wide HB domains for training, by a study's conventions."""
+    from sizing.network.rail_only_study import find_study, study
+    from sizing.report.fabric import study_page, study_tables
+
     found = study(find_study(name, overrides or []), price_ratio=price_ratio)
     if html is not None:
         write_page(html, study_page(found))
@@ -165,6 +163,9 @@ def ecmp(
     as_json: AsJson = False,
 ) -> None:
     """Simulate how evenly hashed flows fill the uplinks of a switch."""
+    from sizing.network.ecmp import Hashing, collisions
+    from sizing.report.fabric import collisions_table
+
     found = [
         collisions(Hashing(pairs=pairs, uplinks=uplinks, flows=count), trials=trials, seed=seed)
         for count in flows or [1, 16]
@@ -191,6 +192,8 @@ def spares(  # noqa: PLR0913, PLR0917  (one option a number)
     as_json: AsJson = False,
 ) -> None:
     """Count the spare GPUs, nodes, replicas or switches that keep NEEDED of them working."""
+    from sizing.network.spares import spares as fewest_spares
+
     mtbf_s, repair_s = _times(cluster, mtbf_hours, repair_hours)
     if gpus_each < 1:
         raise InputError("--gpus-each", gpus_each, "1 or more")
@@ -208,6 +211,9 @@ def _times(
     cluster: str | None, mtbf_hours: float | None, repair_hours: float | None
 ) -> tuple[float, float]:
     """Return MTBF and repair time in seconds, those of the preset where an option is absent."""
+    from minicluster.specs.scenario import ClusterChoice
+    from sizing import catalog
+
     if cluster is not None:
         failures = catalog.find_cluster(ClusterChoice(preset=cluster), place="--cluster").failures
         if failures is None:

@@ -11,29 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minicluster.config import parse, read_toml
-from minicluster.engine_model.kv_cache import kv_bytes_per_token
 from minicluster.errors import InputError
 from minicluster.files import write_atomically
-from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import say
 from minicluster.specs.checks import Options, Whole, one_of
-from minicluster.specs.cluster import ClusterSpec, topology_of
-from minicluster.specs.topology import Inventory, Node, Topology, inventory_of
-from sizing import catalog
 from sizing.cli.common import AsJson, naming, out_file, show, with_keys
-from sizing.latency.collectives import pools_meet
-from sizing.network import scheduler_manifests
-from sizing.network.gpu_groups import GpuGroup, PoolRequest
-from sizing.network.network_cost import crossing, mean_prompt_tokens
-from sizing.network.pools import PoolPlan, PoolRules, place_pools
-from sizing.network.ranks import Degrees, RankPlan, RankRules, place_ranks
-from sizing.network.topology_units import TopologyUnit, unit_tree
-from sizing.planner.deployment import request_of
-from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from minicluster.plan import Plan
+    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.topology import Inventory, Topology
+    from sizing.network.gpu_groups import PoolRequest
+    from sizing.network.pools import PoolPlan, PoolRules
+    from sizing.network.ranks import RankPlan
+    from sizing.network.topology_units import TopologyUnit
 
 FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
 
@@ -89,6 +82,13 @@ def place(
     **keys: Any,  # noqa: ANN401  (one option a key of `PlaceOptions`)
 ) -> None:
     """Place a plan's replicas or a job's ranks; print cost, what crosses each tier, the bound."""
+    from minicluster.plan import read_plan, to_json
+    from sizing.network.network_cost import crossing
+    from sizing.network.pools import PoolPlan
+    from sizing.network.ranks import RankPlan
+    from sizing.network.topology_units import unit_tree
+    from sizing.report.fabric import crossing_lines, cuts_table, gpu_groups_table
+
     asked = PlaceOptions(**{key: value for key, value in keys.items() if value is not None})
     if (plan is None) == (asked.tp is None):
         both = None if plan is None else f"{plan} with --tp"
@@ -133,6 +133,9 @@ def place(
 def _placed(
     plan: Plan | None, root: TopologyUnit, topology: Topology, asked: PlaceOptions
 ) -> PoolPlan | RankPlan:
+    from sizing.network.pools import place_pools
+    from sizing.network.ranks import Degrees, RankRules, place_ranks
+
     names = tuple(tier.name for tier in topology.tiers)
     within = _tier(names, asked.replica_within, "--replica-within")
     if plan is None:
@@ -180,6 +183,8 @@ def _check_written(plan: Path | None, cluster: str | None) -> None:
 
 def _warn_of_distance(plan: Plan, found: PoolPlan, topology: Topology) -> None:
     """Say where KV caches cross a tier further out than the plan counts on."""
+    from sizing.latency.collectives import pools_meet
+
     names = [tier.name for tier in topology.tiers]
     planned = pools_meet(plan.inputs.cluster, topology)
     used = [names.index(tier) for tier, share in found.meeting_fraction.items() if share]
@@ -200,6 +205,8 @@ def _on(plan: Plan, spec: ClusterSpec, topology: Topology) -> Plan:
 
 def requests_of(plan: Plan) -> list[PoolRequest]:
     """Return the replicas of a plan's pools, prefill before decode."""
+    from sizing.planner.deployment import request_of
+
     pools = sorted(plan.pools, key=lambda pool: pool.role, reverse=True)
     return [request_of(pool.role, pool.replicas, pool.slicing) for pool in pools]
 
@@ -211,6 +218,10 @@ def pool_rules(plan: Plan, topology: Topology) -> PoolRules:
     A transfer of the mean prompt costs latency and bandwidth of the tier where the two meet, all
     of a unit taken to send at once.
     """
+    from minicluster.engine_model.kv_cache import kv_bytes_per_token
+    from sizing.network.network_cost import mean_prompt_tokens
+    from sizing.network.pools import PoolRules
+
     load = plan.workload
     prompt = mean_prompt_tokens(load) * kv_bytes_per_token(plan.inputs.model)
     counts = {pool.role: pool.replicas for pool in plan.pools}
@@ -227,6 +238,11 @@ def _site(
     plan: Plan | None, cluster: str | None, inventory: Path | None
 ) -> tuple[ClusterSpec, Topology, Inventory]:
     """Return the cluster named, or the plan's, with its network and its nodes."""
+    from minicluster.config import parse, read_toml
+    from minicluster.specs.cluster import topology_of
+    from minicluster.specs.topology import Inventory, Node, inventory_of
+    from sizing import catalog
+
     if cluster is not None:
         spec, topology = catalog.find_network(cluster, place="--cluster")
     elif plan is not None:
@@ -259,6 +275,11 @@ def _spread(names: tuple[str, ...], text: str | None) -> tuple[int | None, int]:
 
 
 def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
+    from sizing.network import scheduler_manifests
+    from sizing.network.gpu_groups import GpuGroup
+    from sizing.network.pools import PoolPlan
+    from sizing.network.ranks import RankPlan
+
     if form == "slurm":
         return scheduler_manifests.slurm(nodes)
     if form == "ranks":

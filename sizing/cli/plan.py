@@ -12,7 +12,6 @@ from typer import Option
 from minicluster.errors import NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
-from minicluster.plan import Plan, read_plan, to_json
 from minicluster.shell import talk
 from sizing.cli.common import (
     AsJson,
@@ -28,27 +27,12 @@ from sizing.cli.common import (
     show,
 )
 from sizing.cli.study import Study, study
-from sizing.network.network_cost import crossing
-from sizing.planner.build_plan import NoPlan
-from sizing.planner.class_pools import ClassPlans, plan_classes
-from sizing.planner.explanation import explain_plan
-from sizing.planner.predict import predict as predict_pools
-from sizing.report.plan_screen import (
-    choice_line,
-    class_plans_json,
-    class_plans_table,
-    lora_text,
-    offload_text,
-    plan_details,
-    plan_screen,
-    prediction_details,
-    prediction_screen,
-)
-from sizing.report.tables import explanation_tables, latency_table
-from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from minicluster.plan import Plan
+    from sizing.planner.class_pools import ClassPlans
 
 
 @study
@@ -64,6 +48,11 @@ def plan(
     the cheaper. Plans of own pools are written to a file for each class: plan.chat.json beside
     plan.json.
     """
+    from minicluster.plan import to_json
+    from sizing.planner.build_plan import NoPlan
+    from sizing.planner.class_pools import plan_classes
+    from sizing.report.plan_screen import class_plans_json
+
     inputs, scenario = asked.load(), asked.scenario
     try:
         with naming(scenario), talk.status("searching layouts"):
@@ -95,16 +84,21 @@ def _named(path: Path | None, of: str) -> Path | None:
 
 
 def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> None:
+    from minicluster.plan import to_json
+
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:
-        from sizing.report.plan_page import plan_page  # noqa: PLC0415  (charts take time to import)
+        from sizing.report.plan_page import plan_page
 
         with naming(place), talk.status("simulating and drawing"):
             write_page(html, plan_page(built))
 
 
 def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> None:
+    from sizing.network.network_cost import crossing
+    from sizing.report.plan_screen import choice_line, class_plans_table, plan_details, plan_screen
+
     parts: list[RenderableType] = []
     if found.own:
         parts += [class_plans_table(found), choice_line(found), ""]
@@ -113,7 +107,7 @@ def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> N
             parts.append(f"Own pools of {of}")
         parts.append(plan_screen(built, written=_named(written, of), verbose=verbose))
         if verbose:
-            from sizing.report.fabric import crossing_lines  # noqa: PLC0415  (takes time to import)
+            from sizing.report.fabric import crossing_lines
 
             parts += plan_details(built)
             parts += crossing_lines(crossing(built)) if built.inputs.cluster.tiers else []
@@ -138,6 +132,10 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     verbose: Verbose = False,
 ) -> None:
     """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
+    from sizing.planner.predict import predict as predict_pools
+    from sizing.report.plan_screen import prediction_details, prediction_screen
+    from sizing.scenario import Scenario
+
     inputs = Scenario.load(scenario, overrides or [], calibration)
     with naming(scenario):
         found = predict_pools(inputs, prefill=prefill, decode=decode, mixed=mixed)
@@ -149,6 +147,11 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     """Show every term of the prediction: equation, seconds, share, source; and the limits."""
+    from minicluster.plan import read_plan
+    from sizing.planner.explanation import explain_plan
+    from sizing.report.plan_screen import lora_text, offload_text
+    from sizing.report.tables import explanation_tables, latency_table
+
     read = read_plan(plan)
     explained = explain_plan(read)
     tables: list[RenderableType] = [

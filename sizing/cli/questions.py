@@ -10,28 +10,9 @@ from typer import Option
 
 from minicluster.errors import InputError
 from minicluster.specs.scaling import HOLD_S, MARGIN
-from minicluster.workload.day_profile import read_profile
-from sizing import catalog
 from sizing.cli.common import naming, progress
 from sizing.cli.study import Study, study
-from sizing.planner.build_plan import at_planned_rate
-from sizing.planner.studies import capacity as capacities
-from sizing.planner.studies import day as days
-from sizing.planner.studies import decisions as changed_plans
-from sizing.planner.studies import split_map as maps
 from sizing.planner.studies.defaults import ATTAINMENT, DECISIONS, INTERVAL_S, THINK_S
-from sizing.planner.studies.result import result_json
-from sizing.planner.studies.sweep import parse_key
-from sizing.report.questions import (
-    capacity_page,
-    capacity_parts,
-    day_page,
-    day_parts,
-    decisions_page,
-    decisions_parts,
-    split_map_page,
-    split_map_parts,
-)
 
 ProfileFile = Annotated[
     Path,
@@ -65,6 +46,9 @@ def capacity(
     ] = None,
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
+    from sizing.planner.studies import capacity as capacities
+    from sizing.report.questions import capacity_page, capacity_parts
+
     inputs = asked.load()
     counts = [] if gpus is None else parse_gpus(gpus)
     if usd_per_hour is not None:
@@ -127,6 +111,12 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     seed: Annotated[int, Option(help="Seed of the forecast errors")] = 0,
 ) -> None:
     """Compare static pools with autoscaling over a day: GPU-hours, attainment, static share."""
+    from minicluster.workload.day_profile import read_profile
+    from sizing import catalog
+    from sizing.planner.build_plan import at_planned_rate
+    from sizing.planner.studies import day as days
+    from sizing.report.questions import day_page, day_parts
+
     options = days.DayOptions(
         cold_start_s=cold_start_seconds,
         forecast_error_fraction=forecast_error,
@@ -161,6 +151,10 @@ def split_map(
     ] = None,
 ) -> None:
     """Map where split pools need less than aggregated ones, and how sure that is."""
+    from sizing.planner.studies import split_map as maps
+    from sizing.planner.studies.sweep import parse_key
+    from sizing.report.questions import split_map_page, split_map_parts
+
     inputs = asked.load()
     first, second = (
         None if text is None else parse_key(text, f"--{name}")
@@ -188,6 +182,10 @@ def decisions(
     ] = "",
 ) -> None:
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
+    from sizing.planner.studies import decisions as changed_plans
+    from sizing.planner.studies.result import result_json
+    from sizing.report.questions import decisions_page, decisions_parts
+
     inputs = asked.load()
     with naming(asked.scenario), progress("planning") as told:
         names = [each.strip() for each in only.split(",") if each.strip()]

@@ -6,19 +6,12 @@ from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from typer import Option
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_token
-from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import Exit, InputError
-from minicluster.plan import Plan, read_plan
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
-from minicluster.workload.arrivals import Arrivals
-from minicluster.workload.sources import RequestSource
-from minicluster.workload.traces import read_trace
 from sizing.cli.common import (
     MAX_REQUESTS,
     AsJson,
@@ -31,23 +24,14 @@ from sizing.cli.common import (
     tracked,
     with_overrides,
 )
-from sizing.planner.studies.loss import losses as lost_replicas
-from sizing.report.simulation import (
-    hit_rate_table,
-    pools_table,
-    simulated_table,
-    simulation_json,
-    simulation_summary,
-    write_requests,
-)
-from sizing.report.study import losses_note, losses_table
-from sizing.simulation.hit_rate import hit_rates
-from sizing.simulation.planned import simulate as simulate_requests
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from minicluster.plan import Plan
+    from minicluster.workload.arrivals import Arrivals
+    from minicluster.workload.sources import RequestSource
     from sizing.simulation.outcome import Outcome
 
 
@@ -89,6 +73,20 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     overrides: Overrides = None,
 ) -> None:
     """Simulate a plan: percentiles with intervals, queues and caches over time."""
+    import numpy as np
+
+    from minicluster.plan import read_plan
+    from minicluster.workload.sources import RequestSource
+    from minicluster.workload.traces import read_trace
+    from sizing.report.simulation import (
+        pools_table,
+        simulated_table,
+        simulation_json,
+        simulation_summary,
+        write_requests,
+    )
+    from sizing.simulation.planned import simulate as simulate_requests
+
     planned = with_overrides(read_plan(plan), overrides or [], str(plan))
     positive(**{"--rate": rate})
     not_negative(**{"--handshake-s": handshake_s})
@@ -135,6 +133,12 @@ def _by_capacity(
     plan: Plan, outcome: Outcome, source: RequestSource | Arrivals
 ) -> tuple[list[dict[str, float]], Table]:
     """Return prefix hits by capacity, from an eighth of the KV cache of a replica's batch on."""
+    from minicluster.engine_model.kv_cache import kv_bytes_per_token
+    from minicluster.engine_model.planned_limits import planned_limits
+    from minicluster.workload.arrivals import Arrivals
+    from sizing.report.simulation import hit_rate_table
+    from sizing.simulation.hit_rate import hit_rates
+
     if not isinstance(source, Arrivals) or (source.content is None and source.session is None):
         raise InputError(
             "--by-capacity",
@@ -165,6 +169,10 @@ def losses(
     as_json: AsJson = False,
 ) -> None:
     """Simulate the plan whole, and with one replica less in each pool (N+1)."""
+    from minicluster.plan import read_plan
+    from sizing.planner.studies.loss import losses as lost_replicas
+    from sizing.report.study import losses_note, losses_table
+
     planned = read_plan(plan)
     _check_run(requests, seed)
     simulated = lost_replicas(planned, requests=requests, seed=seed)

@@ -10,7 +10,6 @@ from typer import Option
 
 from minicluster.files import make_folder, write_atomically
 from minicluster.pages.write import write_page
-from minicluster.plan import read_plan
 from minicluster.shell import say
 from minicluster.units import seconds
 from sizing.cli.common import (
@@ -20,11 +19,7 @@ from sizing.cli.common import (
     out_file,
     print_json,
 )
-from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
-from sizing.stacks.export import export as exported
-from sizing.stacks.read import read_deployment_file
 from sizing.stacks.targets import TARGETS
-from sizing.stacks.traffic import read_traffic
 
 
 def export(
@@ -38,6 +33,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a plan for another serving stack: commands of its engines, or its files."""
+    from minicluster.plan import read_plan
+    from sizing.stacks.export import export as exported
+
     files = exported(read_plan(plan), to, image=image)
     if out is None:
         many = len(files) > 1
@@ -65,6 +63,8 @@ def read(
     overrides: Overrides = None,
 ) -> None:
     """Read what runs in another stack as a scenario and pools, to predict and to better it."""
+    from sizing.stacks.read import read_deployment_file
+
     served, found = read_deployment_file(file, overrides or [], base=scenario)
     if out is not None:
         write_atomically(out, served.to_toml())
@@ -96,6 +96,8 @@ def traffic(
     as_json: AsJson = False,
 ) -> None:
     """Describe the traffic of a log as the load of a scenario."""
+    from sizing.stacks.traffic import read_traffic
+
     found = read_traffic(file, characters_per_token=characters_per_token, trace=out)
     if as_json:
         print_json(found.to_json())
@@ -114,6 +116,9 @@ def accept(
     ],
 ) -> None:
     """Write a plan as a test that a buyer holds a vendor to: load, limits, alerts, page."""
+    from minicluster.plan import read_plan
+    from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
+
     test = acceptance(read_plan(plan))
     make_folder(out, "--out")
     for name, text in acceptance_files(test).items():

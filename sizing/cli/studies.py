@@ -11,11 +11,8 @@ import typer
 from typer import Argument, Option
 
 from minicluster.errors import Exit, InputError, NegativeAnswer
-from minicluster.plan import Inputs
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
-from minicluster.specs.slicing import Slicing
-from sizing import catalog
 from sizing.cli.common import (
     AsJson,
     Calibration,
@@ -25,37 +22,14 @@ from sizing.cli.common import (
     tracked,
 )
 from sizing.cli.study import Study, study
-from sizing.planner.build_plan import at_planned_rate
-from sizing.planner.studies.cost import require_price
-from sizing.planner.studies.long_context import find_rule, long_prompt
-from sizing.planner.studies.pareto import (
-    DesignPoint,
-    Front,
-    fronts,
-    iter_design_points,
-    sort_design_points,
-)
-from sizing.planner.studies.result import (
-    OBJECTIVES,
-    StudyResult,
-    cheapest,
-    plan_scenario,
-    result_json,
-)
-from sizing.planner.studies.sweep import parse_key, points
-from sizing.report.long_context import long_context_parts
-from sizing.report.study import (
-    comparison_lines,
-    comparison_table,
-    front_table,
-    pareto_page,
-    sweep_page,
-    sweep_table,
-)
-from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from minicluster.plan import Inputs
+    from minicluster.specs.slicing import Slicing
+    from sizing.planner.studies.pareto import DesignPoint, Front
+    from sizing.planner.studies.result import StudyResult
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"
@@ -83,6 +57,10 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     calibration: Calibration = None,
 ) -> None:
     """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
+    from sizing.planner.studies.cost import require_price
+    from sizing.planner.studies.result import OBJECTIVES, cheapest, plan_scenario, result_json
+    from sizing.report.study import comparison_lines, comparison_table
+
     one_of(OBJECTIVES, **{"--by": by})
     prices = dict(_price(each) for each in price or [])
     if calibration is not None and gpu:
@@ -118,6 +96,9 @@ def _rows(
     calibration: Path | None,
 ) -> list[tuple[str, Path, Inputs]]:
     """Read every scenario with every GPU, so that errors come before any planning."""
+    from sizing import catalog
+    from sizing.scenario import Scenario
+
     names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
     rows: list[tuple[str, Path, Inputs]] = []
     for scenario in scenarios:
@@ -135,6 +116,8 @@ def _rows(
 
 
 def _price(text: str) -> tuple[str, float]:
+    from sizing import catalog
+
     name, equals, value = text.partition("=")
     try:
         paid = float(value)
@@ -160,6 +143,10 @@ def sweep(
     ] = None,
 ) -> None:
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
+    from sizing.planner.studies.result import result_json
+    from sizing.planner.studies.sweep import parse_key, points
+    from sizing.report.study import sweep_page, sweep_table
+
     keys = [parse_key(each) for each in key or []]
     combinations = points(keys)
     cases = _read_points(asked, combinations)
@@ -191,6 +178,8 @@ def _read_points(
     asked: Study, combinations: Sequence[tuple[str, ...]]
 ) -> list[Inputs | InputError]:
     """Read the scenario at every point; an error in all of them is one of the scenario."""
+    from minicluster.plan import Inputs
+
     asked.load()
     cases: list[Inputs | InputError] = []
     for combination in combinations:
@@ -205,6 +194,8 @@ def _read_points(
 
 def _planned(case: Inputs | InputError, label: str) -> StudyResult:
     """Plan one point; one that cannot be planned is a result too."""
+    from sizing.planner.studies.result import StudyResult, plan_scenario
+
     if isinstance(case, InputError):
         return StudyResult(label=label, refused=str(case))
     return plan_scenario(case, label, keep_refusals=True)
@@ -221,6 +212,12 @@ def pareto(
     ] = "gpus",
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
+    from sizing.planner.build_plan import at_planned_rate
+    from sizing.planner.studies.cost import require_price
+    from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
+    from sizing.planner.studies.result import OBJECTIVES
+    from sizing.report.study import front_table, pareto_page
+
     one_of(OBJECTIVES, **{"--by": by})
     inputs, name = asked.load(), str(asked.scenario)
     if by == "usd":
@@ -278,6 +275,10 @@ def long_context(
     overrides: Overrides = None,
 ) -> None:
     """Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole model."""
+    from sizing.planner.studies.long_context import find_rule, long_prompt
+    from sizing.report.long_context import long_context_parts
+    from sizing.scenario import Scenario
+
     inputs = Scenario.load(scenario, overrides or [], None)
     rule = find_rule(preset)
     slicings = [parse_slicing(each) for each in slicing.split(",")]
@@ -305,6 +306,8 @@ def parse_slicing(text: str) -> Slicing:
     Raises:
         InputError: the text is no layout.
     """
+    from minicluster.specs.slicing import Slicing
+
     match = SLICING.fullmatch(text.strip())
     if match is None:
         raise InputError("--slicing", text, "a layout, for example TP8 or TP8xPP2")

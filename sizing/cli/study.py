@@ -21,7 +21,6 @@ from sizing.cli.common import (
     leave_interrupted,
     show,
 )
-from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from minicluster.pages.page import Page
+    from sizing.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class Study:
 
     def load(self, more: Sequence[str] = ()) -> Scenario:
         """Read the scenario with its overrides, and *more* of them."""
+        from sizing.scenario import Scenario
+
         return Scenario.load(self.scenario, [*(self.overrides or []), *more], self.calibration)
 
     def answer(self, page: Callable[[], Page], data: object, *parts: RenderableType) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minicluster.config import parse, read_toml
 from minicluster.errors import InputError, NegativeAnswer
-from sizing.catalog.folder import find_file
 from sizing.cli.common import AsJson, show, with_keys
-from sizing.report.training import layouts_table, training_table
-from sizing.training.estimate import estimate, rule_of_thumb
 from sizing.training.options import TrainingOptions
-from sizing.training.request import TrainingRequest
-from sizing.training.search import Trial, search_layouts
+
+if TYPE_CHECKING:
+    from sizing.training.request import TrainingRequest
+    from sizing.training.search import Trial
 
 
 @with_keys(TrainingOptions)
@@ -40,6 +38,10 @@ def train(
     **keys: Any,  # noqa: ANN401  (one option a key of the scenario)
 ) -> None:
     """Estimate a training run: step, FLOP/s, memory, days, energy, failures."""
+    from sizing.report.training import layouts_table, training_table
+    from sizing.training.estimate import estimate
+    from sizing.training.search import search_layouts
+
     if parameters is not None:
         _print_rule(parameters, flops_per_gpu_per_s, keys, as_json=as_json)
         return
@@ -67,6 +69,10 @@ def train(
 
 
 def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
+    from minicluster.config import parse, read_toml
+    from sizing.catalog.folder import find_file
+    from sizing.training.request import TrainingRequest
+
     raw: dict[str, Any] = {}
     if scenario is not None:
         expectation = "a TOML file or a shipped training scenario"
@@ -80,6 +86,8 @@ def _request(scenario: Path | None, options: dict[str, Any]) -> TrainingRequest:
 def _print_rule(
     parameters: float, rate: float | None, keys: dict[str, Any], *, as_json: bool
 ) -> None:
+    from sizing.training.estimate import rule_of_thumb
+
     tokens, gpus = keys["tokens"], keys["gpus"]
     if tokens is None or gpus is None or rate is None:
         given = {"--tokens": tokens, "--gpus": gpus, "--flops-per-gpu-per-s": rate}

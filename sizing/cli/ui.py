@@ -6,8 +6,6 @@ from typing import Annotated
 
 from typer import Option
 
-from sizing.ui.serve import serve
-
 
 def ui(
     host: Annotated[str, Option(help="Address to listen on; the default is this machine only")] = (
@@ -20,4 +18,6 @@ def ui(
 
     Needs Streamlit, which the extra `ui` installs. The page loads nothing from the internet.
     """
+    from sizing.ui.serve import serve
+
     serve(host, port)

@@ -1,0 +1,65 @@
+"""Commands that are listed by a table, and imported when they run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Commands = Mapping[str, Mapping[str, tuple[str, str]]]
+    """Heading of the help to name of a command to `module:function` and its line of the help."""
+
+
+def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
+    """
+    Make an app whose help, completion and usage errors need no module of its commands.
+
+    Args:
+        package: the package of the commands' modules.
+        about: what the app is for.
+        commands: what the help lists, in its order; a `Typer` in place of a function has commands
+            of its own.
+    """
+    modules = {name: where for each in commands.values() for name, (where, _) in each.items()}
+
+    class LazyGroup(TyperGroup):
+        """A command group that lists commands by the table, and imports the one that runs."""
+
+        def __init__(self, **settings: Any) -> None:  # noqa: ANN401  (Typer's own)
+            """Make a stand-in for each command, of which only name and help are used."""
+            super().__init__(**settings)
+            for heading, listed in commands.items():
+                for name, (_, line) in listed.items():
+                    self.add_command(TyperCommand(name, help=line, rich_help_panel=heading))
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  (likewise)
+            """Return the command that the arguments name, imported, and the other arguments."""
+            name, stand_in, rest = super().resolve_command(ctx, args)
+            found = None if name is None or stand_in is None else imported(package, modules, name)
+            return name, found, rest
+
+    app = typer.Typer(cls=LazyGroup, help=about, no_args_is_help=True)
+
+    @app.callback(help=about)
+    def listed() -> None:
+        """Take no options of its own."""
+
+    return app
+
+
+def imported(package: str, modules: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (likewise)
+    """Import a command, or a group of commands."""
+    module, _, attribute = modules[name].partition(":")
+    found = getattr(import_module(f"{package}.{module}"), attribute)
+    one = typer.Typer()
+    if isinstance(found, typer.Typer):
+        one.add_typer(found, name=name)
+    else:
+        one.command(name=name)(found)
+    return get_group(one).commands[name]
