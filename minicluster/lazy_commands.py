@@ -38,6 +38,13 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
                 for name, (_, line) in listed.items():
                     self.add_command(TyperCommand(name, help=line, rich_help_panel=heading))
 
+        def get_params(self, ctx: Any) -> Any:  # noqa: ANN401  (likewise)
+            """Return the flags, which are off: to convert none at all, Typer imports pydantic."""
+            flags = super().get_params(ctx)
+            for flag in flags:
+                flag.default = False
+            return flags
+
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  (likewise)
             """Return the command that the arguments name, imported, and the other arguments."""
             name, stand_in, rest = super().resolve_command(ctx, args)
