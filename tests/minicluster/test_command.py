@@ -45,7 +45,7 @@ class Pressed:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from {command}.cli import main
 sys.meta_path.insert(0, Pressed())
-sys.argv = ["{command}", "--help"]
+sys.argv = ["{command}", "{word}"]
 main()
 """
 
@@ -105,13 +105,19 @@ def test_a_told_child_cleans_up(tmp_path: Path, signals: tuple[signal.Signals, .
 
 
 @pytest.mark.parametrize(
-    ("command", "module"),
-    [("sizing", "typer"), ("serving", "serving.cli.scale"), ("loadtest", "loadtest.cli.studies")],
+    ("command", "word", "module"),
+    [
+        ("sizing", "--help", "typer"),
+        ("serving", "--help", "minicluster.lazy_commands"),
+        ("loadtest", "--help", "loadtest.cli.app"),
+        ("sizing", "models", "numpy"),
+        ("serving", "status", "serving.operations.status"),
+    ],
 )
 def test_a_command_interrupted_while_it_is_imported_says_so_in_one_line(
-    command: str, module: str
+    command: str, word: str, module: str
 ) -> None:
-    line = [sys.executable, "-c", IMPORTED.format(command=command, module=module)]
+    line = [sys.executable, "-c", IMPORTED.format(command=command, word=word, module=module)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{command}: interrupted\n")
 

@@ -185,8 +185,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import sizing.cli.app", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
-        ("import loadtest.cli.app", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
+        ("import sizing.report.questions", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
+        ("import loadtest.report.judge", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
         ("from minicluster.pages.write import plotly_script as p; p().read_text()", {"plotly"}),
     ],
 )

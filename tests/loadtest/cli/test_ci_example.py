@@ -36,7 +36,7 @@ def commands() -> list[list[str]]:
 def test_every_command_of_the_example_exists(line: list[str]) -> None:
     program, name, *rest = line
     group: Any = get_command(APPS[program])
-    command = group.get_command(click.Context(group), name)
+    _, command, _ = group.resolve_command(click.Context(group), [name])
     known = {option for parameter in command.params for option in parameter.opts}
     used = {re.sub("=.*", "", word) for word in rest if word.startswith("-")}
 

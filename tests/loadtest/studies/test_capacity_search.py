@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.cli import studies
 from loadtest.cli.studies import _exit
+from loadtest.client import launch
 from loadtest.report.compare_page import search_lines
 from loadtest.run.folder import as_json
 from loadtest.studies.capacity_search import capacity, next_rate, resume_search, run_search
@@ -233,7 +233,7 @@ def test_a_server_with_so_many_slots(
     start_server: ServerStarter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server of 8 slots and 0.2 s a request holds 40 requests/s: found, compared, resumed."""
-    monkeypatch.setattr(studies, "run_with_progress_bar", lambda folder, *_: queued(folder))
+    monkeypatch.setattr(launch, "run_with_progress_bar", lambda folder, *_: queued(folder))
     slo = SloSpec(ttft_s=0.5, tpot_s=None, percentile="p50")
     plan = plan_json(make_plan(rate=30.0, num_output=11, slo=slo), tmp_path)
     out = tmp_path / "search"

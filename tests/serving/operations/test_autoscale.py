@@ -95,11 +95,13 @@ def scaled(
         def sleep(seconds: float) -> None:
             clock[0] += seconds
 
-        monkeypatch.setattr(cli, "current", lambda: state)
-        monkeypatch.setattr(cli, "scrape", scrape)
+        monkeypatch.setattr("serving.operations.status.current", lambda: state)
+        monkeypatch.setattr("serving.operations.slo_metrics.scrape", scrape)
         monkeypatch.setattr(cli.time, "sleep", sleep)
         monkeypatch.setattr(cli.time, "monotonic", lambda: clock[0])
-        monkeypatch.setattr(cli, "apply_scale", lambda _state, to, _report: changes.append(to))
+        monkeypatch.setattr(
+            "serving.operations.scale.scale", lambda _state, to, _report: changes.append(to)
+        )
         return changes
 
     return run

@@ -122,8 +122,10 @@ def test_advice_is_measured_between_two_scrapes(
     monkeypatch.chdir(tmp_path)
     state = deployed(plan)
     scrapes = [_text({"ttft": [0.5] * n, "tpot": [0.1], "prefill_queue": [0.1]}) for n in (1, 2)]
-    monkeypatch.setattr(cli, "current", lambda: state)
-    monkeypatch.setattr(cli, "scrape", lambda *_: read_histograms(scrapes.pop(0)))
+    monkeypatch.setattr("serving.operations.status.current", lambda: state)
+    monkeypatch.setattr(
+        "serving.operations.slo_metrics.scrape", lambda *_: read_histograms(scrapes.pop(0))
+    )
     monkeypatch.setattr(cli.time, "sleep", lambda _s: None)
     done = serving_here(tmp_path, "scale", "--json")
     assert done.returncode == 4

@@ -112,7 +112,7 @@ def test_verify_lists_what_does_not_run_or_answer(
     """Pools without replicas are not queried, silence is a difference, and the exit code is 3."""
     monkeypatch.chdir(tmp_path)
     state = deployed(plan, planned=False)
-    monkeypatch.setattr(inspect, "current", lambda: state)
+    monkeypatch.setattr(status, "current", lambda: state)
     with pytest.raises(NegativeAnswer) as negative:
         inspect.verify(as_json=True)
     assert negative.value.exit_code == 3
