@@ -82,7 +82,7 @@ def postponed() -> Iterator[None]:
 @contextmanager
 def loading(name: str) -> Iterator[None]:
     """
-    End at Ctrl-C with one line, for the second in which the modules of a command are imported.
+    End at Ctrl-C with one line while what reads the command line is imported.
 
     Nothing has been started yet that would have to end, and an exception at any import would be
     shown with its traceback. What `run_child` started can be interrupted from here on.

@@ -47,8 +47,8 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  (likewise)
             """Return the command that the arguments name, imported, and the other arguments."""
-            name, stand_in, rest = super().resolve_command(ctx, args)
-            found = None if name is None or stand_in is None else imported(package, modules, name)
+            name, _, rest = super().resolve_command(ctx, args)
+            found = None if name is None else imported(f"{package}.{modules[name]}", name)
             return name, found, rest
 
     app = typer.Typer(cls=LazyGroup, help=about, no_args_is_help=True)
@@ -60,10 +60,10 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
     return app
 
 
-def imported(package: str, modules: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (likewise)
-    """Import a command, or a group of commands."""
-    module, _, attribute = modules[name].partition(":")
-    found = getattr(import_module(f"{package}.{module}"), attribute)
+def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)
+    """Import the command, or the group of commands, at `module:attribute`."""
+    module, _, attribute = where.partition(":")
+    found = getattr(import_module(module), attribute)
     one = typer.Typer()
     if isinstance(found, typer.Typer):
         one.add_typer(found, name=name)
