@@ -14,6 +14,7 @@ from loadtest.cli.studies import LOCAL, Host, Insecure, Json, Seed, compare, sea
 from loadtest.client.chat import learn_chat
 from loadtest.client.endpoint import base_address, check_models
 from loadtest.client.launch import run_with_progress_bar
+from loadtest.client.steps import keep_engine_steps
 from loadtest.report.judge import judge_run
 from loadtest.report.table import capacity_text, print_client_errors, print_verdict
 from loadtest.run.folder import as_json, held, prepare
@@ -216,6 +217,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     with held(output) as lock:
         prepare(output, job, schedule, plan)
         run_with_progress_bar(output, job, lock)
+        keep_engine_steps(output, job)
         _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 
