@@ -177,8 +177,8 @@ def uv_options(settings: dict[str, str]) -> list[str] | None:
             options += [part for one in value.split() for part in (IN_UV[key], one)]
         elif key in VARIABLE_IN_UV:
             os.environ[VARIABLE_IN_UV[key]] = value
-        elif key == "no-index" and value.lower() in ("1", "true", "yes", "on"):
-            options.append("--no-index")
+        elif key == "no-index":
+            options += ["--no-index"] if value.lower() in ("1", "true", "yes", "on") else []
         elif key not in WITHOUT_EFFECT:
             return None
     return options
