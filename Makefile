@@ -6,8 +6,7 @@ READY := $(VENV)/.ready
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(if $(shell $(p) -c 'import sys; print(sys.version_info[:2] in ((3, 11), (3, 12)) or "")' 2>/dev/null),$(p))))
 CHROMIUM := $(shell for name in chromium chromium-browser google-chrome; do command -v $$name; done)
 PROMETHEUS := $(shell command -v prometheus)
-TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+INSTALL := $(PYTHON) scripts/setup.py
 
 PYTEST := $(BIN)/python -m pytest
 # Where it is set, every process that tests start compiles all that it imports.
@@ -39,18 +38,14 @@ platform:
 	@[ "$$(uname -s) $$(uname -m)" = "Linux x86_64" ] || { echo "make: serving runs on Linux x86-64, this is $$(uname -s) $$(uname -m); \`pip install -e .\` gives the sizing command everywhere" >&2; exit 2; }
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 
-$(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/ui.txt requirements/dev.txt pyproject.toml | platform
-	@echo "setup: $(PYTHON) -> $(VENV), about 2 minutes and 4 GB the first time" >&2
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-deps -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
-	@$(PIP) --no-deps -r requirements/cpu.txt -r requirements/ui.txt -r requirements/dev.txt
-	@$(PIP) --no-deps --no-build-isolation -e .
+$(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/ui.txt requirements/dev.txt pyproject.toml scripts/setup.py | platform
+	@$(INSTALL)
 	@touch $@
 
-demo: setup ## measure this machine, plan, serve, load, judge: out/demo (ARGS=-v: all that is printed)
+demo: setup ## measure this machine, plan, serve, load, judge: out/demo, 4 minutes (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-demo-70b: setup ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 12 minutes
+demo-70b: setup ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 6 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
 test: setup ## everything but campaigns, real Ray and vLLM included: 12 to 25 minutes on 2 cores
@@ -69,7 +64,7 @@ test-all: setup ## make test, and what takes an hour and more
 	@$(NO_CHROMIUM)
 	@$(NO_PROMETHEUS)
 	@$(if $(ROOT_USER),,echo "make: not root: no network namespaces here, tests/serving/netns is left out" >&2)
-	@$(PIP) --no-deps -r requirements/fuzz.txt
+	@$(INSTALL) requirements/fuzz.txt
 	@code=0; \
 	echo "== without engines"; $(PYTEST) $(PARALLEL) $(ALL) --backwards -m "not engine$(BUT_BROWSER)$(BUT_PROMETHEUS)" || code=$$?; \
 	echo "== on real engines"; $(PYTEST) $(ALL) -s -m engine $(if $(ROOT_USER),,--ignore=tests/serving/netns) || code=$$?; \
@@ -79,7 +74,7 @@ test-faults: setup ## of test-all: every failure, 20 rounds of kills on real eng
 	@$(PYTEST) --thorough tests/serving/faults tests/serving/test_groups.py tests/serving/simulated/test_simulated_cluster.py
 
 test-fuzz: setup ## of test-all: ten thousand broken bodies and schemathesis against real engines
-	@$(PIP) --no-deps -r requirements/fuzz.txt
+	@$(INSTALL) requirements/fuzz.txt
 	@$(PYTEST) --thorough -s tests/serving/test_fuzz.py
 
 test-netns: setup ## of test-all: pools on hosts that are network namespaces (root)
@@ -99,11 +94,11 @@ fix: $(READY) ## what ruff can mend by itself
 	@$(BIN)/ruff format .
 
 bench: setup ## speed and fidelity of the models; the other benchmarks load something, their headers say what
-	@$(PIP) --no-deps -r requirements/bench.txt
+	@$(INSTALL) requirements/bench.txt
 	@for name in fit_ops simulation_speed plan_speed; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(READY) ## the generated pages, and the site of all pages with the Python reference: out/site
-	@$(PIP) --no-deps -r requirements/docs.txt
+	@$(INSTALL) requirements/docs.txt
 	@$(BIN)/python scripts/docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "out/site/index.html"

@@ -16,12 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from setuptools import Distribution  # before mypyc, which brings its own otherwise
-from setuptools.errors import CompileError, LinkError
-
 from minicluster.compiled import ROOT, SOURCES, folder
-
-from mypyc.build import mypycify  # isort: skip
 
 TYPES = """
 [mypy]
@@ -37,6 +32,10 @@ are followed, for an attribute of unknown type is slow; those of libraries are n
 
 def build(work: Path) -> Path:
     """Compile the sources in a folder, and return where in it the modules lie."""
+    from setuptools import Distribution  # noqa: PLC0415  (before mypyc, which brings its own)
+
+    from mypyc.build import mypycify  # noqa: PLC0415  # isort: skip
+
     config = work / "mypy.ini"
     config.write_text(TYPES, encoding="utf-8")
     os.chdir(ROOT)
@@ -59,6 +58,9 @@ def main() -> int:
     target = folder()
     if target.is_dir():
         return 0
+    # Imported here for a second `make setup`, which compiles nothing and takes no second.
+    from setuptools.errors import CompileError, LinkError  # noqa: PLC0415
+
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         try:

@@ -142,6 +142,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     from loadtest.client.chat import learn_chat
     from loadtest.client.endpoint import base_address, check_models
     from loadtest.client.launch import run_with_progress_bar
+    from loadtest.client.steps import keep_engine_steps
     from loadtest.run.folder import held, prepare
     from loadtest.run.run_config import RunLength, check_chat, make_job
     from loadtest.run.schedule import ArrivalShape
@@ -195,6 +196,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
     with held(output) as lock:
         prepare(output, job, schedule, plan)
         run_with_progress_bar(output, job, lock)
+        keep_engine_steps(output, job)
         _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
 
 

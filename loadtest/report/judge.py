@@ -14,6 +14,7 @@ from minicluster import shell
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
+from minicluster.workload.engine_steps import ENGINE_STEPS, read_engine_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,9 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
     if run.plan is None or not any(s.ok for s in run.samples):
         return None
     try:
-        return resimulate(folder / PLAN, run.samples, run.schedule)
+        steps = folder / ENGINE_STEPS
+        known = steps if read_engine_steps(steps) else None
+        return resimulate(folder / PLAN, run.samples, run.schedule, known)
     except MiniclusterError as error:
         shell.say(f"the prediction is the plan's own, not one for these requests: {error}")
         return None

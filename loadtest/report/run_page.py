@@ -118,7 +118,7 @@ def _latencies(verdict: Verdict) -> Section:
     rows = (*latency_rows(verdict), *load_rows(verdict))
     if verdict.comparison is not None:
         return Section("Predicted, measured, SLO", (DataTable(LATENCY_HEADS, rows),))
-    measured = tuple((name, value, limit) for name, _, value, _, limit in rows)
+    measured = tuple((name, value, limit) for name, _, value, *_, limit in rows)
     return Section("Measured, SLO", (DataTable(("", "measured", "SLO"), measured),))
 
 

@@ -27,7 +27,9 @@ ROWS = {
     "longest_stall": ("longest stall", ("p99", "max")),
     "e2e": ("E2E", ("mean", "p99")),
 }
-LATENCY_HEADS = ("", "predicted", "measured", "error", "SLO")
+LATENCY_HEADS = ("", "predicted", "measured", "error", "at pace", "SLO")
+"""Heads of `latency_rows`; `at pace`: the error had the engines been as fast as they were."""
+
 CLIENT_HEADS = (
     *("streams", "gap\nms", "events\n/s", "TTFT\np50 ms", "TTFT\np99 ms"),
     *("ITL\np99 ms", "TPOT\np99 ms", "CPU\n%", "fit"),
@@ -58,8 +60,8 @@ def latency_text(value_s: float | None) -> str:
     return "infinite" if value_s is None else seconds(value_s)
 
 
-def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield name, predicted, measured, error and SLO of each latency."""
+def latency_rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each latency, as in `LATENCY_HEADS`."""
     limits = {(p.metric, p.percentile): p for p in verdict.slo if not p.of}
     for metric, (name, statistics) in ROWS.items():
         summary = verdict.latency[metric]
@@ -71,28 +73,40 @@ def latency_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
                 seconds(row.predicted_s) if row else "",
                 seconds(summary.at(statistic)) if summary else "-",
                 f"{row.error_fraction:+z.0%}" if row else "",
+                _signed(row.error_at_pace_fraction) if row else "",
                 f"< {seconds(limit.limit_s)}" if limit else "",
             )
     for each in (*limits.values(), *(p for p in verdict.slo if p.of)):
-        yield each.name, "", latency_text(each.measured_s), "", f"< {seconds(each.limit_s)}"
+        yield each.name, "", latency_text(each.measured_s), "", "", f"< {seconds(each.limit_s)}"
 
 
-def load_rows(verdict: Verdict) -> Iterator[tuple[str, str, str, str, str]]:
+def _signed(fraction: float | None) -> str:
+    return "" if fraction is None else f"{fraction:+z.0%}"
+
+
+def load_rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
     """Yield the same columns for utilisation and throughput."""
     for pool in verdict.pools:
         predicted = pool.predicted_utilisation_fraction
         busy = "" if predicted is None else f"{predicted:.0%}"
-        yield f"{pool.role} utilisation", busy, "-", "", ""
+        yield f"{pool.role} utilisation", busy, "-", "", "", ""
         foretold, seen = f"{pool.predicted_concurrent:.2f}", f"{pool.measured_concurrent:.2f}"
-        yield f"{pool.role} in flight", foretold, seen, "", ""
+        yield f"{pool.role} in flight", foretold, seen, "", "", ""
     done = verdict.throughput
-    yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", ""
+    yield "requests/s", "", f"{done.answered_requests_per_s:.2f}", "", "", ""
     for name, predicted, measured in (
         ("goodput requests/s", done.predicted_good_requests_per_s, done.good_requests_per_s),
         ("output tokens/s", done.predicted_output_tokens_per_s, done.finished_output_tokens_per_s),
     ):
         error = f"{predicted / measured - 1:+z.0%}" if predicted and measured else ""
-        yield name, "" if predicted is None else f"{predicted:.4g}", f"{measured:.4g}", error, ""
+        yield (
+            name,
+            "" if predicted is None else f"{predicted:.4g}",
+            f"{measured:.4g}",
+            error,
+            "",
+            "",
+        )
 
 
 def outcome_text(verdict: Verdict) -> str:
@@ -160,14 +174,28 @@ def prediction_text(verdict: Verdict) -> str | None:
     parts = []
     for metric, most in verdict.comparison.tolerance.items():
         row = verdict.comparison.row(metric, "mean")
-        error = f"{row.error_fraction:+z.0%}" if row else "not measured"
+        error = f"{row.judged_error_fraction:+z.0%}" if row else "not measured"
         interval = ""
         if row and row.error_low is not None and row.error_high is not None:
-            interval = f", 95 % interval {row.error_low:+z.0%} to {row.error_high:+z.0%}"
+            raw = f"{row.error_fraction:+z.0%} " if verdict.comparison.pace else ""
+            interval = f"; {raw}as planned" if raw else ""
+            interval += f", 95 % interval {row.error_low:+z.0%} to {row.error_high:+z.0%}"
         parts.append(f"{metric.upper()} mean {error} (tolerance {most:.0%}{interval})")
     held = "held" if verdict.comparison.held else "did not hold"
     source = {"resimulated": "for these requests", "planned": "of the plan"}
-    return f"prediction {source[verdict.comparison.source]} {held}: " + ", ".join(parts)
+    pace = " at the engines' pace" if verdict.comparison.pace else ""
+    return f"prediction {source[verdict.comparison.source]}{pace} {held}: " + ", ".join(parts)
+
+
+def pace_text(verdict: Verdict) -> str | None:
+    """Return how fast the engines were against their plan; `None`: they did not report it."""
+    if verdict.comparison is None or not verdict.comparison.pace:
+        return None
+    parts = [
+        f"{role} {abs(factor - 1):.0%} {'slower' if factor >= 1 else 'faster'}"
+        for role, factor in verdict.comparison.pace.items()
+    ]
+    return f"engine steps against those of the calibration, for the same work: {', '.join(parts)}"
 
 
 def terminal_table(title: str, heads: Sequence[str], *groups: Iterable[Sequence[str]]) -> Table:
@@ -197,7 +225,11 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         *verdict.notes,
         *(result.attained_text for result in verdict.slo),
     ]
-    lines += [text for text in (phases_text(verdict), prediction_text(verdict)) if text]
+    lines += [
+        text
+        for text in (phases_text(verdict), pace_text(verdict), prediction_text(verdict))
+        if text
+    ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     style = HEADLINES[verdict.verdict][1]

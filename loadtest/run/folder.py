@@ -13,6 +13,7 @@ from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
 from minicluster.files import locked, make_folder
 from minicluster.plan import Plan, read_plan
+from minicluster.workload.engine_steps import ENGINE_STEPS
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
 
 PLAN = "plan.json"
-RESULTS = ("samples.jsonl", "client.json", "verdict.json", "llm-d.json", "report.html")
+RESULTS = (
+    "samples.jsonl",
+    "client.json",
+    ENGINE_STEPS,
+    "verdict.json",
+    "llm-d.json",
+    "report.html",
+)
 
 
 class Promise(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,8 @@ class Compared:
     Attributes:
         error_fraction: predicted / measured - 1.
         error_low, error_high: its 95 % interval; `None` for the plan's own prediction.
+        error_at_pace_fraction: error of the prediction at the pace that the engines had in this
+            load; `None`: not known.
     """
 
     metric: str
@@ -40,6 +42,13 @@ class Compared:
     error_fraction: float
     error_low: float | None = None
     error_high: float | None = None
+    error_at_pace_fraction: float | None = None
+
+    @property
+    def judged_error_fraction(self) -> float:
+        """The error that counts: at the engines' pace, where it is known."""
+        at_pace = self.error_at_pace_fraction
+        return self.error_fraction if at_pace is None else at_pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +59,11 @@ class Comparison:
     Attributes:
         source: `resimulated`: for the run's own arrivals and lengths; `planned`: the plan's own.
         tolerance: by metric, the largest error of the mean that counts as correct.
-        held: every mean with a tolerance was measured and is within it.
+        held: every mean with a tolerance was measured and is within it, at the engines' pace
+            where it is known.
         phases: of the resimulated requests.
+        pace: by role, measured / planned seconds of the engines' steps for the same work; empty:
+            not known.
     """
 
     source: str
@@ -59,6 +71,7 @@ class Comparison:
     tolerance: dict[str, float]
     held: bool
     phases: PhaseTable | None
+    pace: dict[str, float] = field(default_factory=dict)
 
     def row(self, metric: str, statistic: str) -> Compared | None:
         """Return one row; `None` if it was not measured."""
@@ -91,13 +104,25 @@ def compare_resimulated(
         return None
     rows = [row for metric in PAIRED for row in _paired(metric, resimulation, known)]
     gaps = summarise([gap for s in known for gap in s.gaps_s])
+    paced = resimulation.at_pace
     if gaps:
         rows += [
             _row("itl", statistic, resimulation.itl[statistic], gaps.at(statistic))
             for statistic in PERCENTILES
             if statistic in resimulation.itl and gaps.at(statistic) > 0
         ]
-    return _comparison("resimulated", rows, tolerance, compare_phases(resimulation, known))
+    if paced is not None:
+        errors = {
+            (row.metric, row.statistic): row.error_fraction
+            for metric in PAIRED
+            for row in _paired(metric, paced, known)
+        }
+        rows = [
+            replace(row, error_at_pace_fraction=errors.get((row.metric, row.statistic)))
+            for row in rows
+        ]
+    compared = _comparison("resimulated", rows, tolerance, compare_phases(resimulation, known))
+    return replace(compared, pace={} if paced is None else paced.pace)
 
 
 def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
@@ -132,7 +157,7 @@ def _row(metric: str, statistic: str, predicted_s: float, measured_s: float) -> 
 def _comparison(
     source: str, rows: Sequence[Compared], tolerance: dict[str, float], phases: PhaseTable | None
 ) -> Comparison:
-    means = {r.metric: abs(r.error_fraction) for r in rows if r.statistic == "mean"}
+    means = {r.metric: abs(r.judged_error_fraction) for r in rows if r.statistic == "mean"}
     held = all(metric in means and means[metric] <= most for metric, most in tolerance.items())
     return Comparison(
         source=source, rows=tuple(rows), tolerance=tolerance, held=held, phases=phases

@@ -6,7 +6,7 @@ import csv
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -49,22 +49,31 @@ class Resimulation:
         requests: by index in the schedule.
         itl: mean and percentiles of the gaps between tokens, in seconds.
         busy_fraction: by role, mean share of the run in which a replica computed.
+        pace: by role, measured / planned seconds of the engine's steps, at which it was simulated;
+            empty: at the plan's own.
+        at_pace: the same at the pace of the engines; `None`: they did not report their steps.
     """
 
     requests: Mapping[int, PredictedRequest]
     itl: dict[str, float]
     busy_fraction: dict[str, float]
+    pace: dict[str, float] = field(default_factory=dict)
+    at_pace: Resimulation | None = None
 
 
 def resimulate(
-    plan: Path, samples: Sequence[Sample], schedule: Sequence[ScheduledRequest]
+    plan: Path,
+    samples: Sequence[Sample],
+    schedule: Sequence[ScheduledRequest],
+    engine_steps: Path | None = None,
 ) -> Resimulation:
     """
     Simulate the requests of *samples*, with their arrival times and lengths, on *plan*.
 
     The random arrivals are then the same on both sides, so that measured minus predicted varies
     far less than the measurement alone. The run's *schedule* says what prompts share. Requests
-    that were turned away are left out: the simulator has no admission control.
+    that were turned away are left out: the simulator has no admission control. With the steps that
+    the engines ran meanwhile (*engine_steps*) they are simulated once more, at that pace.
 
     Raises:
         MiniclusterError: the simulator is not installed or refuses; the message is its own.
@@ -82,19 +91,30 @@ def resimulate(
             [replace(scheduled[s.index], due_s=s.due_s, previous=None, think_s=0.0) for s in sent],
             file,
         )
-        parts = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
-        try:
-            done = subprocess.run(  # noqa: S603  (our own command)
-                [command, *parts], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise MiniclusterError(f"the simulator took longer than {TIME_LIMIT_S:.0f} s") from None
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            raise MiniclusterError(
-                lines[-1] if lines else f"the simulator ended with exit code {done.returncode}"
-            )
-        return _read(rows, json.loads(done.stdout), [s.index for s in sent])
+        simulation = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
+        indices = [s.index for s in sent]
+        planned = _read(rows, _simulated([command, *simulation]), indices)
+        if engine_steps is None:
+            return planned
+        simulation += ["--engine-steps", str(engine_steps)]
+        return replace(planned, at_pace=_read(rows, _simulated([command, *simulation]), indices))
+
+
+def _simulated(command: Sequence[str]) -> dict[str, Any]:
+    """Return what a simulation prints; raises as `resimulate`."""
+    try:
+        done = subprocess.run(  # noqa: S603  (our own command)
+            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MiniclusterError(f"the simulator took longer than {TIME_LIMIT_S:.0f} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise MiniclusterError(
+            lines[-1] if lines else f"the simulator ended with exit code {done.returncode}"
+        )
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
 
 
 def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimulation:
@@ -115,4 +135,5 @@ def _read(rows: Path, summary: dict[str, Any], indices: Sequence[int]) -> Resimu
         requests=requests,
         itl={name: float(each["value_s"]) for name, each in itl.items()},
         busy_fraction=summary["busy_fraction"],
+        pace={role: float(pace["factor"]) for role, pace in summary.get("pace", {}).items()},
     )

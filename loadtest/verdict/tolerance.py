@@ -5,18 +5,21 @@ from __future__ import annotations
 from minicluster.errors import InputError
 from minicluster.specs.slo import METRICS
 
-TOLERANCE = {"ttft": 0.35, "tpot": 0.25}
-"""Default tolerance of the predicted means, as fractions of the measured ones."""
+TOLERANCE = {"ttft": 0.20, "tpot": 0.15}
+"""
+Default tolerance of the predicted means at the pace of the engines, as fractions of the measured
+ones; of the plan's own prediction where the engines' pace is not known.
+"""
 
 
 def parse_tolerance(text: str) -> dict[str, float]:
     """
-    Parse `ttft=0.35,tpot=0.25`, or one number for both.
+    Parse `ttft=0.2,tpot=0.15`, or one number for both.
 
     Raises:
         InputError: another form, or a fraction that is not positive.
     """
-    expectation = "fractions like ttft=0.35,tpot=0.25, or one for both"
+    expectation = "fractions like ttft=0.2,tpot=0.15, or one for both"
     try:
         if "=" not in text:
             tolerance = dict.fromkeys(TOLERANCE, float(text))

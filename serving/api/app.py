@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 
+from minicluster.workload.engine_steps import PATH as ENGINE_STEPS_PATH
 from serving.admission.controller import read_admission
 from serving.api.access_log import NO_ROUTE, RecordAnswers, record_of
 from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
@@ -136,6 +137,7 @@ def _routes(completions: CompletionRoutes) -> list[Route]:
         route("GET", "/ready", status.ready),
         route("GET", "/metrics", status.metrics),
         route("GET", "/plan", status.plan),
+        route("GET", ENGINE_STEPS_PATH, status.engine_steps),
         route("GET", "/openapi.json", status.schema),
         route("GET", "/", status.page),
     ]

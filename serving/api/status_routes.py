@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
+from minicluster.workload.engine_steps import EngineStep
 from serving.api.metrics import CONTENT_TYPE
 from serving.protocol.endpoint_config import to_plain
+from serving.protocol.messages import Refusal, RequestRefused
 from serving.request.validation import check_model
 
 if TYPE_CHECKING:
@@ -134,6 +137,17 @@ class StatusRoutes:
         }
         return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
 
+    async def engine_steps(self, request: Request) -> Response:
+        """
+        Return the steps of one engine of each role in an interval of Unix time, as `EngineStep`s.
+
+        A load test sees by them how fast the engines were; simulated ones report none.
+        """
+        self._access.client(request)
+        begin_s, end_s = (_seconds(request, name) for name in ("begin", "end"))
+        steps = await self._completions.backend.steps(begin_s, end_s)
+        return JSONResponse({"columns": EngineStep._fields, "steps": steps})
+
     async def schema(self, _request: Request) -> Response:
         """Return the OpenAPI schema."""
         return JSONResponse(self._schema)
@@ -141,6 +155,19 @@ class StatusRoutes:
     async def page(self, _request: Request) -> Response:
         """Return the live page; it asks for a key itself if one is needed."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
+
+
+def _seconds(request: Request, name: str) -> float:
+    """Return a query parameter that is a Unix time; refuse any other."""
+    text = request.query_params.get(name, "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        message = f"{name}: got {text!r}; expected seconds of Unix time, such as 1795880000.5"
+        raise RequestRefused(Refusal(status=400, message=message, param=name, code="invalid_value"))
+    return seconds
 
 
 def _schema(config: EndpointConfig, *, needs_key: bool) -> dict[str, Any]:

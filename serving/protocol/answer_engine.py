@@ -61,5 +61,8 @@ class AnswerEngine(Protocol):
     async def kv_is_free(self) -> bool:
         """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
 
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """Return the steps that ended in an interval, as `EngineStep`s; none of simulated ones."""
+
     def facts(self) -> dict[str, Any]:
         """Return the settings that a plan decides, asked of the engine."""

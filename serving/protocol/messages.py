@@ -276,3 +276,6 @@ class Backend(Protocol):
 
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return the settings of one engine of each role and domain, of those that answer."""
+
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
+        """Return the steps of one engine of each role that ended in an interval."""

@@ -71,6 +71,10 @@ class EngineServer:
         """Return the settings of this replica's engine, asked of the engine itself."""
         return self.answers.facts()
 
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """Return the steps of this replica's engine that ended in an interval."""
+        return await self.answers.steps(begin_unix_s, end_unix_s)
+
     async def kv_is_free(self) -> bool:
         """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
         return await self.answers.kv_is_free()

@@ -209,21 +209,35 @@ class ServeBackend:
 
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return one engine's settings per deployment; those that do not answer are left out."""
+        answers = await self._ask_one_each("facts")
+        return {
+            key: {name: facts[name] for name in PUBLIC_FACTS if name in facts}
+            for key, facts in answers.items()
+        }
 
-        async def ask(handle: Any) -> dict[str, Any] | None:  # noqa: ANN401
-            response = handle.facts.remote()
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
+        """Return the steps of one engine of each role; of several domains the first that has."""
+        answers = await self._ask_one_each("steps", begin_unix_s, end_unix_s)
+        return {role: rows for (role, _), rows in reversed(answers.items()) if rows}
+
+    async def _ask_one_each(self, method: str, *args: object) -> dict[tuple[str, str], Any]:
+        """Ask one replica of each deployment; those that do not answer are left out."""
+
+        async def ask(handle: Any) -> Any:  # noqa: ANN401
+            response = getattr(handle, method).remote(*args)
             try:
                 async with asyncio.timeout(FACTS_LIMIT_S):
-                    found: dict[str, Any] = await response
+                    return await response
             except Exception as error:  # noqa: BLE001  (the other deployments still answer)
-                logger.warning("%s did not report its settings: %r", handle.deployment_name, error)
+                logger.warning(
+                    "%s did not report its %s: %r", handle.deployment_name, method, error
+                )
                 response.cancel()
                 return None
-            return {name: found[name] for name in PUBLIC_FACTS if name in found}
 
         answers = await asyncio.gather(*(ask(handle) for handle in self._handles.values()))
         by_pool = zip(self._handles, answers, strict=True)
-        return {key: found for key, found in by_pool if found is not None}
+        return {key: answer for key, answer in by_pool if answer is not None}
 
 
 def _not_through_prefill(local: LocalPrefill) -> Refusal:

@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.protocol.messages import EngineFailed, Prefilled
 from serving.replicas.engine_request import engine_request, for_prefill, refusal_in
+from serving.replicas.step_log import ASK
 from serving.request.prefill import ENGINE_DIED
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ class VllmAnswers:
     async def kv_is_free(self) -> bool:
         """See `AnswerEngine`."""
         return bool(await self._client.reset_prefix_cache())
+
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """See `AnswerEngine`."""
+        core = self._client.engine_core
+        found: list[list[float]] = await core.call_utility_async(ASK, begin_unix_s, end_unix_s)
+        return found
 
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from serving.cluster.processes import KEEP_AFFINITY
 from serving.replicas.cpu_experts import share_experts_on_cpu
+from serving.replicas.step_log import log_steps
 
 PROGRESS_DELAY_US = 1_000
 """Sleep of NIXL's progress thread while no transfer runs; an event wakes it at once."""
@@ -49,6 +50,7 @@ def keep_planned_cores() -> None:
     share_experts_on_cpu()
     if "EngineCore" in current_process().name:
         count_recomputed_prompts()
+        log_steps()
     if os.environ.get(KEEP_AFFINITY) != "1":
         return
     # vLLM would set it before it imports NIXL; this plugin imports NIXL earlier.

@@ -148,6 +148,10 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         return self._engine.num_requests == 0
 
+    async def steps(self, _begin_unix_s: float, _end_unix_s: float) -> list[list[float]]:
+        """See `AnswerEngine`: its steps are the plan's own."""
+        return []
+
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""
         return self._settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan
     from minicluster.workload.arrivals import Arrivals
     from minicluster.workload.sources import RequestSource
+    from sizing.evidence.refit.engine_steps import Pace
     from sizing.simulation.outcome import Outcome
 
 
@@ -68,6 +69,13 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     by_capacity: Annotated[
         bool, Option(help="Prefix hits of a --trace that names contents, by capacity of a replica")
     ] = False,
+    engine_steps: Annotated[
+        Path | None,
+        Option(
+            help="Steps that the engines ran under this load (engine-steps.json of `loadtest run`):"
+            " the simulation has their pace"
+        ),
+    ] = None,
     out: Annotated[Path | None, out_file("CSV file to write, one line per request")] = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
@@ -78,6 +86,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     from minicluster.plan import read_plan
     from minicluster.workload.sources import RequestSource
     from minicluster.workload.traces import read_trace
+    from sizing.evidence.refit.fit import at_pace
     from sizing.report.simulation import (
         pools_table,
         simulated_table,
@@ -104,6 +113,8 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         if read.skipped:
             say(f"left out {read.skipped:,} requests without an answer")
         source = read.arrivals.with_adapters(planned.workload, np.random.default_rng(seed))
+    found_paces = {} if engine_steps is None else _paces(planned, engine_steps)
+    planned = replace(planned, step_model=at_pace(planned.step_model, found_paces))
     with progress("simulating") as said:
         outcome = simulate_requests(
             planned,
@@ -123,10 +134,34 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     )
     classes = [each.name for each in planned.workload.classes] if trace is None else []
     found = simulation_json(outcome, classes)
+    if engine_steps is not None:
+        found["pace"] = {role: asdict(pace) for role, pace in found_paces.items()}
+        parts = (*(pace_text(role, pace) for role, pace in found_paces.items()), *parts)
     if by_capacity:
         curve, drawn = _by_capacity(planned, outcome, source)
         found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
     show(found, *parts, as_json=as_json)
+
+
+def _paces(plan: Plan, engine_steps: Path) -> dict[str, Pace]:
+    """Return how fast the engines were, against the plan; refuse steps that say nothing."""
+    from minicluster.workload.engine_steps import read_engine_steps
+    from sizing.evidence.refit.engine_steps import FEWEST, paces, timed_steps
+
+    steps = read_engine_steps(engine_steps)
+    found_paces = {} if steps is None else paces(plan.step_model, timed_steps(steps))
+    if not found_paces:
+        expected = f"{FEWEST} steps or more of one engine, as `loadtest run` keeps them"
+        raise InputError("--engine-steps", str(engine_steps), expected)
+    return found_paces
+
+
+def pace_text(role: str, pace: Pace) -> str:
+    """Return the pace of a pool in words."""
+    return (
+        f"{role} steps took {pace.factor - 1:+.0%} against the plan's for the same work"
+        f" ({pace.steps:,} steps); simulated at that pace"
+    )
 
 
 def _by_capacity(

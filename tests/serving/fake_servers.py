@@ -111,6 +111,9 @@ class FakeServers:
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
         return {key: {"tp": 1} for key in self.up}
 
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
+        return {"decode": [[begin_unix_s, 0.01, 0, 0, 0, 1, 99, 0]] if end_unix_s > 10 else []}
+
 
 def _event(chunk: dict[str, Any]) -> str:
     """Write a server-sent event as the engine does, without blanks."""

@@ -11,17 +11,19 @@ import numpy as np
 from minicluster.phases import phase_s
 from minicluster.stats.quantiles import quantile
 from minicluster.stats.shares import LEVELS
+from sizing.evidence.refit.engine_steps import step_gaps
 from sizing.evidence.refit.observed import PHASES, Observed
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from minicluster.plan import StepModel
     from minicluster.specs.calibration import CalibrationSpec
+    from sizing.evidence.refit.engine_steps import Pace
 
 STATISTICS = {
     ("ttft", "mean"): 0.06,
@@ -34,6 +36,9 @@ STATISTICS = {
 """Statistics compared, with the standard deviation of their logarithms between runs of one load."""
 
 Scaled = TypeVar("Scaled", "StepModel", "CalibrationSpec")
+
+STEPS_SD = 0.03
+"""Likewise of the seconds of the engines' steps, summed: hundreds of them are in each sum."""
 
 PHASE_SD = 0.08
 BOUND = 2.0
@@ -78,6 +83,25 @@ def scaled(constants: Scaled, scales: Scales) -> Scaled:
     )
 
 
+def at_pace(model: StepModel, found: Mapping[str, Pace]) -> StepModel:
+    """
+    Return *model* with the steps of each pool as fast as they were in a load.
+
+    What lies between the pools (request, KV pull) is work of the same machine, and takes the
+    geometric mean of the pools' paces.
+    """
+    factors = {role: pace.factor for role, pace in found.items()}
+    between = float(np.exp(np.mean(np.log([*factors.values()] or [1.0]))))
+    return scaled(
+        model,
+        Scales(
+            prefill=factors.get("prefill", 1.0),
+            decode=factors.get("decode", factors.get("mixed", 1.0)),
+            path=between,
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResidual:
     """One statistic of one run: predicted / measured - 1 before and after."""
@@ -98,7 +122,8 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
 
     Each run's own requests pass through the simulation (docs/model.md, eq. C4). Runs of one load
     differ by s however long they are, so that ten statistics of one run never outweigh the prior
-    as ten runs do; what runs cannot tell stays where it was.
+    as ten runs do; what runs cannot tell stays where it was. Where the engines reported their
+    steps, the sums of their seconds are compared too: they tell steps from what lies between.
 
     Source:
         Maximum a posteriori by Gauss and Newton, differences by central steps of 5 %. Beyond
@@ -106,7 +131,7 @@ def fit_scales(model: StepModel, runs: Sequence[Observed]) -> Scales:
         constant for must not bend the others.
     """
     found = np.zeros(len(PRIOR))
-    sds = np.array([STATISTICS.get(key, PHASE_SD) for run in runs for key in _measured(run)])
+    sds = np.array([sd for run in runs for sd in _sds(run)])
     best = _cost(gaps := _gaps(model, runs, found), found, sds)
     for _ in range(ROUNDS):
         slopes = _slopes(model, runs, found)
@@ -174,7 +199,14 @@ def _gaps(
     for run in runs:
         measured, predicted = _measured(run), _predicted(run, tried)
         gaps += [np.log(predicted[key] / seen) for key, seen in measured.items()]
+        gaps += step_gaps(tried, run.steps)
     return np.array(gaps)
+
+
+def _sds(run: Observed) -> list[float]:
+    """Standard deviation of each of the gaps of a run."""
+    known = [STATISTICS.get(key, PHASE_SD) for key in _measured(run)]
+    return known + [STEPS_SD] * len(step_gaps(run.step_model, run.steps))
 
 
 def _slopes(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minicluster.config import read_json
 from minicluster.errors import InputError
 from minicluster.phases import HANDOFF, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.engine_steps import ENGINE_STEPS, read_engine_steps
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import read_schedule
 from minicluster.workload.traces import TraceRow, arrivals_of
+from sizing.evidence.refit.engine_steps import TimedSteps, timed_steps
+from sizing.evidence.refit.hiccups import Hiccup, find_hiccups, outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,6 +59,8 @@ class Observed:
         phases_s: `PHASES` of TTFT as the server reported them; nan: not reported; shape (n,).
         verdict: of the run; `None`: the run was not judged.
         turned_away: requests sent besides, which no engine saw.
+        steps: the engines' own steps meanwhile, of one engine of each role; empty: not known.
+        hiccups: parts of the run in which neither requests nor steps count.
     """
 
     name: str
@@ -68,6 +74,8 @@ class Observed:
     phases_s: dict[str, NDArray[np.float64]]
     verdict: str | None = None
     turned_away: int = 0
+    steps: dict[str, TimedSteps] = field(default_factory=dict)
+    hiccups: tuple[Hiccup, ...] = ()
 
 
 def read_observed(samples: Path, plan: Path | None) -> Observed:
@@ -102,9 +110,13 @@ def observed(
     kept.sort(key=lambda sample: (sample.due_s, sample.index))
     found = read_run_verdict(samples.parent / "verdict.json")
     start_s = -np.inf if found is None else found.start_s
-    counts = np.array([_answered(s) and s.in_window and s.due_s >= start_s for s in kept])
+    steps, start_unix_s = _engine_steps(samples.parent)
+    hiccups = find_hiccups(kept, step_model, steps, start_unix_s=start_unix_s)
+    clear = outside(hiccups, _column(s.due_s for s in kept), _column(s.end_s for s in kept))
+    counts = clear & [_answered(s) and s.in_window and s.due_s >= start_s for s in kept]
     if counts.sum() < FEWEST:
         few = f"{int(counts.sum())} answered requests that count"
+        few += "".join(f"; cut out: {hiccup.text}" for hiccup in hiccups)
         raise InputError(str(samples), few, f"at least {FEWEST}", "a longer `loadtest run`")
     return Observed(
         name=str(samples),
@@ -118,7 +130,27 @@ def observed(
         phases_s={name: _column(phase_s(s.phases_s, name) for s in kept) for name in PHASES},
         verdict=None if found is None else found.verdict,
         turned_away=len(sent) - len(kept),
+        steps={
+            role: timed.among(
+                outside(hiccups, timed.begin_s - start_unix_s, timed.end_s - start_unix_s)
+            )
+            for role, timed in steps.items()
+        },
+        hiccups=hiccups,
     )
+
+
+def _engine_steps(folder: Path) -> tuple[dict[str, TimedSteps], float]:
+    """Return the engines' steps of a run and its start in Unix time; no steps if not known."""
+    known = read_engine_steps(folder / ENGINE_STEPS)
+    if known is None:
+        return {}, 0.0
+    client: Any = read_json(folder / "client.json", "the report of the client of `loadtest run`")
+    try:
+        return timed_steps(known), float(client["started_unix_s"])
+    except (KeyError, TypeError, ValueError):
+        place = f"{folder / 'client.json'}: started_unix_s"
+        raise InputError(place, None, "a number, as `loadtest run` writes it") from None
 
 
 def _answered(sample: Sample) -> bool:

@@ -11,13 +11,14 @@ import pytest
 
 from loadtest.client.request import reported_phases
 from loadtest.report.judge import judge_run
+from loadtest.report.table import pace_text, prediction_text
 from loadtest.run.folder import Run, as_json, prepare
 from loadtest.verdict.phases import compare_phases
 from loadtest.verdict.resimulation import Resimulation, resimulate
-from loadtest.verdict.tolerance import TOLERANCE
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.specs.lora import LoraSpec
+from minicluster.workload.engine_steps import ENGINE_STEPS, EngineStep, write_engine_steps
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import REQUEST, judged, leave, make_plan, make_run, make_sample, plan_json
 from tests.plans import with_lora
@@ -178,7 +179,7 @@ def judged_in(folder: Path, run: Run, plan: Path) -> Verdict:
     """Judge *run* as `loadtest run` leaves it in *folder*."""
     prepare(folder, run.job, run.schedule, plan)
     leave(folder, run.samples)
-    verdict = judge_run(folder, TOLERANCE)
+    verdict = judge_run(folder, {"ttft": 0.35, "tpot": 0.05})  # its hand-off is not as simulated
     assert (folder / "verdict.json").read_text() == as_json(verdict)
     return verdict
 
@@ -210,6 +211,45 @@ def test_a_run_is_judged_with_its_resimulation(plan_file: Path, tmp_path: Path) 
     assert any("20 of 80 requests sent (25%)" in note for note in verdict.notes)
     planned = judged(make_run([*samples, *away]))
     assert not any("turned away" in note for note in (*alone.notes, *planned.notes))
+
+
+def test_a_machine_that_ran_slower_is_no_error(plan_file: Path, tmp_path: Path) -> None:
+    """
+    Steps that took half as long again as the plan's explain latencies that did, too.
+
+    The verdict says both: the error as planned, and at the pace of the engines; the second one
+    decides whether the prediction held. Without the engines' steps there is only the first.
+    """
+    slow = {"queued_prefill": 1.5 * 0.0132, "handoff": 0.015}
+    samples = [
+        make_sample(k, k / 1.0, ttft_s=0.0348, itl_s=0.015, phases_s=slow) for k in range(60)
+    ]
+    folder = tmp_path / "run"
+    run = make_run(samples)
+    without = judged_in(folder, run, plan_file)
+    assert without.comparison.pace == {}
+    assert not without.comparison.held
+    write_engine_steps(
+        folder / ENGINE_STEPS,
+        {
+            "prefill": [EngineStep(k, 1.5 * 0.0132, 1, 32, 528, 0, 0, 1) for k in range(60)],
+            "decode": [EngineStep(k / 10, 0.015, 0, 0, 0, 1, 40, 0) for k in range(600)],
+        },
+    )
+    verdict = judge_run(folder, {"ttft": 0.2, "tpot": 0.15})
+    assert verdict.comparison.pace == pytest.approx({"prefill": 1.5, "decode": 1.5}, rel=1e-6)
+    row = verdict.comparison.row("tpot", "mean")
+    assert row.error_fraction == pytest.approx(1 / 1.5 - 1, abs=0.01)
+    assert row.error_at_pace_fraction == pytest.approx(0, abs=0.01)
+    assert verdict.comparison.held
+    assert pace_text(verdict) == (
+        "engine steps against those of the calibration, for the same work: prefill 50% slower, "
+        "decode 50% slower"
+    )
+    said = prediction_text(verdict)
+    assert "at the engines' pace held" in said
+    assert "-33% as planned" in said
+    assert "at pace" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minicluster.workload.engine_steps import EngineStep
 from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
@@ -15,6 +16,7 @@ from tests.serving.virtual_time import in_virtual_time
 
 GUARDED = [
     *((path, None) for path in ("/v1/models", "/v1/models/demo", "/plan", "/metrics")),
+    ("/engine-steps?begin=0&end=20", None),
     *((path, ONE | HI) for path in ("/v1/completions", "/v1/chat/completions")),
     ("/internal/prefill", ONE),
 ]
@@ -151,3 +153,15 @@ def test_the_pace_is_that_of_each_answer(
     assert f"minicluster_tpot_seconds_count {float(paces)}" in metrics
     [sum_s] = re.findall(r"minicluster_tpot_seconds_sum (\S+)", metrics)
     assert float(sum_s) == pytest.approx(pace_s)
+
+
+def test_engine_steps_are_those_of_an_interval(config: EndpointConfig) -> None:
+    """The backend is asked for the interval; what is no time is refused with the parameter."""
+    found = one(config, "/engine-steps?begin=5.5&end=20").json()
+    assert found["columns"] == list(EngineStep._fields)
+    assert found["steps"]["decode"][0][0] == 5.5
+    for query, param in (("", "begin"), ("?begin=1", "end"), ("?begin=x&end=2", "begin"),
+                         ("?begin=1&end=nan", "end"), ("?begin=1&end=inf", "end")):  # fmt: skip
+        refused = one(config, f"/engine-steps{query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param

@@ -12,6 +12,7 @@ import pytest
 
 from minicluster.phases import TTFT_PHASES
 from minicluster.plan import read_plan
+from minicluster.workload.engine_steps import EngineStep, write_engine_steps
 from tests.sizing.conftest import QUICK, Sizing
 
 
@@ -85,3 +86,35 @@ def test_cached_prompt_tokens_are_shown(sizing: Sizing, plan_of: Callable[..., P
     asked = ("simulate", path, "--requests", "300", "--turns", "2", "--rate", "1")
     assert 0 < json.loads(sizing(*asked, "--json").out)["cached_fraction"] < 1
     assert "of the prompt tokens were in a prefix cache" in sizing(*asked).out
+
+
+def test_a_simulation_at_the_pace_of_the_engines(sizing: Sizing, plan: str, tmp_path: Path) -> None:
+    """Engines that took a tenth longer than planned give latencies a tenth longer, or more."""
+    planned, file = read_plan(Path(plan)), tmp_path / "engine-steps.json"
+    seconds = planned.step_model.decode.step_s(0, 0, 1, 100)
+    write_engine_steps(
+        file, {"decode": [EngineStep(k, 1.1 * seconds, 0, 0, 0, 1, 100, 0) for k in range(50)]}
+    )
+    command = ("simulate", plan, "--requests", "2000", "--json")
+    usual = json.loads(sizing(*command).out)
+    slower = json.loads(sizing(*command, "--engine-steps", str(file)).out)
+    assert "pace" not in usual
+    assert slower["pace"]["decode"]["factor"] == pytest.approx(1.1)
+    tpot = [found["latencies"]["tpot"]["p50"]["value_s"] for found in (usual, slower)]
+    assert tpot[1] >= 1.09 * tpot[0]
+    shown = sizing("simulate", plan, "--requests", "500", "--engine-steps", str(file)).out
+    assert "decode steps took +10% against the plan's for the same work (50 steps)" in shown
+
+
+@pytest.mark.parametrize("steps", [None, {}, {"decode": [EngineStep(1, 0.1, 0, 0, 0, 1, 9, 0)]}])
+def test_steps_that_say_nothing_are_refused(
+    sizing: Sizing, plan: str, tmp_path: Path, steps: dict[str, list[EngineStep]] | None
+) -> None:
+    """No file, no engine, or a handful of steps: what was expected is named."""
+    file = tmp_path / "engine-steps.json"
+    if steps is not None:
+        write_engine_steps(file, steps)
+    done = sizing("simulate", plan, "--engine-steps", str(file))
+    assert done.code == 2
+    assert "engine-steps.json" in done.err
+    assert "20 steps or more" in done.err

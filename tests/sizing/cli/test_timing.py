@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from minicluster.errors import TargetFailed
 from minicluster.machine import this_machine
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
@@ -15,7 +19,10 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.traces import read_trace
 from sizing.cli import calibrate
 from sizing.cli.calibrate import burst_rate, write_burst
+from sizing.evidence.refit.fit import Scales
+from sizing.evidence.refit.hiccups import Hiccup
 from sizing.latency.calibration import read_calibration
+from sizing.planner.deployment import measurement_deployment
 from sizing.scenario import Scenario
 from tests.plans import PATH, STEP
 from tests.sizing.conftest import Sizing
@@ -25,13 +32,18 @@ LOAD = WorkloadSpec(
 )
 
 
-@pytest.mark.parametrize(("step_s", "rate"), [(0.02, 0.45 / 0.035), (0.2, 4 / (10 * 0.25))])
-def test_prefill_or_decode_bounds_the_burst(step_s: float, rate: float) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "planned", "rate"),
+    [(0.02, 50.0, 0.45 / 0.035), (0.2, 50.0, 4 / (10 * 0.25)), (0.02, 3.0, 3.0)],
+)
+def test_the_burst_has_the_planned_rate_or_what_pools_carry(
+    step_s: float, planned: float, rate: float
+) -> None:
     """45 % of prefill, 35 ms a prompt in service, or four sequences of slower steps."""
     between = Interference(prefill_fraction=0.5, prefill_per_request_s=0.005, decode_fraction=0.25)
     decode = replace(STEP, base_s=step_s)
     model = StepModel(prefill=STEP, decode=decode, path=PATH, interference=between)
-    assert burst_rate(model, LOAD) == pytest.approx(rate)
+    assert burst_rate(model, LOAD.at_rate(planned)) == pytest.approx(rate)
 
 
 def test_constants_of_this_machine_are_not_measured_again(
@@ -58,9 +70,10 @@ def test_constants_of_this_machine_are_not_measured_again(
         assert read_calibration(out).key == (made.key if measured else here)
 
 
-@pytest.mark.parametrize(("rate", "length_s"), [(10.0, 32.0), (2.0, 35.0)])
-def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length_s: float) -> None:
-    """270 requests behind 5 s of warm-up, at most 35 s, of the scenario's lengths."""
+@pytest.mark.parametrize("rate", [10.0, 2.0])
+def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float) -> None:
+    """30 s behind 4 s of warm-up, of the scenario's lengths; another seed is another trace."""
+    length_s = 34.0
     file = tmp_path / "burst.schedule.jsonl"
     write_burst(file, LOAD, rate)
     arrivals = read_trace(file).arrivals
@@ -69,3 +82,39 @@ def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float, length
     assert arrivals.due_s[-1] == pytest.approx(length_s, rel=0.25)
     assert set(arrivals.input_tokens) == {100}
     assert set(arrivals.output_tokens) == {10}
+    write_burst(again := tmp_path / "again.jsonl", LOAD, rate, seed=1)
+    assert again.read_text() != file.read_text()
+
+
+@pytest.mark.parametrize("left", [[150], [20, 150], [20, 30]])
+def test_a_disturbed_burst_is_repeated_once(
+    left: list[int],
+    laptop: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Hiccups are cut out and named; two loads without enough left fit nothing."""
+    scenario, _, model, _, made_up = laptop
+    inputs = Scenario.load(Path(scenario), [model], None)
+    made = read_calibration(Path(made_up))
+    hiccup = Hiccup(begin_s=4.0, end_s=6.5, cause="the load client stood still for 0.5 s")
+    seeds: list[int] = []
+
+    def observed(*_args: object) -> Any:  # noqa: ANN401
+        counts = np.ones(left[len(seeds) - 1], dtype=bool)
+        return SimpleNamespace(counts=counts, steps={}, hiccups=(hiccup,))
+
+    monkeypatch.setattr(calibrate, "burst_rate", lambda *_: 7.0)
+    monkeypatch.setattr(calibrate, "_send_burst", lambda *_, seed: seeds.append(seed))
+    monkeypatch.setattr(calibrate, "observed", observed)
+    monkeypatch.setattr(calibrate, "fit_scales", lambda *_: Scales(path=2.0))
+    deployment = measurement_deployment(inputs)
+    if left[-1] < 100:
+        with pytest.raises(TargetFailed, match="2 short loads in a row were disturbed"):
+            calibrate._with_burst(inputs, deployment, made, tmp_path / "burst")
+    else:
+        fitted = calibrate._with_burst(inputs, deployment, made, tmp_path / "burst")
+        assert fitted.path.request_s == pytest.approx(2 * made.path.request_s)
+    assert seeds == list(range(len(left)))
+    assert "cut out, 4.0 to 6.5 s: the load client stood still" in capsys.readouterr().err

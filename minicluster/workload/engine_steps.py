@@ -1,0 +1,77 @@
+"""Engine steps of a load: what engines ran while requests were sent, one reader and one writer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minicluster.config import read_json
+from minicluster.errors import InputError
+from minicluster.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+ENGINE_STEPS = "engine-steps.json"
+"""File of a run folder."""
+
+PATH = "/engine-steps"
+"""Route of the endpoint that reports them, of an interval of Unix time (`begin`, `end`)."""
+
+
+class EngineStep(NamedTuple):
+    """
+    One step of one engine.
+
+    Attributes:
+        end_unix_s: when it ended.
+        seconds: since the step before ended, or since it was scheduled if the engine was idle.
+        prompts: requests whose prompts it computed a part of.
+        prompt_tokens: tokens of these parts.
+        pairs: sum over these tokens of the tokens that they attend to.
+        sequences: requests that it decoded one token of.
+        context_tokens: cached tokens that these attended to.
+        joined: requests that were in a step of this engine for the first time.
+    """
+
+    end_unix_s: float
+    seconds: float
+    prompts: int
+    prompt_tokens: int
+    pairs: int
+    sequences: int
+    context_tokens: int
+    joined: int
+
+
+StepsByRole = dict[str, tuple[EngineStep, ...]]
+"""Steps of one engine of each role, in the order of time."""
+
+
+def write_engine_steps(path: Path, steps: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Write the steps of one engine of each role, whole or not at all."""
+    write_atomically(path, json.dumps({"columns": EngineStep._fields, "steps": steps}))
+
+
+def read_engine_steps(path: Path) -> StepsByRole | None:
+    """
+    Read what `write_engine_steps` wrote; `None`: there is no such file, or no engine reported.
+
+    Raises:
+        InputError: a file that is not one of these.
+    """
+    if not path.exists():
+        return None
+    expected = "what `loadtest run` kept of the engines' steps"
+    written: Any = read_json(path, expected)
+    try:
+        if tuple(written["columns"]) != EngineStep._fields:
+            raise InputError(f"{path}: columns", written["columns"], ", ".join(EngineStep._fields))
+        steps = {
+            str(role): tuple(EngineStep(*map(float, row)) for row in rows)  # type: ignore[arg-type]
+            for role, rows in written["steps"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(str(path), "another file", expected) from None
+    return steps or None
