@@ -56,16 +56,18 @@ MOST_USED = 0.40
 LEAST_RATE, RATE_STEPS = 0.05, 8
 """Fewest requests/s, and the most predictions that the search for a lower rate takes."""
 
-PERCENTILE = "p90"
-"""Percentile of the SLO: a minute of load proves a p90, not a p99."""
+PERCENTILE = "p50"
+"""
+Percentile of the SLO. A minute of load holds 20 to 80 independent values, because the pace of a
+machine drifts, and 35 of them prove a p90: one demo in four would end undecided.
+"""
 
 REQUESTS, LOAD_S = (460, 560), 70.0
 """
 Fewest and most requests of the first load, and the seconds that decide between them.
 
-Nearly all of them meet limits that the plan holds with room (`ROOM`). 35 independent requests
-without a miss prove a p90, so these decide it as long as no more than 13 weigh as one: loads at
-`MOST_USED` had 3 to 8 (docs/validation.md).
+Nearly all of them meet limits that the plan holds with room (`ROOM`). Four independent requests
+without a miss prove a p50, so these decide it though a hundred of them weigh as one.
 """
 
 AGAIN_REQUESTS, AGAIN_S = (200, 300), 32.0
@@ -76,7 +78,7 @@ LOOSER_SLO = (1, 2, 4)
 
 ROOM = 0.7
 """
-Largest predicted latency, as a share of its limit. Closer to it, admission refuses bursts: its
+Largest predicted p90, as a share of its limit. Closer to it, admission refuses bursts: its
 forecast has a margin for what this machine's pace alone does to a request.
 """
 
@@ -376,9 +378,7 @@ def has_room(plan: Path) -> bool:
     """Return whether the predicted latencies of a plan stay well below its limits."""
     written = json.loads(plan.read_text(encoding="utf-8"))
     predicted, slo = written["prediction"], written["slo"]
-    return all(
-        predicted[name][f"{PERCENTILE}_s"] <= ROOM * slo[f"{name}_s"] for name in ("ttft", "tpot")
-    )
+    return all(predicted[name]["p90_s"] <= ROOM * slo[f"{name}_s"] for name in ("ttft", "tpot"))
 
 
 def num_requests(rate: float, seconds: float, bounds: tuple[int, int]) -> int:
@@ -504,6 +504,7 @@ def slo_lines(verdict: dict[str, Any]) -> list[str]:
     return [
         f"{each['metric'].upper()} {each['percentile']} < {1e3 * each['limit_s']:g} ms: met by "
         f"{each['attained_fraction']:.1%} of {each['num_requests']} requests"
+        f" (95 % sure: {each['attained_low']:.0%} or more)"
         for each in verdict["slo"]
     ]
 

@@ -85,7 +85,7 @@ def _validation() -> dict[str, Any]:
         "ops": _published("op_fits"),
         "demo": _published("demo_runs"),
         "repeats": _published("demo_repeats"),
-        "errors": _errors,
+        "demo_load": _demo_load,
         "aims": AIMS,
         "measurements": (PUBLISHED / "measurements.md").read_text(encoding="utf-8"),
     }
@@ -143,8 +143,16 @@ def _measured_here() -> dict[str, Any]:
     return {**_published("measured_h200"), "rows": rows, "medians": medians, "inside": inside}
 
 
-def _errors(means: dict[str, float]) -> str:
-    return ", ".join(f"{means[name]:+.0%}" for name in ("ttft", "tpot") if name in means)
+def _demo_load(load: dict[str, Any]) -> list[str]:
+    """Return errors of one load of the demo, raw / at the engines' pace, and that pace."""
+    cells = []
+    for metric in ("ttft", "tpot"):
+        rows = [load[f"{metric}_{statistic}"] for statistic in ("mean", "p90")
+                if f"{metric}_{statistic}" in load]  # fmt: skip
+        texts = (f"{row['error']:+.0%}" + (f" / {row['at_pace']:+.0%}" if row["at_pace"] else "")
+                 for row in rows)  # fmt: skip
+        cells.append(", ".join(texts))
+    return [*cells, ", ".join(f"{factor:.2f}" for factor in load["pace"].values())]
 
 
 def main() -> int:

@@ -27,12 +27,13 @@ def keep_engine_steps(folder: Path, job: Job) -> None:
     """
     if job.slowdown is not None:
         return
-    interval = f"begin={read_client(folder / 'client.json').started_unix_s}&end={time.time()}"
+    start_unix_s = read_client(folder / "client.json").started_unix_s
+    interval = f"begin={start_unix_s}&end={time.time()}"
     expected = "the steps of the engines"
     try:
         url = f"{job.host}{PATH}?{interval}"
         with ask(url, expected, wait_s=ANSWER_S, insecure=job.insecure) as answer:
             steps = json.load(answer)["steps"]
-        write_engine_steps(folder / ENGINE_STEPS, steps)
+        write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)
     except (MiniclusterError, OSError, http.client.HTTPException, KeyError, TypeError, ValueError):
         return

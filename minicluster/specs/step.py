@@ -214,9 +214,9 @@ class PathCoefficients(Spec):
     uplink_per_token_s: NotNegative = 0.0
     error_fraction: NotNegative
 
-    def scaled(self, factor: float) -> PathCoefficients:
-        """Return a path that takes *factor* times as long."""
-        return _scaled(self, "_s", factor)
+    def scaled(self, *, request: float, transfer: float) -> PathCoefficients:
+        """Return a path whose request and whose KV pull take these times as long."""
+        return _scaled(_scaled(self, "request_", request), "transfer_", transfer)
 
 
 DELAYS_PER_REQUEST = 2

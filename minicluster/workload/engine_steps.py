@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.config import read_json
@@ -45,16 +46,29 @@ class EngineStep(NamedTuple):
     joined: int
 
 
-StepsByRole = dict[str, tuple[EngineStep, ...]]
-"""Steps of one engine of each role, in the order of time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSteps:
+    """
+    What engines ran during a load.
+
+    Attributes:
+        start_unix_s: start of the load.
+        of: steps of one engine of each role, in the order of time.
+    """
+
+    start_unix_s: float
+    of: dict[str, tuple[EngineStep, ...]]
 
 
-def write_engine_steps(path: Path, steps: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def write_engine_steps(
+    path: Path, steps: Mapping[str, Sequence[Sequence[float]]], start_unix_s: float
+) -> None:
     """Write the steps of one engine of each role, whole or not at all."""
-    write_atomically(path, json.dumps({"columns": EngineStep._fields, "steps": steps}))
+    written = {"start_unix_s": start_unix_s, "columns": EngineStep._fields, "steps": steps}
+    write_atomically(path, json.dumps(written))
 
 
-def read_engine_steps(path: Path) -> StepsByRole | None:
+def read_engine_steps(path: Path) -> EngineSteps | None:
     """
     Read what `write_engine_steps` wrote; `None`: there is no such file, or no engine reported.
 
@@ -72,6 +86,7 @@ def read_engine_steps(path: Path) -> StepsByRole | None:
             str(role): tuple(EngineStep(*map(float, row)) for row in rows)  # type: ignore[arg-type]
             for role, rows in written["steps"].items()
         }
+        start_unix_s = float(written["start_unix_s"])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(str(path), "another file", expected) from None
-    return steps or None
+    return EngineSteps(start_unix_s=start_unix_s, of=steps) if any(steps.values()) else None

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from minicluster.plan import Plan
+    from minicluster.plan import Plan, StepModel
     from minicluster.workload.arrivals import Arrivals
+    from minicluster.workload.engine_steps import EngineSteps
     from minicluster.workload.sources import RequestSource
     from sizing.evidence.refit.engine_steps import Pace
     from sizing.simulation.outcome import Outcome
@@ -81,12 +82,10 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     overrides: Overrides = None,
 ) -> None:
     """Simulate a plan: percentiles with intervals, queues and caches over time."""
-    import numpy as np
-
     from minicluster.plan import read_plan
     from minicluster.workload.sources import RequestSource
-    from minicluster.workload.traces import read_trace
-    from sizing.evidence.refit.fit import at_pace
+    from sizing.evidence.refit.engine_steps import paces, timed_steps
+    from sizing.evidence.refit.pace import simulated_at_pace
     from sizing.report.simulation import (
         pools_table,
         simulated_table,
@@ -100,31 +99,30 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     positive(**{"--rate": rate})
     not_negative(**{"--handshake-s": handshake_s})
     _check_run(requests, seed)
-    if trace is None:
-        source: RequestSource | Arrivals = RequestSource(
-            process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
-        )
-    else:
-        if (arrivals, gap_cv, users, turns, think_s) != ("poisson", None, None, 1, 0.0):
+    source: RequestSource | Arrivals = RequestSource(
+        process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
+    )
+    if trace is not None:
+        if source != RequestSource():
             raise InputError("--trace", str(trace), "no options about arrivals besides it")
         if any(each.strip().startswith("workload") for each in overrides or []):
             raise InputError("--trace", str(trace), "no --set workload.… besides it")
-        read = read_trace(trace, skip_unanswered=skip_unanswered)
-        if read.skipped:
-            say(f"left out {read.skipped:,} requests without an answer")
-        source = read.arrivals.with_adapters(planned.workload, np.random.default_rng(seed))
-    found_paces = {} if engine_steps is None else _paces(planned, engine_steps)
-    planned = replace(planned, step_model=at_pace(planned.step_model, found_paces))
+        source = _traced(planned, trace, skip_unanswered=skip_unanswered, seed=seed)
+    kept_steps = None if engine_steps is None else _read_steps(engine_steps)
     with progress("simulating") as said:
-        outcome = simulate_requests(
-            planned,
-            source,
-            requests=requests,
-            requests_per_s=rate,
-            seed=seed,
-            handshake_s=handshake_s,
-            progress=said,
-        )
+
+        def run(model: StepModel) -> Outcome:
+            return simulate_requests(
+                replace(planned, step_model=model),
+                source,
+                requests=requests,
+                requests_per_s=rate,
+                seed=seed,
+                handshake_s=handshake_s,
+                progress=said,
+            )
+
+        outcome = simulated_at_pace(planned.step_model, kept_steps, run)
     if out is not None:
         write_requests(outcome, out)
     parts: tuple[RenderableType, ...] = (
@@ -134,26 +132,38 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     )
     classes = [each.name for each in planned.workload.classes] if trace is None else []
     found = simulation_json(outcome, classes)
-    if engine_steps is not None:
-        found["pace"] = {role: asdict(pace) for role, pace in found_paces.items()}
-        parts = (*(pace_text(role, pace) for role, pace in found_paces.items()), *parts)
+    if kept_steps is not None:
+        pace_of = paces(planned.step_model, timed_steps(kept_steps))
+        found["pace"] = {role: asdict(pace) for role, pace in pace_of.items()}
+        parts = (*(pace_text(role, pace) for role, pace in pace_of.items()), *parts)
     if by_capacity:
         curve, drawn = _by_capacity(planned, outcome, source)
         found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
     show(found, *parts, as_json=as_json)
 
 
-def _paces(plan: Plan, engine_steps: Path) -> dict[str, Pace]:
-    """Return how fast the engines were, against the plan; refuse steps that say nothing."""
-    from minicluster.workload.engine_steps import read_engine_steps
-    from sizing.evidence.refit.engine_steps import FEWEST, paces, timed_steps
+def _traced(plan: Plan, trace: Path, *, skip_unanswered: bool, seed: int) -> Arrivals:
+    """Return the arrivals of a trace, with adapters as the plan's load has them."""
+    import numpy as np
 
-    steps = read_engine_steps(engine_steps)
-    found_paces = {} if steps is None else paces(plan.step_model, timed_steps(steps))
-    if not found_paces:
+    from minicluster.workload.traces import read_trace
+
+    read = read_trace(trace, skip_unanswered=skip_unanswered)
+    if read.skipped:
+        say(f"left out {read.skipped:,} requests without an answer")
+    return read.arrivals.with_adapters(plan.workload, np.random.default_rng(seed))
+
+
+def _read_steps(file: Path) -> EngineSteps:
+    """Return the steps that engines ran; refuse those that say nothing."""
+    from minicluster.workload.engine_steps import read_engine_steps
+    from sizing.evidence.refit.engine_steps import FEWEST
+
+    kept = read_engine_steps(file)
+    if kept is None or max(map(len, kept.of.values())) < FEWEST:
         expected = f"{FEWEST} steps or more of one engine, as `loadtest run` keeps them"
-        raise InputError("--engine-steps", str(engine_steps), expected)
-    return found_paces
+        raise InputError("--engine-steps", str(file), expected)
+    return kept
 
 
 def pace_text(role: str, pace: Pace) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.specs.calibration import CalibrationSpec
-    from minicluster.workload.engine_steps import StepsByRole
+    from minicluster.workload.engine_steps import EngineSteps
 
 FEWEST = 20
 """Steps below which a mean of them says nothing."""
@@ -80,9 +80,9 @@ class TimedSteps:
         return TimedSteps(**{name: getattr(self, name)[chosen] for name in names})
 
 
-def timed_steps(steps: StepsByRole) -> dict[str, TimedSteps]:
+def timed_steps(steps: EngineSteps) -> dict[str, TimedSteps]:
     """Return the steps of each role as columns, with what the other role did meanwhile."""
-    tables = {role: np.array(rows, dtype=np.float64) for role, rows in steps.items() if rows}
+    tables = {role: np.array(rows, dtype=np.float64) for role, rows in steps.of.items() if rows}
     timed = {}
     for role, table in tables.items():
         end_s, seconds, *contents = table.T
@@ -147,7 +147,7 @@ def modelled_s(model: StepModel, role: str, steps: TimedSteps) -> NDArray[np.flo
 
 
 def paces(model: StepModel, steps: Mapping[str, TimedSteps]) -> dict[str, Pace]:
-    """Return the pace of each pool of which enough steps are known."""
+    """Return the pace of each pool of which enough steps are known (docs/model.md, eq. C6)."""
     return {
         role: Pace(
             steps=len(timed.seconds),
@@ -166,7 +166,7 @@ def fit_interference_to_steps(
     """
     Refit how pools on shared cores slow each other down, to the steps of a load.
 
-        t / t_alone = s + g L (prefill), s + f u + h j / t_alone (decode)      (docs/model.md, C5)
+        t / t_alone = s + g L (prefill), s + f u + h j / t_alone (decode)   (docs/model.md, eq. C5)
 
     s scales the steps timed alone, whose shape stays; L sequences that decode holds, u whether
     prefill computes, j requests that join. Prefill's own constants f_p and h_p, which no such load

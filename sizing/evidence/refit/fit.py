@@ -55,17 +55,19 @@ class Scales:
     Attributes:
         prefill_beside: on what decode adds to prefill steps (f_p, g_p, h_p of eq. Q9).
         decode_beside: on what prefill adds to decode steps (f_d, h_d).
-        path: on the request's overhead and the KV pull.
+        request: on what a request takes outside the engines.
+        transfer: on the KV pull.
     """
 
     prefill: float = 1.0
     decode: float = 1.0
     prefill_beside: float = 1.0
     decode_beside: float = 1.0
-    path: float = 1.0
+    request: float = 1.0
+    transfer: float = 1.0
 
 
-PRIOR = np.array([0.15, 0.15, 0.6, 0.6, 0.4])
+PRIOR = np.array([0.15, 0.15, 0.6, 0.6, 0.6, 0.4])
 """Standard deviation of the logarithm of each of `Scales` before anything is measured: steps timed
 alone are well known, how pools disturb one another under load is not."""
 
@@ -76,7 +78,7 @@ def scaled(constants: Scaled, scales: Scales) -> Scaled:
         constants,
         prefill=constants.prefill.scaled(scales.prefill),
         decode=constants.decode.scaled(scales.decode),
-        path=constants.path.scaled(scales.path),
+        path=constants.path.scaled(request=scales.request, transfer=scales.transfer),
         interference=constants.interference.scaled(
             prefill=scales.prefill_beside, decode=scales.decode_beside
         ),
@@ -97,7 +99,8 @@ def at_pace(model: StepModel, found: Mapping[str, Pace]) -> StepModel:
         Scales(
             prefill=factors.get("prefill", 1.0),
             decode=factors.get("decode", factors.get("mixed", 1.0)),
-            path=between,
+            request=between,
+            transfer=between,
         ),
     )
 

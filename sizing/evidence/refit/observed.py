@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.config import read_json
 from minicluster.errors import InputError
-from minicluster.phases import HANDOFF, QUEUED_PREFILL, phase_s
+from minicluster.phases import HANDOFF, INGRESS, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 FEWEST = 50
 """Answered requests below which a run says nothing about constants."""
 
-PHASES = (QUEUED_PREFILL, HANDOFF)
+PHASES = (INGRESS, QUEUED_PREFILL, HANDOFF)
 """Phases that are compared: as fine as the endpoint reports them of every request."""
 
 SOUND = ("met", "missed", "inconclusive")
@@ -110,7 +109,9 @@ def observed(
     kept.sort(key=lambda sample: (sample.due_s, sample.index))
     found = read_run_verdict(samples.parent / "verdict.json")
     start_s = -np.inf if found is None else found.start_s
-    steps, start_unix_s = _engine_steps(samples.parent)
+    kept_steps = read_engine_steps(samples.parent / ENGINE_STEPS)
+    steps = {} if kept_steps is None else timed_steps(kept_steps)
+    start_unix_s = 0.0 if kept_steps is None else kept_steps.start_unix_s
     hiccups = find_hiccups(kept, step_model, steps, start_unix_s=start_unix_s)
     clear = outside(hiccups, _column(s.due_s for s in kept), _column(s.end_s for s in kept))
     counts = clear & [_answered(s) and s.in_window and s.due_s >= start_s for s in kept]
@@ -127,7 +128,7 @@ def observed(
         counts=counts,
         ttft_s=_column(s.ttft_s if _answered(s) else None for s in kept),
         tpot_s=_column(s.tpot_s if _answered(s) else None for s in kept),
-        phases_s={name: _column(phase_s(s.phases_s, name) for s in kept) for name in PHASES},
+        phases_s={name: _column(_phase_s(s, name) for s in kept) for name in PHASES},
         verdict=None if found is None else found.verdict,
         turned_away=len(sent) - len(kept),
         steps={
@@ -140,17 +141,13 @@ def observed(
     )
 
 
-def _engine_steps(folder: Path) -> tuple[dict[str, TimedSteps], float]:
-    """Return the engines' steps of a run and its start in Unix time; no steps if not known."""
-    known = read_engine_steps(folder / ENGINE_STEPS)
-    if known is None:
-        return {}, 0.0
-    client: Any = read_json(folder / "client.json", "the report of the client of `loadtest run`")
-    try:
-        return timed_steps(known), float(client["started_unix_s"])
-    except (KeyError, TypeError, ValueError):
-        place = f"{folder / 'client.json'}: started_unix_s"
-        raise InputError(place, None, "a number, as `loadtest run` writes it") from None
+def _phase_s(sample: Sample, name: str) -> float | None:
+    """Return a phase of a sample; what no engine accounts for is the ingress."""
+    if name != INGRESS:
+        return phase_s(sample.phases_s, name)
+    engines_s = [phase_s(sample.phases_s, of_engine) for of_engine in (QUEUED_PREFILL, HANDOFF)]
+    known_s = [seconds for seconds in engines_s if seconds is not None]
+    return sample.ttft_s - sum(known_s) if known_s and sample.chunk_s else None
 
 
 def _answered(sample: Sample) -> bool:

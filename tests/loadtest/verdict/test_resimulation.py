@@ -235,6 +235,7 @@ def test_a_machine_that_ran_slower_is_no_error(plan_file: Path, tmp_path: Path) 
             "prefill": [EngineStep(k, 1.5 * 0.0132, 1, 32, 528, 0, 0, 1) for k in range(60)],
             "decode": [EngineStep(k / 10, 0.015, 0, 0, 0, 1, 40, 0) for k in range(600)],
         },
+        0.0,
     )
     verdict = judge_run(folder, {"ttft": 0.2, "tpot": 0.15})
     assert verdict.comparison.pace == pytest.approx({"prefill": 1.5, "decode": 1.5}, rel=1e-6)

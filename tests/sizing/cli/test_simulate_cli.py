@@ -93,7 +93,7 @@ def test_a_simulation_at_the_pace_of_the_engines(sizing: Sizing, plan: str, tmp_
     planned, file = read_plan(Path(plan)), tmp_path / "engine-steps.json"
     seconds = planned.step_model.decode.step_s(0, 0, 1, 100)
     write_engine_steps(
-        file, {"decode": [EngineStep(k, 1.1 * seconds, 0, 0, 0, 1, 100, 0) for k in range(50)]}
+        file, {"decode": [EngineStep(k, 1.1 * seconds, 0, 0, 0, 1, 100, 0) for k in range(50)]}, 0.0
     )
     command = ("simulate", plan, "--requests", "2000", "--json")
     usual = json.loads(sizing(*command).out)
@@ -113,7 +113,7 @@ def test_steps_that_say_nothing_are_refused(
     """No file, no engine, or a handful of steps: what was expected is named."""
     file = tmp_path / "engine-steps.json"
     if steps is not None:
-        write_engine_steps(file, steps)
+        write_engine_steps(file, steps, 0.0)
     done = sizing("simulate", plan, "--engine-steps", str(file))
     assert done.code == 2
     assert "engine-steps.json" in done.err

@@ -108,7 +108,7 @@ def test_a_disturbed_burst_is_repeated_once(
     monkeypatch.setattr(calibrate, "burst_rate", lambda *_: 7.0)
     monkeypatch.setattr(calibrate, "_send_burst", lambda *_, seed: seeds.append(seed))
     monkeypatch.setattr(calibrate, "observed", observed)
-    monkeypatch.setattr(calibrate, "fit_scales", lambda *_: Scales(path=2.0))
+    monkeypatch.setattr(calibrate, "fit_scales", lambda *_: Scales(request=2.0))
     deployment = measurement_deployment(inputs)
     if left[-1] < 100:
         with pytest.raises(TargetFailed, match="2 short loads in a row were disturbed"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minicluster.plan import StepModel
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from minicluster.workload.engine_steps import EngineStep, StepsByRole
+from minicluster.workload.engine_steps import EngineStep, EngineSteps
 from sizing.evidence.refit.engine_steps import (
     FEWEST,
     TimedSteps,
@@ -56,7 +56,7 @@ MEASURED = CalibrationSpec(
 MODEL = StepModel.calibrated(MEASURED)
 
 
-def steps_of(model: StepModel, *, seconds: float = 20.0, seed: int = 0) -> StepsByRole:
+def steps_of(model: StepModel, *, seconds: float = 20.0, seed: int = 0) -> EngineSteps:
     """
     Return the steps of two engines that are as fast as *model* says.
 
@@ -81,7 +81,12 @@ def steps_of(model: StepModel, *, seconds: float = 20.0, seed: int = 0) -> Steps
         busy = float(bool(ends) and ends[0] > now_s)
         decode.append(timed(model, "decode", now_s, busy, sequences=batches[len(decode)]))
         now_s = decode[-1].end_unix_s - START_S
-    return {"prefill": tuple(prefill), "decode": tuple(decode)}
+    return kept_steps({"prefill": tuple(prefill), "decode": tuple(decode)})
+
+
+def kept_steps(of: dict[str, tuple[EngineStep, ...]]) -> EngineSteps:
+    """Return steps of a load that started at `START_S`."""
+    return EngineSteps(start_unix_s=START_S, of=of)
 
 
 def timed(
@@ -119,17 +124,18 @@ def timed(
     )
 
 
-def slower(steps: StepsByRole, factors: dict[str, float]) -> StepsByRole:
+def slower(steps: EngineSteps, factors: dict[str, float]) -> EngineSteps:
     """Return the same steps, each of which took longer, where no other step was beside it."""
-    return {
+    longer = {
         role: tuple(
             step._replace(
                 end_unix_s=START_S + number + step.seconds, seconds=step.seconds * factors[role]
             )
             for number, step in enumerate(rows)
         )
-        for role, rows in steps.items()
+        for role, rows in steps.of.items()
     }
+    return kept_steps(longer)
 
 
 @given(prefill=st.floats(0.5, 2.0), decode=st.floats(0.5, 2.0))
@@ -158,8 +164,8 @@ def test_the_model_gives_the_steps_that_it_made() -> None:
 
 def test_steps_of_too_few_say_nothing() -> None:
     """A pool with a handful of steps has no pace, and nothing is fitted to it."""
-    few = {role: rows[: FEWEST - 1] for role, rows in steps_of(MODEL).items()}
-    seen = timed_steps(few | {"idle": ()})
+    few = {role: rows[: FEWEST - 1] for role, rows in steps_of(MODEL).of.items()}
+    seen = timed_steps(kept_steps(few | {"idle": ()}))
     assert paces(MODEL, seen) == {}
     assert at_pace(MODEL, {}) == MODEL
     assert fit_interference_to_steps(MEASURED, seen) == MEASURED
@@ -194,17 +200,18 @@ def test_a_slow_second_is_cut_out_and_named() -> None:
             row._replace(seconds=2 * row.seconds) if 8 <= row.end_unix_s - START_S < 10 else row
             for row in rows
         )
-        for role, rows in steps.items()
+        for role, rows in steps.of.items()
     }
-    hiccups = find_hiccups([], MODEL, timed_steps(slow), start_unix_s=START_S)
+    hiccups = find_hiccups([], MODEL, timed_steps(kept_steps(slow)), start_unix_s=START_S)
     assert len(hiccups) == 1
     assert hiccups[0].begin_s == pytest.approx(8, abs=BIN_S)
     assert hiccups[0].end_s == pytest.approx(10 + SETTLE_S, abs=BIN_S)
     assert "steps took 2" in hiccups[0].text or "steps took 1" in hiccups[0].text
     whole = {
-        role: tuple(r._replace(seconds=2 * r.seconds) for r in rows) for role, rows in steps.items()
+        role: tuple(r._replace(seconds=2 * r.seconds) for r in rows)
+        for role, rows in steps.of.items()
     }
-    assert find_hiccups([], MODEL, timed_steps(whole), start_unix_s=START_S) == ()
+    assert find_hiccups([], MODEL, timed_steps(kept_steps(whole)), start_unix_s=START_S) == ()
 
 
 def test_a_client_that_stood_still_is_cut_out_and_named() -> None:
