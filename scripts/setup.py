@@ -75,7 +75,7 @@ WITHOUT_EFFECT = {
 SECTIONS = ("global", "install", ":env:")
 """Sections of pip's configuration that `pip install` reads; a later one replaces an earlier one."""
 
-NOT_COMPILED = r"/(tests?|testing|transformers/models|sympy|debugpy)/"
+NOT_COMPILED = r"/(tests?|testing|transformers/models|debugpy)/"
 """Folders of modules that are not compiled now: few of them are ever imported."""
 
 

@@ -43,7 +43,7 @@ SERVICE_CLIENTS = 16
 """Clients under load; more than decode holds, so that prefill always has the next prompt."""
 
 PATH_TOKENS = (16, 224)
-PATH_REPEATS = 6
+PATH_REPEATS = 4
 PATH_PAUSE_S = 0.2
 """Pause before each request, as on an idle cluster: cold caches, sleeping threads."""
 
