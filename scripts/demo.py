@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from minicluster.command import run_child, terminable
 from minicluster.contention import CpuTimes, cpu_times, others_fraction
 from minicluster.errors import Exit
@@ -67,7 +69,7 @@ REQUESTS, LOAD_S = (360, 480), 64.0
 Fewest and most requests of the first load, and the seconds that decide between them.
 
 Nearly all of them meet limits that the plan holds with room (`ROOM`). Four independent requests
-without a miss prove a p50, so these decide it though a hundred of them weigh as one.
+without a miss prove a p50, so these decide it though ninety of them weigh as one.
 """
 
 AGAIN_REQUESTS, AGAIN_S = (160, 300), 34.0
@@ -84,6 +86,9 @@ forecast has a margin for what this machine's pace alone does to a request.
 
 AGAIN_RATE = 0.85
 """Factor of the second rate: a load that the constants were not fitted to."""
+
+LEAST_CORES, LEAST_BYTES = 2, 4_500_000_000
+"""What the demo needs: it took 4.1 GB at most (2 cores, 2026-11-28)."""
 
 TOO_BUSY = 0.2
 """Fraction of the cores used by other processes above which they explain a failed command."""
@@ -135,8 +140,9 @@ class Screen:
     def follow(self, stream: IO[str], log: IO[str]) -> None:
         """Write the output of a command into the log, and show its last line."""
         for line in stream:
-            log.write(line)
-            log.flush()
+            with suppress(OSError):  # of a full disk, which the command says itself
+                log.write(line)
+                log.flush()
             text = line.strip()
             self.last = [*self.last[-7:], text]
             if sys.stderr.isatty():
@@ -244,11 +250,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
     parser.add_argument("-v", "--verbose", action="store_true", help="show all that commands print")
     screen = Screen(verbose=parser.parse_args().verbose)
-    if RUNNING.exists():
-        screen.say(f"something is deployed from this directory; stop it: {BIN}/serving down")
+    refusal = refused()
+    if refusal:
+        screen.say(refusal)
         return Exit.BAD_INPUT
-    shutil.rmtree(OUT, ignore_errors=True)
-    AGAIN.mkdir(parents=True)
     os.environ[MARK] = mark = secrets.token_hex(8)
     demo = Demo(screen=screen, mark=mark, begun=cpu_times({os.getpid()}), phases=first_phases())
     keep, code = False, int(Exit.BUG)
@@ -261,6 +266,9 @@ def main() -> int:
     except KeyboardInterrupt:
         screen.say("interrupted")
         code = Exit.INTERRUPTED
+    except OSError as error:
+        screen.say(f"{error.filename or OUT}: {error.strerror}; the demo needs room to write there")
+        code = Exit.BAD_INPUT
     finally:
         # An interrupt from here on must not stop `serving down`.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -277,6 +285,37 @@ def main() -> int:
         with suppress(OSError):  # of a full disk, which the command that met it has named
             (OUT / "demo.json").write_text(json.dumps(ended) + "\n", encoding="utf-8")
     return code
+
+
+def refused() -> str | None:
+    """Return why the demo cannot run here, and what to do; make its folder if it can."""
+    cores, memory_bytes = len(os.sched_getaffinity(0)), available_bytes()
+    if RUNNING.exists():
+        return f"something is deployed from this directory; stop it: {BIN}/serving down"
+    if cores < LEAST_CORES:
+        return f"{cores} core may be used; expected {LEAST_CORES} or more, one for each engine"
+    if memory_bytes < LEAST_BYTES:
+        return (
+            f"{memory_bytes / 1e9:.1f} GB of memory are available; expected"
+            f" {LEAST_BYTES / 1e9:g} GB or more for engines, Ray and load: end something, or try"
+            " `sizing plan llama-3.1-8b-h100`, which needs no engine"
+        )
+    try:
+        shutil.rmtree(OUT, ignore_errors=True)
+        AGAIN.mkdir(parents=True)
+    except OSError as error:
+        return f"{AGAIN}: {error.strerror}; expected a folder that can be written"
+    return None
+
+
+def available_bytes() -> int:
+    """Return the memory that this machine, or this control group, has left."""
+    left: int = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # another version of control groups, or no limit
+        folder = Path("/sys/fs/cgroup")
+        limit, used = ((folder / f"memory.{name}").read_text() for name in ("max", "current"))
+        left = min(left, int(limit) - int(used))
+    return left
 
 
 def steps(demo: Demo) -> int:
