@@ -201,6 +201,8 @@ class PathCoefficients(Spec):
 
     Attributes:
         request_s: ingress, routing and RPC, once per request.
+        request_spread_s: mean of what these take beyond `request_s`, exponentially distributed: on
+            shared cores a request waits for them on its way in and out.
         transfer_base_s: fixed part of the KV pull.
         transfer_per_token_s: KV pull per prompt token.
         uplink_per_token_s: likewise, of one GPU's share of oversubscribed uplinks; those of all
@@ -212,6 +214,7 @@ class PathCoefficients(Spec):
     transfer_base_s: NotNegative
     transfer_per_token_s: NotNegative
     uplink_per_token_s: NotNegative = 0.0
+    request_spread_s: NotNegative = 0.0
     error_fraction: NotNegative
 
     def scaled(self, *, request: float, transfer: float) -> PathCoefficients:

@@ -282,7 +282,8 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     together = decode.sequences + cost.sequences
     places = max(load.max_batch_size, cost.sequences) * decode.replicas
     wait_s = max(0, together - places) / places * cost.output_tokens * pace_s
-    ttft_s = model.path.request_s + ahead_s + own_s + pull_s + wait_s + step_s
+    ingress_s = model.path.request_s + model.path.request_spread_s
+    ttft_s = ingress_s + ahead_s + own_s + pull_s + wait_s + step_s
     return AdmissionForecast(ttft_s=ttft_s, tpot_s=pace_s)
 
 

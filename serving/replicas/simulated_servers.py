@@ -77,7 +77,9 @@ class SimulatedServer(EngineServer):
 
     async def routed(self) -> None:
         """Wait as long as the plan says that routing a request takes."""
-        await asyncio.sleep(self._settings.path.request_s * self._settings.slowdown)
+        path = self._settings.path
+        seconds = path.request_s + path.request_spread_s
+        await asyncio.sleep(seconds * self._settings.slowdown)
 
     async def inside(self) -> dict[str, Any]:
         """Return name, process and gang of this replica, and what its engine has inside."""

@@ -30,6 +30,7 @@ from sizing.evidence.refit.fit import (
     recalibrated,
     residuals,
     scaled,
+    with_ingress_of,
 )
 from sizing.evidence.refit.observed import (
     FEWEST,
@@ -276,7 +277,7 @@ def _with_burst(
             for hiccup in run.hiccups:
                 say(f"burst: cut out, {hiccup.text}")
             if (left := int(run.counts.sum())) >= enough:
-                under_load = fit_interference_to_steps(fitted, run.steps)
+                under_load = with_ingress_of(fit_interference_to_steps(fitted, run.steps), run)
                 scales = fit_scales(StepModel.calibrated(under_load), [run])
                 return recalibrated(under_load, scales, [run], name=fitted.name)
             lacking = f"{left} requests are left without hiccups; expected {enough} or more"

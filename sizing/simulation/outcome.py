@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
-from minicluster.phases import TTFT_PHASES
+from minicluster.phases import INGRESS, TTFT_PHASES
 from minicluster.stats.batch_means import (
     BatchMeansInterval,
     mean_interval,
@@ -182,7 +182,7 @@ def simulate(  # noqa: PLR0913  (what a run is made of)
     finally:
         if collecting:
             gc.enable()
-    return _outcome(system, run, arrivals.class_of)
+    return _outcome(system, run, arrivals.class_of, seed)
 
 
 def _check(system: System, arrivals: Arrivals) -> None:
@@ -211,10 +211,13 @@ def _check(system: System, arrivals: Arrivals) -> None:
             )
 
 
-def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None) -> Outcome:
+def _outcome(
+    system: System, run: EventLoop, class_of: NDArray[np.int64] | None, seed: int
+) -> Outcome:
     requests, own = run.requests, slice(run.num_arrivals)
-    due, first = np.array(run.due_s[own]), np.array(requests.first_token_s[own])
-    finish, outputs = np.array(requests.finished_s[own]), np.array(requests.max_tokens[own])
+    due, outputs = np.array(run.due_s[own]), np.array(requests.max_tokens[own])
+    late_s = _late_s(system, len(due), seed)
+    first, finish = requests.first_token_s[own] + late_s, requests.finished_s[own] + late_s
     gaps = np.fromiter(chain.from_iterable(replica.gaps for replica in run.decode), float)
     gaps = gaps.reshape(-1, 3)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -232,7 +235,7 @@ def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None)
         e2e_s=finish - due,
         stall_s=np.array(requests.stall_s[own]),
         class_of=np.zeros(len(due), dtype=np.int64) if class_of is None else class_of,
-        parts_s=_parts(system, run, due, first),
+        parts_s=_parts(system, run, due, late_s),
         input_tokens=np.array(requests.num_prompt_tokens[own]),
         output_tokens=outputs,
         cached_tokens=np.array(requests.num_cached_tokens[own]),
@@ -258,9 +261,23 @@ def _outcome(system: System, run: EventLoop, class_of: NDArray[np.int64] | None)
     )
 
 
-def _parts(system: System, run: EventLoop, due: Column, first: Column) -> dict[str, Column]:
+def _late_s(system: System, num: int, seed: int) -> Column:
+    """
+    Return what each request takes outside the engines beyond the path's constant, shape (num,).
+
+    It is added to what the engines did: answers wait on their way out as requests do on their way
+    in, and the order in which engines see requests stays.
+    """
+    spread_s = system.path.request_spread_s
+    if not spread_s:
+        return np.zeros(num)
+    return np.random.default_rng((seed, num)).exponential(spread_s, num)
+
+
+def _parts(system: System, run: EventLoop, due: Column, late_s: Column) -> dict[str, Column]:
     """TTFT by phase; phases that a request skips take nothing."""
     own = slice(run.num_arrivals)
+    first = np.array(run.requests.first_token_s[own])
     admitted = np.array(run.requests.scheduled_s[own])
     split = np.array(run.prefill_of[own]) >= 0
     prefilled, pull = np.array(run.prefilled_s[own]), np.array(run.pull_s[own])
@@ -277,7 +294,7 @@ def _parts(system: System, run: EventLoop, due: Column, first: Column) -> dict[s
     for name, end in zip(TTFT_PHASES, ends, strict=True):
         parts[name] = end - before
         before = end
-    return parts
+    return parts | {INGRESS: parts[INGRESS] + late_s}
 
 
 def _counted(

@@ -53,6 +53,7 @@ def deployed_system(
         prefill=None if first is None else _pool(deployment, first, prefill),
         path=Path(
             request_s=path.request_s,
+            request_spread_s=path.request_spread_s,
             transfer_base_s=path.transfer_base_s,
             transfer_per_token_s=path.transfer_per_token_s,
             uplink_per_token_s=path.uplink_per_token_s,

@@ -83,6 +83,7 @@ class Path(Spec):
 
     Attributes:
         request_s: ingress and routing, before a replica is chosen.
+        request_spread_s: mean of what every answer takes beyond that, exponential.
         transfer_base_s: fixed part of a pull, which holds no NIC.
         transfer_per_token_s: part of a pull per token, which holds the NICs of both replicas: they
             carry one pull at a time, in order.
@@ -92,6 +93,7 @@ class Path(Spec):
     """
 
     request_s: NotNegative = 0.0
+    request_spread_s: NotNegative = 0.0
     transfer_base_s: NotNegative = 0.0
     transfer_per_token_s: NotNegative = 0.0
     uplink_per_token_s: NotNegative = 0.0

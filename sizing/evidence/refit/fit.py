@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from minicluster.phases import phase_s
+from minicluster.phases import INGRESS, phase_s
 from minicluster.stats.quantiles import quantile
 from minicluster.stats.shares import LEVELS
 from sizing.evidence.refit.engine_steps import step_gaps
-from sizing.evidence.refit.observed import PHASES, Observed
+from sizing.evidence.refit.observed import FEWEST, PHASES, Observed
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 
@@ -83,6 +83,24 @@ def scaled(constants: Scaled, scales: Scales) -> Scaled:
             prefill=scales.prefill_beside, decode=scales.decode_beside
         ),
     )
+
+
+def with_ingress_of(before: CalibrationSpec, run: Observed) -> CalibrationSpec:
+    """
+    Return the constants with the ingress of a run: a constant, and an exponential part beyond it.
+
+    The mean and the lowest tenth decide both (docs/model.md, eq. C7); without `Server-Timing` the
+    constants stay.
+    """
+    ingress_s = run.phases_s[INGRESS][run.counts]
+    ingress_s = ingress_s[np.isfinite(ingress_s)]
+    if len(ingress_s) < FEWEST:
+        return before
+    mean_s, low_s = float(ingress_s.mean()), float(np.quantile(ingress_s, 0.1))
+    spread_s = max(0.0, (mean_s - low_s) / (1 + np.log(0.9)))
+    constant_s = max(0.0, mean_s - spread_s)
+    path = replace(before.path, request_s=constant_s, request_spread_s=spread_s)
+    return replace(before, path=path)
 
 
 def at_pace(model: StepModel, found: Mapping[str, Pace]) -> StepModel:

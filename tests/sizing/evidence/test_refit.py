@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from minicluster.errors import Exit, InputError
+from minicluster.phases import INGRESS
 from minicluster.plan import Plan, read_plan, to_json
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest, write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.evidence.refit.fit import Scales, fit_scales, residuals, scaled
+from sizing.evidence.refit.fit import Scales, fit_scales, residuals, scaled, with_ingress_of
 from sizing.evidence.refit.observed import Observed, check_runs, read_observed
 from sizing.latency.calibration import read_calibration
 from sizing.simulation.outcome import simulate
@@ -253,3 +254,32 @@ def test_runs_are_compared_with_a_fit_to_the_others(
     done = sizing("calibrate", "--from", paths[0], "--from", paths[1], "-o", str(out), "--json")
     found = json.loads(done.out)["held_out"]
     assert list(dict.fromkeys(row["run"] for row in found)) == paths
+
+
+def test_ingress_is_a_constant_and_a_spread(run: Observed) -> None:
+    """What a run took outside the engines is found again; without it the constants stay."""
+    rng = np.random.default_rng(5)
+    known = replace(run, phases_s={**run.phases_s, INGRESS: 0.015 + rng.exponential(0.02, 200)})
+    found = with_ingress_of(run.calibration, known).path
+    assert found.request_s == pytest.approx(0.015, rel=0.15)
+    assert found.request_spread_s == pytest.approx(0.02, rel=0.15)
+    unknown = replace(run, phases_s={**run.phases_s, INGRESS: np.full(200, np.nan)})
+    assert with_ingress_of(run.calibration, unknown) == run.calibration
+
+
+def test_a_spread_ingress_is_added_to_what_engines_did(plan: Plan) -> None:
+    """TTFT and E2E are longer by it, TPOT and every other phase are what they were."""
+    arrivals = drawn(plan.workload, RequestSource(), count=4000, seed=1)
+    path = replace(plan.step_model.path, request_spread_s=0.03)
+    models = (plan.step_model, replace(plan.step_model, path=path))
+    usual, spread = (
+        simulate(deployed_system(plan.deployment, model), arrivals, seed=2) for model in models
+    )
+    late_s = spread.ttft_s - usual.ttft_s
+    assert late_s.min() >= 0
+    assert late_s.mean() == pytest.approx(0.03, rel=0.06)
+    assert np.quantile(late_s, 0.9) == pytest.approx(-0.03 * np.log(0.1), rel=0.08)
+    assert spread.e2e_s - usual.e2e_s == pytest.approx(late_s)
+    assert spread.parts_s[INGRESS] - usual.parts_s[INGRESS] == pytest.approx(late_s)
+    assert spread.tpot_s == pytest.approx(usual.tpot_s, nan_ok=True)
+    assert sum(spread.parts_s.values()) == pytest.approx(spread.ttft_s)
