@@ -64,7 +64,7 @@ Percentile of the SLO. A minute of load holds 20 to 80 independent values, becau
 machine drifts, and 35 of them prove a p90: one demo in four would end undecided.
 """
 
-REQUESTS, LOAD_S = (360, 480), 64.0
+REQUESTS, LOAD_S = (340, 480), 60.0
 """
 Fewest and most requests of the first load, and the seconds that decide between them.
 
@@ -72,7 +72,7 @@ Nearly all of them meet limits that the plan holds with room (`ROOM`). Four inde
 without a miss prove a p50, so these decide it though ninety of them weigh as one.
 """
 
-AGAIN_REQUESTS, AGAIN_S = (160, 300), 34.0
+AGAIN_REQUESTS, AGAIN_S = (140, 300), 28.0
 """Likewise of the second load, which judges the prediction and not the SLO."""
 
 LOOSER_SLO = (1, 2, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -97,7 +98,7 @@ def with_ingress_of(before: CalibrationSpec, run: Observed) -> CalibrationSpec:
     if len(ingress_s) < FEWEST:
         return before
     mean_s, low_s = float(ingress_s.mean()), float(np.quantile(ingress_s, 0.1))
-    spread_s = max(0.0, (mean_s - low_s) / (1 + np.log(0.9)))
+    spread_s = max(0.0, (mean_s - low_s) / (1 + math.log(0.9)))
     constant_s = max(0.0, mean_s - spread_s)
     path = replace(before.path, request_s=constant_s, request_spread_s=spread_s)
     return replace(before, path=path)

@@ -72,8 +72,8 @@ def test_constants_of_this_machine_are_not_measured_again(
 
 @pytest.mark.parametrize("rate", [10.0, 2.0])
 def test_the_schedule_is_a_trace_of_the_rate(tmp_path: Path, rate: float) -> None:
-    """30 s behind 4 s of warm-up, of the scenario's lengths; another seed is another trace."""
-    length_s = 34.0
+    """27 s behind 4 s of warm-up, of the scenario's lengths; another seed is another trace."""
+    length_s = 31.0
     file = tmp_path / "burst.schedule.jsonl"
     write_burst(file, LOAD, rate)
     arrivals = read_trace(file).arrivals
