@@ -13,6 +13,7 @@ import pytest
 
 from minicluster.errors import TargetFailed
 from minicluster.machine import this_machine
+from minicluster.phases import INGRESS
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -103,7 +104,8 @@ def test_a_disturbed_burst_is_repeated_once(
 
     def observed(*_args: object) -> Any:  # noqa: ANN401
         counts = np.ones(left[len(seeds) - 1], dtype=bool)
-        return SimpleNamespace(counts=counts, steps={}, hiccups=(hiccup,))
+        unknown = {INGRESS: np.full(len(counts), np.nan)}
+        return SimpleNamespace(counts=counts, steps={}, hiccups=(hiccup,), phases_s=unknown)
 
     monkeypatch.setattr(calibrate, "burst_rate", lambda *_: 7.0)
     monkeypatch.setattr(calibrate, "_send_burst", lambda *_, seed: seeds.append(seed))
