@@ -87,7 +87,7 @@ def _prediction(suite: ET.Element, comparison: Comparison, *, required: bool) ->
     case = _case(suite, "the prediction held")
     if not comparison.held:
         means = [r for r in comparison.rows if r.statistic == "mean"]
-        text = ", ".join(f"{r.metric.upper()} mean {r.error_fraction:+.0%}" for r in means)
+        text = ", ".join(f"{r.metric.upper()} mean {r.judged_error_fraction:+.0%}" for r in means)
         _add(case, "failure" if required else "skipped", f"predicted / measured - 1: {text}")
 
 

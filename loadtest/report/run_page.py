@@ -12,6 +12,7 @@ from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     LATENCY_HEADS,
     client_text,
+    filled_columns,
     headline,
     interval_text,
     latency_rows,
@@ -115,11 +116,9 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
 
 def _latencies(verdict: Verdict) -> Section:
     """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
-    rows = (*latency_rows(verdict), *load_rows(verdict))
-    if verdict.comparison is not None:
-        return Section("Predicted, measured, SLO", (DataTable(LATENCY_HEADS, rows),))
-    measured = tuple((name, value, limit) for name, _, value, *_, limit in rows)
-    return Section("Measured, SLO", (DataTable(("", "measured", "SLO"), measured),))
+    heads, *rows = filled_columns(LATENCY_HEADS, latency_rows(verdict), load_rows(verdict))
+    title = "Measured, SLO" if verdict.comparison is None else "Predicted, measured, SLO"
+    return Section(title, (DataTable(heads, tuple(rows)),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:

@@ -109,6 +109,15 @@ def load_rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
         )
 
 
+def filled_columns(
+    heads: Sequence[str], *groups: Iterable[Sequence[str]]
+) -> tuple[tuple[str, ...], ...]:
+    """Return heads, then all rows, without the columns in which no row has anything."""
+    rows = [row for group in groups for row in group]
+    kept = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
+    return tuple(tuple(row[at] for at in kept) for row in (heads, *rows))
+
+
 def outcome_text(verdict: Verdict) -> str:
     """Return the outcomes of the window's requests."""
     total = sum(verdict.outcomes.values())
@@ -213,8 +222,9 @@ def terminal_table(title: str, heads: Sequence[str], *groups: Iterable[Sequence[
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Print table and verdict."""
     title = f"{verdict.metadata.model} at {verdict.metadata.host}"
-    groups = latency_rows(verdict), load_rows(verdict)
-    table = terminal_table(title, LATENCY_HEADS, *groups)
+    latencies, loads = list(latency_rows(verdict)), list(load_rows(verdict))
+    heads, *rows = filled_columns(LATENCY_HEADS, latencies, loads)
+    table = terminal_table(title, heads, rows[: len(latencies)], rows[len(latencies) :])
     table.title_style = "bold"
     console.print(table)
     word, why = headline(verdict)

@@ -29,7 +29,7 @@ def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
     assert slow.prediction.capacity_requests_per_s == plan.prediction.capacity_requests_per_s / 8
     assert slow.prediction.utilisation_fraction == plan.prediction.utilisation_fraction
     assert slow.step_model.decode == plan.step_model.decode.scaled(8)
-    assert slow.step_model.path == plan.step_model.path.scaled(8)
+    assert slow.step_model.path == plan.step_model.path.scaled(request=8, transfer=8)
     assert slow.pools == plan.pools
     assert to_json(slowed(plan, 1.0)) == to_json(plan)
 
