@@ -162,6 +162,7 @@ def add(path: Path, row: dict[str, Any]) -> None:
         head = {
             "machine": f"{os.cpu_count()} cores of an {processor()}, Linux {platform.release()}",
             "date": datetime.now(UTC).date().isoformat(),
+            "notes": [],
         }
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in head.items()))
     with path.open("a", encoding="utf-8") as file:
