@@ -60,7 +60,8 @@ def test_the_road_of_the_readme(split: Split, demo_model: Path, tmp_path: Path) 
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert verdict["verdict"] in {"met", "missed", "inconclusive", "invalid"}
     assert len(samples) > LOAD_S
-    assert {sample["outcome"] for sample in samples} == {"ok"}
+    # Those that came after the window only kept the load up, and may be unfinished.
+    assert {sample["outcome"] for sample in samples if sample["in_window"]} == {"ok"}
 
     if verdict["verdict"] != "invalid":  # another process took the cores: nothing is learned
         _run(tmp_path, "sizing", "calibrate", "--from", out / "samples.jsonl", "-o", refitted)
