@@ -25,19 +25,22 @@ import sys
 import threading
 import time
 import tomllib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
 from minicluster.command import run_child, terminable
 from minicluster.contention import CpuTimes, cpu_times, others_fraction
-from minicluster.errors import Exit
+from minicluster.errors import Exit, MiniclusterError
 from minicluster.pages.page import Page
 from minicluster.pages.write import write_page
 from serving.cluster.processes import cluster_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BIN = Path(sys.executable).parent
 OUT = Path("out/demo")
@@ -157,6 +160,22 @@ class Screen:
             sys.stderr.write("\r\x1b[K")
 
 
+@contextmanager
+def opened_log(line: str) -> Iterator[IO[str]]:
+    """Open the log at a new line; on a full disk nothing is kept, and the command still runs."""
+    try:
+        log = LOG.open("a", encoding="utf-8")
+        log.write(f"{line}\n")
+        log.flush()
+    except OSError:
+        log = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (closed below)
+    try:
+        yield log
+    finally:
+        with suppress(OSError):
+            log.close()
+
+
 @dataclass(slots=True)
 class Phase:
     """A part of the demo that has a line of progress, and how long it takes."""
@@ -218,9 +237,7 @@ class Demo:
         if self.screen.verbose:
             code = run_child(line)
         else:
-            with LOG.open("a", encoding="utf-8") as log:
-                log.write(f"$ {' '.join(map(str, parts))}\n")
-                log.flush()
+            with opened_log(f"$ {' '.join(map(str, parts))}") as log:
                 reading, writing = os.pipe()
                 with os.fdopen(reading, encoding="utf-8", errors="replace") as stream:
                     reader = threading.Thread(target=self.screen.follow, args=(stream, log))
@@ -560,9 +577,10 @@ def give_up(demo: Demo, failed: StepFailed) -> int:
     reasons = [busy_text(others)] if busy else []
     reasons += [str(failed), *failed.said[-3:]]
     record = {"verdict": verdict, "exit_code": int(code), "reasons": reasons}
-    (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     page = Page(title="demo", headline=verdict.upper(), status=verdict, lines=tuple(reasons))
-    write_page(OUT / "report.html", page)
+    with suppress(OSError, MiniclusterError):  # of a full disk, which may be the reason itself
+        (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_page(OUT / "report.html", page)
     for reason in reasons:
         demo.screen.say(reason)
     demo.screen.say(f"{verdict.upper()}; all that was printed: {LOG}; page: {OUT / 'report.html'}")

@@ -220,3 +220,18 @@ def test_a_machine_that_is_too_small_is_refused(
     monkeypatch.setattr(demo, "AGAIN", tmp_path / "file" / "again")
     if says is None:
         assert "expected a folder that can be written" in demo.refused()
+
+
+def test_a_log_that_cannot_be_written_stops_no_command(
+    demo: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """On a full disk `serving down` still has to run."""
+    monkeypatch.setattr(demo, "LOG", tmp_path / "no-folder" / "log.txt")
+    with demo.opened_log("$ serving down") as log:
+        assert log.name == os.devnull
+    monkeypatch.setattr(demo, "LOG", tmp_path / "log.txt")
+    with demo.opened_log("$ serving down") as log:
+        log.write("stopped\n")
+    assert (tmp_path / "log.txt").read_text() == "$ serving down\nstopped\n"
