@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
+from minicluster.workload.engine_steps import EngineStep
 from sizing.latency.calibration import nonnegative_least_squares
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def timed_steps(steps: EngineSteps) -> dict[str, TimedSteps]:
     for role, table in tables.items():
         end_s, seconds, *contents = table.T
         other = tables.get("decode" if role == "prefill" else "prefill")
-        sequences_column = 5 if role == "prefill" else None
+        sequences_column = EngineStep._fields.index("sequences") if role == "prefill" else None
         timed[role] = TimedSteps(
             end_s=end_s,
             seconds=seconds,
@@ -174,13 +175,15 @@ def fit_interference_to_steps(
 
     Returns:
         The constants; unchanged for a pool of which too few steps are known, with the least
-        beside them or with more.
+        beside them or with more, or whose steps have nothing to do with what was in them.
     """
     prefill, decode, between = before.prefill, before.decode, before.interference
     model = StepModel.calibrated(replace(before, interference=Interference()))
     timed = steps.get("prefill")
     if timed is not None and timed.undisturbed is not None:
         slower, sequences = _slower(model, "prefill", timed, joins=False)
+        if not slower:
+            return before
         prefill = prefill.scaled(slower)
         between = replace(
             between,
@@ -191,6 +194,8 @@ def fit_interference_to_steps(
     timed = steps.get("decode")
     if timed is not None and timed.undisturbed is not None:
         slower, busy, joins_s = _slower(model, "decode", timed, joins=True)
+        if not slower:
+            return before
         decode = decode.scaled(slower)
         between = replace(between, decode_fraction=busy / slower, decode_per_request_s=joins_s)
     return replace(before, prefill=prefill, decode=decode, interference=between)
@@ -222,6 +227,8 @@ def step_gaps(model: StepModel, steps: Mapping[str, TimedSteps]) -> list[float]:
     """
     gaps = []
     for role, timed in steps.items():
+        if len(timed.seconds) < FEWEST:
+            continue
         modelled, alone = modelled_s(model, role, timed), timed.undisturbed
         groups = (np.isfinite(modelled),) if alone is None else (alone, ~alone)
         gaps += [

@@ -169,6 +169,7 @@ def test_steps_of_too_few_say_nothing() -> None:
     assert paces(MODEL, seen) == {}
     assert at_pace(MODEL, {}) == MODEL
     assert fit_interference_to_steps(MEASURED, seen) == MEASURED
+    assert step_gaps(MODEL, seen) == []
 
 
 def test_interference_is_told_from_steps() -> None:
