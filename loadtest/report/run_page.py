@@ -19,6 +19,7 @@ from loadtest.report.table import (
     latency_text,
     load_rows,
     outcome_text,
+    pace_text,
     phases_text,
     prediction_text,
     stall_text,
@@ -57,7 +58,8 @@ CHARTED = ("ttft", "tpot")
 def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
     """Return the whole page of a run."""
     word, why = headline(verdict)
-    lines = [why, prediction_text(verdict) or "", *(p.attained_text for p in verdict.slo)]
+    told = (pace_text(verdict) or "", prediction_text(verdict) or "")
+    lines = [why, *told, *(p.attained_text for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),

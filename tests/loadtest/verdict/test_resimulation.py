@@ -250,7 +250,9 @@ def test_a_machine_that_ran_slower_is_no_error(plan_file: Path, tmp_path: Path) 
     said = prediction_text(verdict)
     assert "at the engines' pace held" in said
     assert "-33% as planned" in said
-    assert "at pace" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "at pace" in page
+    assert "prefill 50% slower" in page
 
 
 @pytest.mark.parametrize(
