@@ -73,7 +73,7 @@ def run_demo(loops: int, *, keep: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "loops": loops,
         "seconds": round(time.monotonic() - start_s),
-        "exit_code": ended["exit_code"],  # make's own is 2 whatever it was
+        "exit_code": ended["exit_code"],  # make exits with 2 for every failure
         "others_fraction": ended["others_fraction"],
         "phases": ended["seconds"],
     }

@@ -63,8 +63,9 @@ LEAST_RATE, RATE_STEPS = 0.05, 8
 
 PERCENTILE = "p50"
 """
-Percentile of the SLO. A minute of load holds 20 to 80 independent values, because the pace of a
-machine drifts, and 35 of them prove a p90: one demo in four would end undecided.
+Percentile of the SLO. A minute of load held 19 to 115 independent values, because the pace of a
+machine drifts, and 35 of them prove a p90: four of eight demos would have ended undecided
+(requests over design effects in tests/published/demo_repeats.toml).
 """
 
 REQUESTS, LOAD_S = (340, 480), 60.0
@@ -91,7 +92,7 @@ AGAIN_RATE = 0.85
 """Factor of the second rate: a load that the constants were not fitted to."""
 
 LEAST_CORES, LEAST_BYTES = 2, 4_500_000_000
-"""What the demo needs: it took 4.1 GB at most (2 cores, 2026-11-28)."""
+"""Least cores and memory of the demo; one run took 4.1 GB (2 cores, 2026-11-28)."""
 
 TOO_BUSY = 0.2
 """Fraction of the cores used by other processes above which they explain a failed command."""

@@ -6,7 +6,7 @@
 
 uv installs what `requirements/` pins, as pip is configured: its indexes, constraints, folders of
 wheels and certificates. Where uv cannot be had, or pip has a setting that has no counterpart in uv,
-pip installs, which takes five times as long. The simulation is compiled by mypyc while Python
+pip installs, which takes minutes. The simulation is compiled by mypyc while Python
 compiles the installed modules, so that both cores have work. Needs only Python and its venv module.
 """
 
@@ -189,7 +189,7 @@ def compile_modules() -> None:
     simulation = subprocess.Popen([PYTHON, "scripts/compile_simulation.py"])
     try:
         compileall = ["-m", "compileall", "-q", "-j", str(os.cpu_count()), "-x", NOT_COMPILED]
-        # Some packages carry templates that are no Python; these are compiled by nobody.
+        # Its exit code does not count: some packages carry templates that are not valid Python.
         packages = next((VENV / "lib").glob("python3.*")) / "site-packages"
         subprocess.run([PYTHON, *compileall, packages], check=False, stdout=subprocess.DEVNULL)
     finally:

@@ -34,6 +34,6 @@ def keep_engine_steps(folder: Path, job: Job) -> None:
         url = f"{job.host}{PATH}?{interval}"
         with ask(url, expected, wait_s=ANSWER_S, insecure=job.insecure) as answer:
             steps = json.load(answer)["steps"]
-        write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)
     except (MiniclusterError, OSError, http.client.HTTPException, KeyError, TypeError, ValueError):
         return
+    write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)
