@@ -58,6 +58,38 @@ def others_fraction(start: CpuTimes, end: CpuTimes) -> float:
     return min(1.0, max(0.0, others_s / (end.cores * (end.at_s - start.at_s))))
 
 
+@dataclass(slots=True)
+class ContentionMeter:
+    """
+    The share of the cores that other processes took, over many intervals.
+
+    Over one long interval, a process of ours that ended without one of ours waiting for it, such as
+    a daemon of Ray, would count as theirs. Here only the interval in which it ended is left out.
+
+    Attributes:
+        last: the clocks at the end of the last interval.
+        counted_s: length of the intervals that count.
+        others_s: of that, times the share of the others.
+    """
+
+    last: CpuTimes
+    counted_s: float = 0.0
+    others_s: float = 0.0
+
+    def add(self, now: CpuTimes) -> None:
+        """Take the interval up to *now* into account."""
+        interval_s = now.at_s - self.last.at_s
+        if interval_s > 0 and now.ours_s >= self.last.ours_s:
+            self.counted_s += interval_s
+            self.others_s += others_fraction(self.last, now) * interval_s
+        self.last = now
+
+    @property
+    def fraction(self) -> float:
+        """Share of the cores, 0 to 1; 0 before the first interval."""
+        return self.others_s / self.counted_s if self.counted_s else 0.0
+
+
 def _process_s(pid: int) -> float:
     """Return the processor time of a process, and of its children that have ended."""
     try:

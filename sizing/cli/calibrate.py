@@ -349,7 +349,8 @@ def _command(
     Run `serving` or `loadtest`: the packages meet in files and subprocesses only.
 
     Raises:
-        TargetFailed: its exit code is not one of *endings*.
+        TargetFailed: its exit code is not one of *endings*. Bad input of it, or a full disk that it
+            met, remains bad input: the last lines that were printed say which.
         KeyboardInterrupt: it was interrupted.
     """
     options = {"stdout": subprocess.DEVNULL} if silent else {"stdout": sys.stderr}
@@ -358,4 +359,7 @@ def _command(
         raise KeyboardInterrupt
     if code not in endings:
         line = " ".join([name, *map(str, arguments[:2])])
-        raise TargetFailed(f"`{line}` ended with exit code {code}")
+        failed = TargetFailed(f"`{line}` ended with exit code {code}")
+        if code == Exit.BAD_INPUT:
+            failed.exit_code = Exit.BAD_INPUT
+        raise failed

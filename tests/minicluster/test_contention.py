@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from minicluster.contention import CpuTimes, cpu_times, others_fraction
+from minicluster.contention import ContentionMeter, CpuTimes, cpu_times, others_fraction
 
 
 def at(at_s: float, busy_s: float, ours_s: float) -> CpuTimes:
@@ -45,3 +45,15 @@ def test_what_is_idle_or_a_guest_is_not_busy(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_process_that_is_gone_has_no_time() -> None:
     """Pids that end between two looks are left out."""
     assert cpu_times([2**22 + 1]).ours_s == 0.0
+
+
+def test_our_processes_that_ended_are_not_others() -> None:
+    """An interval in which a daemon of ours ended says nothing; those around it do."""
+    meter = ContentionMeter(at(0.0, 0.0, 0.0))
+    meter.add(at(10.0, 20.0, 14.0))  # 6 of 20 core seconds
+    meter.add(at(15.0, 30.0, 2.0))  # 12 s or more of ours have gone
+    meter.add(at(25.0, 34.0, 4.0))  # 2 of 20
+
+    assert meter.fraction == pytest.approx((6 + 2) / 40)
+    assert others_fraction(at(0.0, 0.0, 0.0), at(25.0, 34.0, 4.0)) == pytest.approx(0.6)
+    assert ContentionMeter(at(0.0, 0.0, 0.0)).fraction == 0.0
