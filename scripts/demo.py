@@ -34,7 +34,8 @@ import psutil
 
 from minicluster.command import run_child, terminable
 from minicluster.contention import ContentionMeter, CpuTimes, cpu_times
-from minicluster.errors import Exit, MiniclusterError
+from minicluster.errors import Exit, InputError
+from minicluster.files import write_atomically
 from minicluster.pages.page import Page
 from minicluster.pages.write import write_page
 from serving.cluster.processes import cluster_processes
@@ -108,6 +109,9 @@ CONTENTION_S = 5.0
 
 QUIET_S = 20.0
 """Interval of the progress lines where stderr is no terminal."""
+
+COMMANDS = ("sizing: ", "serving: ", "loadtest: ")
+"""What an error of our commands begins with."""
 
 ENDED = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
 """Exit codes of a load test that has a verdict."""
@@ -300,6 +304,9 @@ def main() -> int:
     except KeyboardInterrupt:
         screen.say("interrupted")
         code = Exit.INTERRUPTED
+    except InputError as error:
+        screen.say(str(error))
+        code = Exit.BAD_INPUT
     except OSError as error:
         screen.say(f"{error.filename or OUT}: {error.strerror}; the demo needs room to write there")
         code = Exit.BAD_INPUT
@@ -316,8 +323,8 @@ def main() -> int:
             "others_fraction": others,
             "seconds": demo.seconds_by_phase(),
         }
-        with suppress(OSError):  # of a full disk, which the command that met it has named
-            (OUT / "demo.json").write_text(json.dumps(ended) + "\n", encoding="utf-8")
+        with suppress(InputError):  # a full disk, which the command that met it has named
+            write_atomically(OUT / "demo.json", json.dumps(ended) + "\n")
     return code
 
 
@@ -417,7 +424,7 @@ def name_disturbance(demo: Demo, verdict: dict[str, Any]) -> None:
     if others > TOO_BUSY:
         verdict["reasons"] = [busy_text(others), *verdict["reasons"]]
         text = json.dumps(verdict, indent=2) + "\n"
-        (OUT / "verdict.json").write_text(text, encoding="utf-8")
+        write_atomically(OUT / "verdict.json", text)
 
 
 def busy_text(others: float) -> str:
@@ -598,11 +605,12 @@ def give_up(demo: Demo, failed: StepFailed) -> int:
     else:
         verdict, code = ("infeasible" if failed.code == Exit.NEGATIVE else "failed"), failed.code
     reasons = [busy_text(others)] if busy else []
-    reasons += [str(failed), *failed.said[-3:]]
+    errors = [line for line in failed.said if line.startswith(COMMANDS)]
+    reasons += [str(failed), *(errors or failed.said)[-3:]]
     record = {"verdict": verdict, "exit_code": int(code), "reasons": reasons}
     page = Page(title="demo", headline=verdict.upper(), status=verdict, lines=tuple(reasons))
-    with suppress(OSError, MiniclusterError):  # of a full disk, which may be the reason itself
-        (OUT / "verdict.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    with suppress(OSError, InputError):  # a full disk, which may be the reason itself
+        write_atomically(OUT / "verdict.json", json.dumps(record, indent=2) + "\n")
         write_page(OUT / "report.html", page)
     for reason in reasons:
         demo.screen.say(reason)
