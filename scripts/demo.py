@@ -614,7 +614,8 @@ def give_up(demo: Demo, failed: StepFailed) -> int:
         write_page(OUT / "report.html", page)
     for reason in reasons:
         demo.screen.say(reason)
-    demo.screen.say(f"{verdict.upper()}; all that was printed: {LOG}; page: {OUT / 'report.html'}")
+    written = f"; page: {OUT / 'report.html'}" if (OUT / "report.html").exists() else ""
+    demo.screen.say(f"{verdict.upper()}; all that was printed: {LOG}{written}")
     return int(code)
 
 
