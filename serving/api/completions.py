@@ -25,21 +25,19 @@ from serving.api.errors import with_param
 from serving.api.keys import salted
 from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
-from serving.api.tracker import AnswerStream, ReadAhead, RequestTracker, with_usage
-from serving.protocol.messages import PATH_HEADER, FirstChunk, Refusal, RequestRefused
+from serving.api.tracker import AnswerStream, ReadAhead, RequestTracker
+from serving.protocol.messages import PATH_HEADER, Refusal, RequestRefused
 from serving.request.length import apply_token_limit
 from serving.request.prefill import DECODE_FAILED, may_retry
 from serving.request.validation import check, parse_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.requests import Request
 
     from serving.api.access_log import AnswerRecord
     from serving.api.auth import AccessControl
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import Backend
+    from serving.protocol.messages import Answer, Backend
 
 
 class CompletionRoutes:
@@ -97,34 +95,27 @@ class CompletionRoutes:
         """
         tracker, body = await self._admitted(kind, request)
         with tracker:
-            sent = with_usage(body)
             tracker.expect_first_token()
-            chunk, items = await self._begun(kind, sent, tracker)
-            if isinstance(chunk, Refusal):
-                raise RequestRefused(with_param(chunk, body))
-            first, headers = chunk.first, chunk.phases.headers
+            answer = await self._begun(kind, body, tracker)
+            if isinstance(answer, Refusal):
+                raise RequestRefused(with_param(answer, body))
+            first, phases = answer.chunk.first, answer.chunk.phases
+            headers = phases.headers
             if TIMING not in tracker.request.client.rights:
                 headers = {PATH_HEADER: headers[PATH_HEADER]}
-            first_s = tracker.first_token(chunk.phases)
-            self.readiness.answered(tracker.request.domain, chunk.phases, first_s)
-            if isinstance(first, list):
-                return AnswerStream(
-                    first,
-                    items,
-                    tracker,
-                    headers=headers,
-                    ahead=self.ahead,
-                    keeps_usage=sent is body,
-                )
+            first_s = tracker.first_token(phases)
+            self.readiness.answered(tracker.request.domain, phases, first_s)
+            if isinstance(first, str):
+                return AnswerStream(answer, tracker, headers=headers, ahead=self.ahead)
             tracker.record.count(first.get("usage"))
             tracker.end("ok")
             return JSONResponse(first, headers=headers)
 
     async def _begun(
         self, kind: str, body: dict[str, Any], tracker: RequestTracker
-    ) -> tuple[FirstChunk | Refusal, AsyncIterator[Any]]:
+    ) -> Answer | Refusal:
         """
-        Return the first chunk of an answer, and what follows it.
+        Return an answer that has begun.
 
         Where the replica is gone before its first token, the client has received nothing, and the
         request is answered by another one, in another domain if one is live. Its prompt is computed
@@ -133,17 +124,17 @@ class CompletionRoutes:
         tried: list[Any] = []
         lost = ""
         while True:
-            items = aiter(self.backend.answer(tracker.request.domain, kind, body, tried))
             try:
-                chunk = await anext(items)
+                answer = await self.backend.answer(tracker.request.domain, kind, body, tried)
             except RequestRefused as refused:
-                chunk = refused.refusal
-            if isinstance(chunk, FirstChunk):
-                return chunk.retried_for(lost) if lost else chunk, items
-            assert isinstance(chunk, Refusal)  # noqa: S101  (for the type checker)
+                answer = refused.refusal
+            if not isinstance(answer, Refusal):
+                if lost:
+                    answer.chunk = answer.chunk.retried_for(lost)
+                return answer
             spent_s = time.perf_counter() - tracker.record.started_s
-            if lost or not may_retry(chunk, spent_s, self.config):
-                return chunk, items
+            if lost or not may_retry(answer, spent_s, self.config):
+                return answer
             lost = DECODE_FAILED
             self.admission.move(tracker.request)
 

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.api.tls import TlsFiles, server_context
+from serving.api.tracker import WRITE_CHUNK
 from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, *, server: HttpServer, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
         super().__init__(**given)
-        self.app_state = {**self.app_state, DISCONNECTED: asyncio.Event()}
+        own = {DISCONNECTED: asyncio.Event(), WRITE_CHUNK: self.write_chunk}
+        self.app_state = {**self.app_state, **own}
         self._server, self._limits = server, server.limits
         self._timer: TimerHandle | None = None
         self._timed: tuple[object, object] | None = None
@@ -258,6 +260,13 @@ class LimitedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
         """Refuse what is no HTTP request."""
         self._close_with(400)
+
+    def write_chunk(self, text: bytes) -> bool:
+        """Write a chunk of the answer under way; False: its client has yet to read the last."""
+        if not text or self.flow.write_paused or self.transport.is_closing():
+            return False  # an empty chunk would be the last
+        self.transport.write(b"%x\r\n%b\r\n" % (len(text), text))
+        return True
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has yet to read an answer."""

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from serving.protocol.messages import FirstChunk, Refusal, RequestRefused
+from serving.protocol.messages import Refusal, RequestRefused
 from serving.request.prefill import DECODE_FAILED
 
 if TYPE_CHECKING:
@@ -172,17 +172,18 @@ class ReadyCheck:
         }
         try:
             async with asyncio.timeout(limit_s):
-                chunk = await anext(aiter(self._backend.answer(domain, "completions", body)))
+                answer = await self._backend.answer(domain, "completions", body)
         except TimeoutError:
             return f"a probe got no token within {limit_s:g} s"
         except RequestRefused as refused:
-            chunk = refused.refusal
+            answer = refused.refusal
         except Exception:  # noqa: BLE001  (a client would meet any of them, too)
             return "a probe failed"
-        if isinstance(chunk, Refusal):
-            return f"a probe was refused: {chunk.message}"
-        if isinstance(chunk, FirstChunk) and not self._proves_ready(chunk.phases):
-            return f"a probe was answered without prefill: {chunk.phases.path_and_reason}"
+        if isinstance(answer, Refusal):
+            return f"a probe was refused: {answer.message}"
+        phases = answer.chunk.phases
+        if not self._proves_ready(phases):
+            return f"a probe was answered without prefill: {phases.path_and_reason}"
         return ""
 
     def _proves_ready(self, phases: RequestPhases) -> bool:

@@ -1,16 +1,11 @@
-"""
-One admitted request: its times, reported once to admission control and metrics, and its stream.
-
-Server-sent events are forwarded and counted, and our own usage event is removed.
-"""
+"""One admitted request: its times, reported once to admission control and metrics, its stream."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from starlette.responses import StreamingResponse
 
@@ -18,7 +13,7 @@ from serving.api.errors import refusal_of
 from serving.protocol.messages import RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
     from starlette.types import Receive, Scope, Send
@@ -26,26 +21,13 @@ if TYPE_CHECKING:
     from serving.admission.controller import AdmissionController, InflightRequest
     from serving.api.access_log import AnswerRecord
     from serving.api.metrics import Metrics
-    from serving.protocol.messages import RequestPhases
+    from serving.protocol.messages import Answer, AnswerEnd, RequestPhases
 
-USAGE = '"choices":[]'
-"""Occurs only in the event that holds the usage; the engine writes JSON without blanks."""
-
-DONE = "data: [DONE]"
-
-
-def with_usage(body: dict[str, Any]) -> dict[str, Any]:
-    """
-    Ask the engine to report the token counts at the end of a stream.
-
-    Returns *body* itself if it is no stream, or its client asks for them already.
-    """
-    options = body.get("stream_options") or {}
-    if body.get("stream") is not True or not isinstance(options, dict):
-        return body
-    if options.get("include_usage"):
-        return body
-    return {**body, "stream_options": {**options, "include_usage": True}}
+WRITE_CHUNK = "write_chunk"
+"""
+Key of a request's state: writes a chunk of its answer into the connection, past ASGI. It returns
+whether the client keeps up; if not, nothing was written.
+"""
 
 
 class RequestTracker:
@@ -138,98 +120,85 @@ class ReadAhead:
 
 class AnswerStream(StreamingResponse):
     """
-    The events of an answer.
+    The events of an answer, written as they come.
 
-    If the engine fails midway it sends an error and ends without [DONE]. The tracker gets the
-    outcome once, even if the stream never began: `ok` and `broken` as soon as the engine is done,
-    or `cancelled`.
+    Where its client keeps up they go straight into the connection (`WRITE_CHUNK`), and otherwise,
+    or where the server has no such way, through ASGI. If the engine fails midway the stream ends
+    with an error and without [DONE]. The tracker gets the outcome once, even if the stream never
+    began: `ok` and `broken` as soon as the engine is done, or `cancelled`.
     """
 
     def __init__(
-        self,
-        first: list[str],
-        items: AsyncIterator[Any],
-        tracker: RequestTracker,
-        *,
-        headers: dict[str, str],
-        ahead: ReadAhead,
-        keeps_usage: bool,
+        self, answer: Answer, tracker: RequestTracker, *, headers: dict[str, str], ahead: ReadAhead
     ) -> None:
-        """Take the *first* events and the *items* that follow, of which clients may get usage."""
+        """Take an *answer* whose first events are there."""
         super().__init__(self._texts(), headers=headers, media_type="text/event-stream")
-        self._first = first
-        self._items = items
+        self._answer = answer
         self._tracker = tracker
         self._ahead = ahead
-        self._keeps_usage = keeps_usage
-        self._unsent: list[str] = []
-        self._news, self._taken = asyncio.Event(), asyncio.Event()
-        self._ended = False
+        self._unsent: list[bytes] = []
+        self._news = asyncio.Event()
+        self._write_chunk: Callable[[bytes], bool] | None = None
+        self._all_sent = self._held = self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
-        self._keep(self._for_client(self._first))
-        reading = asyncio.ensure_future(self._read())
+        if scope.get("http_version") == "1.1":  # answers of 1.0 have no chunks
+            self._write_chunk = scope.get("state", {}).get(WRITE_CHUNK)
+        assert isinstance(self._answer.chunk.first, str)  # noqa: S101  (for the type checker)
         try:
+            self._keep(self._answer.chunk.first.encode())
+            self._answer.forward(self)
             await super().__call__(scope, receive, send)
         finally:
-            reading.cancel()
-            await asyncio.wait({reading})
-            self._take()
             self._tracker.end("cancelled")  # unless the engine has finished
+            self._take()
+            self._answer.close()
 
-    async def _read(self) -> None:
-        """Read the engine's events, at its pace as long as there is room for them."""
-        tracker, outcome = self._tracker, "cancelled"
-        try:
-            async with aclosing(self._items):  # type: ignore[type-var]
-                async for events in self._items:
-                    if any(USAGE not in each and not each.startswith(DONE) for each in events):
-                        tracker.token()
-                    self._keep(self._for_client(events))
-                    if self._unsent and self._ahead.bytes >= self._ahead.max_bytes:
-                        self._taken.clear()
-                        await self._taken.wait()
-            outcome = "ok"
-        except Exception as error:  # noqa: BLE001  (sent to the client, and logged)
+    def events(self, text: bytes) -> None:
+        """Take events with tokens, at the engine's pace as long as there is room for them."""
+        self._tracker.token()
+        if self._all_sent and self._write_chunk is not None and self._write_chunk(text):
+            return
+        self._keep(text)
+        if self._ahead.bytes >= self._ahead.max_bytes and not self._held:
+            self._held = True
+            self._answer.hold(on=True)
+
+    def ended(self, end: AnswerEnd) -> None:
+        """Take the end, or the error that is it."""
+        record, outcome, text = self._tracker.record, "ok", end.text
+        record.count(end.usage)
+        if end.error is not None:
             outcome = "broken"
-            refusal = refusal_of(error, tracker.record.request_id)
-            tracker.record.error = refusal.name
-            self._keep(f"data: {json.dumps(refusal.body)}\n\n")
-        finally:
-            tracker.end(outcome)
-            self._ended = True
-            self._news.set()
+            refusal = refusal_of(end.error, record.request_id)
+            record.error = refusal.name
+            text = f"data: {json.dumps(refusal.body)}\n\n"
+        self._keep(text.encode())
+        self._tracker.end(outcome)
+        self._ended = True
 
-    def _for_client(self, events: list[str]) -> str:
-        """Return what the client gets of *events*, which may be nothing, and read their usage."""
-        if not any(USAGE in event for event in events):
-            return "".join(events)
-        kept = []
-        for event in "".join(events).split("\n\n"):
-            is_usage = USAGE in event and event.startswith("data: {")
-            if is_usage:
-                self._tracker.record.count(json.loads(event[6:]).get("usage"))
-            if self._keeps_usage or not is_usage:
-                kept.append(event)
-        return "\n\n".join(kept)
-
-    def _keep(self, text: str) -> None:
+    def _keep(self, text: bytes) -> None:
+        self._all_sent = False
         self._unsent.append(text)
         self._ahead.bytes += len(text)
         self._news.set()
 
-    def _take(self) -> str:
-        text = "".join(self._unsent)
+    def _take(self) -> bytes:
+        text = b"".join(self._unsent)
         self._unsent.clear()
         self._ahead.bytes -= len(text)
-        self._taken.set()
+        if self._held:
+            self._held = False
+            self._answer.hold(on=False)
         return text
 
-    async def _texts(self) -> AsyncIterator[str]:
-        """Yield what has been read since the last time, until there is no more."""
+    async def _texts(self) -> AsyncIterator[bytes]:
+        """Yield what has been kept since the last time, until there is no more."""
         while not self._ended or self._unsent:
+            self._all_sent = not self._unsent
             await self._news.wait()
+            self._all_sent = False
             self._news.clear()
             if text := self._take():
                 yield text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,3 +78,21 @@ def refuse_missing_certificates(environ: Mapping[str, str]) -> None:
             raise InputError(
                 name, file, "the absolute path of a file that can be read", f"or no {USE_TLS}"
             )
+
+
+def channel_tls(environ: Mapping[str, str], *, listens: bool) -> ssl.SSLContext | None:
+    """
+    Return the TLS of the token channels: by Ray's own certificates where Ray uses TLS.
+
+    Both sides show the cluster's certificate, as Ray's processes do; its names are not compared,
+    because replicas are called by addresses.
+    """
+    if environ.get(USE_TLS, "0").lower() not in {"1", "true"}:
+        return None
+    cert, key, ca = (environ[name] for name in CERTIFICATES)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(ca)
+    return context

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, Protocol
 
 from minicluster.phases import (
     FIRST_DECODE_STEP,
@@ -14,9 +14,6 @@ from minicluster.phases import (
     PREFILL_QUEUE,
     QUEUED_PREFILL,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 STALL_S = 1.0
 """A KV transfer that takes longer is counted as stalled."""
@@ -152,15 +149,38 @@ class RequestPhases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelPlace:
+    """
+    Where the endpoint gets the events of an answer (`serving.protocol.frames`).
+
+    Attributes:
+        host, port: of the replica's listener.
+        secret: of the replica, hexadecimal; it comes through a call of Ray, which needs the
+            cluster's token.
+        answer: number of the answer in that replica.
+    """
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+    answer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstChunk:
     """
     The phases and the first server-sent events of an answer, or the whole answer.
 
     They are one message, because each message costs milliseconds.
+
+    Attributes:
+        first: events of a stream as one text, or the whole answer.
+        place: where the rest of a stream is; `None`: the answer is whole.
     """
 
     phases: RequestPhases
-    first: list[str] | dict[str, Any]
+    first: str | dict[str, Any]
+    place: ChannelPlace | None = None
 
     def retried_for(self, reason: str) -> FirstChunk:
         """Return the chunk of an answer whose first attempt failed for *reason*."""
@@ -246,26 +266,72 @@ class Readiness:
     ttft_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEnd:
+    """
+    The end of a streamed answer.
+
+    Attributes:
+        text: events that remain: usage, if its client asked for it, and `[DONE]`.
+        usage: the engine's token counts; `None`: it did not come so far.
+        error: why the answer broke off; `None`: it is complete.
+    """
+
+    text: str = ""
+    usage: dict[str, Any] | None = None
+    error: Exception | None = None
+
+
+class AnswerReader(Protocol):
+    """What takes the events of a stream as they come."""
+
+    def events(self, text: bytes) -> None:
+        """Take server-sent events with tokens."""
+
+    def ended(self, end: AnswerEnd) -> None:
+        """Take the end; nothing comes after it."""
+
+
+class Answer(Protocol):
+    """
+    An answer that has begun.
+
+    Attributes:
+        chunk: its phases, and its first events or all of it.
+    """
+
+    chunk: FirstChunk
+
+    def forward(self, reader: AnswerReader) -> None:
+        """Give *reader* the events of a stream after the first, from now on."""
+
+    def hold(self, *, on: bool) -> None:
+        """Have the engine's events wait where they are, or go on."""
+
+    def close(self) -> None:
+        """End the work, if it has not ended."""
+
+
 class Backend(Protocol):
     """
     The engines as the endpoint calls them: behind Ray Serve's handles, or without any engine.
 
-    `serving.api` uses these four methods and nothing else of an engine.
+    `serving.api` uses these methods and nothing else of an engine.
     """
 
-    def answer(
+    async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+    ) -> Refusal | Answer:
         """
         Answer a request of *kind* (`chat` or `completions`) in a domain.
 
         *tried* has the replicas that failed to answer it, and gets the one that is called now.
-        Yields a refusal alone; or one `FirstChunk`, then server-sent events of a stream as they
-        come. Closing the iterator ends the work.
+        Returns when the first token is there, or the whole answer. The events of streams have no
+        usage that their clients did not ask for.
 
         Raises:
             RequestRefused: no replica can take the request.
-            EngineFailed: the engine failed, usually after the first token.
+            EngineFailed: the engine failed before the first token.
         """
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

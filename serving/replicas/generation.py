@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 from serving.cluster.serve_compat import LIVE_POLL_S, call_replicas, live_replicas
+from serving.cluster.token import channel_tls
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
     EngineFailed,
@@ -23,10 +27,12 @@ from serving.protocol.messages import (
 )
 from serving.replicas.pending_answer import PendingAnswer
 from serving.replicas.roles import EngineServer
+from serving.replicas.token_listener import TokenListener
 from serving.request.prefill import PULL_FAILED, late
+from serving.request.usage import EventSplitter, with_usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 PROBE = LocalPrefill(reason="probe")
 
@@ -71,6 +77,13 @@ class _EngineCall:
 class AnswerRole(EngineServer):
     """Answers requests: the decode engine of a split plan, or the mixed one of another."""
 
+    async def begin(self) -> None:
+        """Begin to watch the engine, and to listen for endpoints."""
+        await super().begin()
+        self.listener = TokenListener()
+        tls = channel_tls(os.environ, listens=True)
+        await self.listener.listen(ray.util.get_node_ip_address(), tls)
+
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take the deadlines from the plan."""
         self._config = from_plain(config)
@@ -82,9 +95,9 @@ class AnswerRole(EngineServer):
         prefill: RemotePrefill | LocalPrefill,
         *,
         tried: object = None,  # noqa: ARG002
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+    ) -> AsyncIterator[Refusal | FirstChunk]:
         """
-        Answer a request.
+        Answer a request, and last until the last event of its stream has been sent.
 
         Args:
             kind: `chat` or `completions`.
@@ -93,11 +106,36 @@ class AnswerRole(EngineServer):
             tried: replicas that failed to answer it; read by the router, which excludes them.
 
         Yields:
-            A refusal; or the phases with the first token, or with the whole answer; then
-            server-sent events as they come.
+            A refusal; or the phases with the whole answer, or with the first events of a stream:
+            the others go through the channel at its place.
 
         Raises:
             EngineFailed: the engine failed, usually after the first token.
+        """
+        counted = with_usage(body)
+        async with aclosing(self.events(kind, counted, prefill)) as items:
+            begun = await anext(items)
+            if isinstance(begun, Refusal):
+                yield begun
+                return
+            phases, first = begun
+            if not isinstance(first, list):
+                yield FirstChunk(phases=phases, first=first)
+                return
+            splitter = EventSplitter(keeps_usage=counted is body)
+            with self.listener.answering() as sent:
+                yield FirstChunk(phases=phases, first=splitter.tokens(first), place=sent.place)
+                await sent.send(items, splitter)
+
+    async def events(
+        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+    ) -> AsyncGenerator[Any, None]:
+        """
+        Compute the answer of a request; arguments and errors as of `answer`.
+
+        Yields:
+            A refusal; or the phases with the whole answer or with the first events of a stream,
+            and then lists of events as they come.
         """
         call = self._engine_call(kind, body, prefill)
         if isinstance(call, Refusal):
@@ -122,7 +160,7 @@ class AnswerRole(EngineServer):
                 yield first
                 return
             lost = self.answers.pull_failed(call.request)
-            yield FirstChunk(phases=call.phases(first_token_s, lost=lost), first=first)
+            yield call.phases(first_token_s, lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)

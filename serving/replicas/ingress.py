@@ -22,8 +22,10 @@ from serving.api.metrics import Metrics
 from serving.api.readiness import ReadyCheck
 from serving.cluster.logs import ACCESS_LOG
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
+from serving.cluster.token import channel_tls
 from serving.protocol.endpoint_config import from_plain
 from serving.replicas.serve_backend import ServeBackend
+from serving.replicas.token_channels import TokenChannels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +71,7 @@ class Ingress:
         self._address = address
         self._tls = tls
         self._app: Starlette | None = None
+        self._channels = TokenChannels(channel_tls(os.environ, listens=False))
         self._prepared: tuple[dict[str, Any], ServeBackend] | None = None
         self._draining: set[asyncio.Task[int]] = set()
         self._server: HttpServer | None = None
@@ -76,7 +79,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Ray calls this once, in the replica."""
-        self._app = app = self._built(self._settings, _backend(self._settings))
+        self._app = app = self._built(self._settings, _backend(self._settings, self._channels))
 
         # A function, because uvicorn takes a bound method for the older interface.
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +110,8 @@ class Ingress:
         Returns:
             What is lacking; nothing: requests get through.
         """
-        config, backend = from_plain(settings["config"]), _backend(settings)
+        config = from_plain(settings["config"])
+        backend = _backend(settings, self._channels)
         check = ReadyCheck(config, backend, AdmissionController(config), Metrics(config))
         _, lacking = await check.check()
         if not lacking:
@@ -121,7 +125,7 @@ class Ingress:
             return
         prepared, backend = self._prepared or (None, None)
         if backend is None or prepared != settings:
-            backend = _backend(settings)
+            backend = _backend(settings, self._channels)
         self._app, self._prepared = self._built(settings, backend), None
         self._settings = settings
         if self._server is not None:
@@ -165,7 +169,7 @@ class Ingress:
             await asyncio.wait({self._serving}, timeout=CLOSE_S)
 
 
-def _backend(settings: Mapping[str, Any]) -> ServeBackend:
+def _backend(settings: Mapping[str, Any], channels: TokenChannels) -> ServeBackend:
     """Return the pools of *settings*, which names a deployment of this application per domain."""
 
     def handles(names: Mapping[str, str]) -> dict[str, Any]:
@@ -175,7 +179,8 @@ def _backend(settings: Mapping[str, Any]) -> ServeBackend:
         return {domain: serve.get_deployment_handle(name, app) for domain, name in names.items()}
 
     config = from_plain(settings["config"])
-    return ServeBackend(handles(settings["servers"]), handles(settings["prefill"]), config)
+    servers, prefill = handles(settings["servers"]), handles(settings["prefill"])
+    return ServeBackend(servers, prefill, config, channels)
 
 
 def _connections(app: Starlette) -> int:

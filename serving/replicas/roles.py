@@ -43,7 +43,7 @@ class EngineServer:
 
     answers: AnswerEngine
 
-    def watch(self) -> None:
+    async def begin(self) -> None:
         """Begin to watch the engine."""
         self._closing: dict[asyncio.Task[None], PendingAnswer] = {}
         self._watch = asyncio.create_task(self._exit_with_engine())

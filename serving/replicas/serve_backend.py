@@ -7,13 +7,19 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
+from serving.cluster.serve_compat import (
+    DIRECT_CALLS,
+    LIVE_POLL_S,
+    NoReplica,
+    live_replicas,
+    while_live,
+)
 from serving.protocol.messages import LocalPrefill, Refusal, RequestRefused
 from serving.replicas.remote_prefill import PrefillHandles, prefill_remotely
+from serving.replicas.served_answer import ServedAnswer
 from serving.request.length import answer_tokens, prompts_of
 from serving.request.prefill import (
     NO_ANSWERING_REPLICA,
@@ -24,10 +30,11 @@ from serving.request.prefill import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import FirstChunk, PrefillTiming, RemotePrefill
+    from serving.protocol.messages import Answer, PrefillTiming, RemotePrefill
+    from serving.replicas.token_channels import TokenChannels
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +118,20 @@ class ServeBackend:
     """Implements `serving.protocol.messages.Backend`."""
 
     def __init__(
-        self, servers: Mapping[str, Any], prefill: Mapping[str, Any], config: EndpointConfig
+        self,
+        servers: Mapping[str, Any],
+        prefill: Mapping[str, Any],
+        config: EndpointConfig,
+        channels: TokenChannels,
     ) -> None:
         """
         Keep a handle per domain, of the pool that answers and of the pool that prefills.
 
         A decode replica enforces the deadlines itself; the limits here are for one that hangs.
+        Events of answers come through *channels*.
         """
         self._config = config
+        self._channels = channels
         self._servers = {
             domain: handle.options(stream=True, **DIRECT_CALLS)
             for domain, handle in servers.items()
@@ -134,31 +147,29 @@ class ServeBackend:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+    ) -> Refusal | Answer:
         """
         Have the prompt prefilled, and answer as `AnswerRole.answer` does; see `Backend.answer`.
 
-        Closing the iterator ends the call that is under way.
+        Cancelling this ends the call that is under way.
         """
         handle = _available(self._servers[domain])
         prefill = await self._prefilled(domain, kind, body)
         if isinstance(prefill, Refusal):
-            yield prefill
-            return
+            return prefill
         limit_s, too_late = first_token_limit_s(self._config), NO_ANSWERING_REPLICA
         if body.get("stream") is not True or body.get("use_beam_search"):
             limit_s = whole_answer_limit_s(self._config, kind, body)
             too_late = late("answer-timeout", limit_s)
         response = handle.answer.remote(kind, body, prefill, tried=[] if tried is None else tried)
-        ended = False
         try:
-            yield await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
-            async for item in _rest(response, event_limit_s(self._config)):
-                yield item
-            ended = True
-        finally:
-            if not ended:
-                response.cancel()
+            begun = await _in_time(handle, anext(response), limit_s - prefill.seconds, too_late)
+        except BaseException:
+            response.cancel()
+            raise
+        if isinstance(begun, Refusal):
+            return begun
+        return ServedAnswer(begun, response, self._channels, event_limit_s(self._config))
 
     async def _prefilled(
         self, domain: str, kind: str, body: dict[str, Any]
@@ -198,14 +209,23 @@ class ServeBackend:
         return timing
 
     async def running(self) -> dict[tuple[str, str], int]:
-        """Return the number of running replicas, by role and domain."""
-        status = await asyncio.to_thread(serve.status)
-        found = {
-            name: deployment.replica_states.get("RUNNING", 0)
-            for app in status.applications.values()
-            for name, deployment in app.deployments.items()
-        }
-        return {key: found.get(h.deployment_name, 0) for key, h in self._handles.items()}
+        """
+        Return the number of replicas that can be called, by role and domain.
+
+        The handles know them also while Serve's controller restarts, which then reports none.
+
+        Raises:
+            TimeoutError: a handle has not heard of its replicas yet.
+        """
+        async with asyncio.timeout(FACTS_LIMIT_S):
+            while None in (counts := self._live()).values():  # noqa: ASYNC110  (no event for it)
+                await asyncio.sleep(LIVE_POLL_S)
+        return {key: count or 0 for key, count in counts.items()}
+
+    def _live(self) -> dict[tuple[str, str], int | None]:
+        role = "decode" if self._prefill else "mixed"
+        counts = {(role, domain): live_replicas(each) for domain, each in self._servers.items()}
+        return counts | {("prefill", each): self._prefill_pool.live(each) for each in self._prefill}
 
     async def facts(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return one engine's settings per deployment; those that do not answer are left out."""
@@ -252,19 +272,6 @@ def _available(handle: Any) -> Any:  # noqa: ANN401
     if live_replicas(handle) == 0:
         raise RequestRefused(NO_ANSWERING_REPLICA)
     return handle
-
-
-async def _rest(items: AsyncIterator[Any], limit_s: float) -> AsyncIterator[Any]:
-    """Yield the items after the first; refuse the request where one takes too long."""
-    while True:
-        try:
-            async with asyncio.timeout(limit_s):
-                item = await anext(items)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise RequestRefused(late("token-timeout", limit_s)) from error
-        yield item
 
 
 async def _in_time(handle: Any, item: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401

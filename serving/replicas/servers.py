@@ -30,7 +30,7 @@ class PlannedServer(EngineServer):
         self.answers = answers = VllmAnswers(self)
         await super().__init__(llm_config, **kwargs)  # type: ignore[call-arg, misc]
         answers.started()
-        self.watch()
+        await self.begin()
 
     async def _start_engine(self) -> None:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,10 @@ from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping
 
     from serving.protocol.app_spec import SimulatedSettings
-    from serving.protocol.messages import FirstChunk, Refusal, RemotePrefill
+    from serving.protocol.messages import RemotePrefill
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
@@ -70,7 +71,7 @@ class SimulatedServer(EngineServer):
             domain=settings.domain,
             lease_s=settings.lease_s,
         )
-        self.watch()
+        await self.begin()
 
     async def check_health(self) -> None:
         """Pass: an engine that died ends this process."""
@@ -151,19 +152,15 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
         if prefill:
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
-    async def answer(
-        self,
-        kind: str,
-        body: dict[str, Any],
-        prefill: RemotePrefill | LocalPrefill,
-        *,
-        tried: object = None,
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
-        """Answer as `AnswerRole.answer` does."""
+    async def events(
+        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+    ) -> AsyncGenerator[Any, None]:
+        """Compute an answer as `AnswerRole.events` does."""
         if isinstance(prefill, LocalPrefill):
             await self.routed()
-        async for item in super().answer(kind, body, prefill, tried=tried):
-            yield item
+        async with aclosing(super().events(kind, body, prefill)) as items:
+            async for item in items:
+                yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
         handle = self._prefill[place["domain"]].options(**DIRECT_CALLS)

@@ -91,7 +91,8 @@ class SimulatedAnswers:
             while seen < request.max_tokens:
                 before, seen = seen, await sequence.more_than(seen)
                 if request.stream:
-                    yield writer.events(before, seen, self._metrics_ms(sequence))
+                    ends = seen >= request.max_tokens
+                    yield writer.events(before, seen, self._metrics_ms(sequence) if ends else {})
                 if lost:
                     raise EngineDied("a stream was lost, as was asked for")  # noqa: TRY301
             if not request.stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rich.text import Text
 from minicluster.engine_model.planned_limits import planned_lora
 from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validation, to_json
 from minicluster.units import gigabytes, seconds
+from sizing.catalog.endpoint import endpoint_cost
 from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner.studies.cost import Running, running
@@ -215,9 +217,26 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "KV offload", offload_text(plan.engine.kv_offload)
     if plan.engine.lora is not None:
         yield "LoRA", lora_text(plan)
+    if limit := endpoint_limit(plan):
+        yield "Endpoint", limit
     if not plan.deployable.ok:
         rule = plan.deployable.rule_broken
         yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
+
+
+def endpoint_limit(plan: Plan) -> str:
+    """Say so where the one endpoint process of a deployment carries less than the plan."""
+    cost, tokens_per_s = endpoint_cost(), plan.prediction.output_tokens_per_s
+    rate = plan.workload.requests_per_s
+    cores = cost.cores(requests_per_s=rate, output_tokens_per_s=tokens_per_s)
+    if cores <= cost.busy_fraction:
+        return ""
+    carried = rate * cost.busy_fraction / cores
+    return (
+        f"{tokens_per_s:,.0f} tokens/s keep {cores:.1f} cores of endpoint processes busy; `serving"
+        f" up` starts one, which carries about {carried:.3g} requests/s: split the load over"
+        f" {math.ceil(cores / cost.busy_fraction)} deployments"
+    )
 
 
 def offload_text(offload: KvOffload) -> str:

@@ -4,12 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.protocol.messages import FirstChunk, PrefillTiming, Refusal, RequestPhases
+from serving.protocol.messages import (
+    AnswerEnd,
+    AnswerReader,
+    FirstChunk,
+    PrefillTiming,
+    Refusal,
+    RequestPhases,
+)
 from serving.request.length import prompt_size
+from serving.request.usage import EventSplitter, with_usage
+
+
+class FakeAnswer:
+    """An answer whose events an iterator has, told as a replica tells them."""
+
+    def __init__(self, begun: Any, items: AsyncGenerator[Any], splitter: EventSplitter) -> None:  # noqa: ANN401
+        phases, first = begun
+        text = splitter.tokens(first) if isinstance(first, list) else first
+        self.chunk = FirstChunk(phases=phases, first=text)
+        self._items = items
+        self._splitter = splitter
+        self._telling: asyncio.Future[None] | None = None
+        self._begun = False
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+
+    def forward(self, reader: AnswerReader) -> None:
+        self._telling = asyncio.create_task(self._tell(reader))
+
+    def hold(self, *, on: bool) -> None:
+        if on:
+            self._may_go_on.clear()
+        else:
+            self._may_go_on.set()
+
+    def close(self) -> None:
+        if self._telling is None:
+            self._telling = asyncio.ensure_future(self._items.aclose())
+        elif self._begun:
+            self._telling.cancel()
+
+    async def _tell(self, reader: AnswerReader) -> None:
+        self._begun = True
+        error: Exception | None = None
+        async with aclosing(self._items):
+            try:
+                async for events in self._items:
+                    if text := self._splitter.tokens(events):
+                        reader.events(text.encode())
+                    await self._may_go_on.wait()
+            except Exception as failed:  # noqa: BLE001  (told to the reader)
+                error = failed
+        said = self._splitter
+        reader.ended(AnswerEnd(text=said.ending, usage=said.usage, error=error))
 
 
 @dataclass
@@ -43,7 +96,22 @@ class FakeServers:
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+    ) -> Refusal | FakeAnswer:
+        counted = with_usage(body)
+        items = self.items(domain, kind, counted, tried)
+        begun = await anext(items)
+        if isinstance(begun, Refusal):
+            await items.aclose()
+            return begun
+        answer = FakeAnswer(begun, items, EventSplitter(keeps_usage=counted is body))
+        if isinstance(begun[1], dict):
+            await items.aclose()
+        return answer
+
+    async def items(
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
+    ) -> AsyncGenerator[Any]:
+        """Yield a refusal, or phases with what is first, then events, as a replica does."""
         assert domain in {of for _, of in self.up}
         self.seen.append(body)
         if tried is not None:
@@ -59,10 +127,10 @@ class FakeServers:
             tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
             if not body.get("stream"):
                 await asyncio.sleep(self.itl_s * (tokens - 1))
-                yield FirstChunk(phases=phases, first=self._whole(kind, body, tokens))
+                yield phases, self._whole(kind, body, tokens)
                 return
             events = self._events(kind, body, tokens)
-            yield FirstChunk(phases=phases, first=[await anext(events)])
+            yield phases, [await anext(events)]
             async for event in events:
                 yield [event]
         finally:

@@ -19,24 +19,22 @@ from serving.protocol.messages import Refusal
 from serving.replicas.engine_request import engine_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
-
-    from serving.protocol.messages import FirstChunk
 
 
 class SchemaServers(FakeServers):
     """Refuses what vLLM's request classes refuse."""
 
-    async def answer(
+    async def items(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
-    ) -> AsyncIterator[Refusal | FirstChunk | list[str]]:
+    ) -> AsyncGenerator[Any]:
         request = engine_request(kind, body)
         if isinstance(request, Refusal):
             yield request
             return
         pickle.dumps(body)  # as it goes to another process
-        async for item in super().answer(domain, kind, body, tried):
+        async for item in super().items(domain, kind, body, tried):
             yield item
 
 

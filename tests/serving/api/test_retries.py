@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,9 +94,9 @@ class Dying(FakeServers):
     failure: Refusal = NO_ANSWERING_REPLICA
     spent_s: float = 0.0
 
-    async def answer(
+    async def items(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any]:
         self.attempts -= 1
         if self.attempts >= 0:
             self.seen.append(domain)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class Dying(FakeServers):
             yield self.failure
             return
         assert tried is not None
-        async for item in super().answer(domain, kind, body, tried):
+        async for item in super().items(domain, kind, body, tried):
             yield item
 
 

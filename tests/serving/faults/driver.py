@@ -66,6 +66,7 @@ class Driver:
         from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
         from serving.protocol.messages import Refusal  # noqa: PLC0415
         from serving.replicas.serve_backend import ServeBackend  # noqa: PLC0415
+        from serving.replicas.token_channels import TokenChannels  # noqa: PLC0415
 
         deployment = read_deployment(DEPLOYMENT)
         config = replace(
@@ -75,16 +76,43 @@ class Driver:
             routing=Routing(**routing),
         )
         [domain] = config.pairing
-        backend = ServeBackend({domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config)
 
         async def answered() -> list[Any]:
-            body_of_model = {"model": "demo", **body}
-            return [item async for item in backend.answer(domain, kind, body_of_model)]
+            backend = ServeBackend(
+                {domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config, TokenChannels(None)
+            )
+            begun = await backend.answer(domain, kind, {"model": "demo", **body})
+            if isinstance(begun, Refusal):
+                return [asdict(begun)]
+            said = [asdict(begun.chunk.phases), begun.chunk.first]
+            if begun.chunk.place is not None:
+                reader = Collected()
+                begun.forward(reader)
+                said += await reader.whole()
+            return said
 
-        begun, *later = asyncio.run(answered())
-        if isinstance(begun, Refusal):
-            return [asdict(begun)]
-        return [asdict(begun.phases), begun.first, *later]
+        return asyncio.run(answered())
+
+
+class Collected:
+    """The events of an answer."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def events(self, text: bytes) -> None:
+        self._texts.append(text.decode())
+
+    def ended(self, end: Any) -> None:  # noqa: ANN401
+        self._end.set_result(end)
+
+    async def whole(self) -> list[str]:
+        """Return all events, when the last one has come; raises what broke them off."""
+        end = await self._end
+        if end.error is not None:
+            raise end.error
+        return [*self._texts, end.text]
 
 
 def _handle(name: str) -> Any:  # noqa: ANN401

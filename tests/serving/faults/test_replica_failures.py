@@ -73,7 +73,7 @@ def test_all_prefill_replicas_are_gone(wide: Split) -> None:
     assert all(refused(reply, 503, "no-prefill-replica") for reply in (first, again))
     assert again.seconds < DEADLINE_S  # it waits for nothing
     assert (phases["path"], phases["reason"]) == ("fallback-local", "no-prefill-replica")
-    assert events[-1] == ["data: [DONE]\n\n"]
+    assert events[-1] == "data: [DONE]\n\n"
     wide.wait_until_whole()
     # Failure 3: the new replicas listen at the ports of the old ones.
     replies = [send(url, body_of(310 + seed)) for seed in range(4)]

@@ -17,12 +17,12 @@ import pytest
 
 from serving.protocol.messages import (
     EngineFailed,
-    FirstChunk,
     LocalPrefill,
     Prefilled,
     Refusal,
     RemotePrefill,
 )
+from serving.replicas.token_listener import TokenListener
 from serving.request.prefill import DIED, TIMEOUT
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
@@ -66,8 +66,8 @@ class Engine:
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
-    """Return what asks a server with an engine that yields *items*."""
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """Return what makes a server with an engine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # imports warn of themselves
         from serving.replicas import generation, vllm_answers  # noqa: PLC0415
@@ -75,22 +75,33 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
     monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: False)
 
+    def serving(engine: Engine) -> Any:  # noqa: ANN401
+        made = generation.AnswerRole()
+        made.answers = vllm_answers.VllmAnswers(SimpleNamespace(engine=engine))
+        made._config, made._closing = CONFIG, {}
+        return made
+
+    return serving
+
+
+@pytest.fixture
+def ask(server: Any) -> Any:  # noqa: ANN401
+    """Return what asks a server with an engine that yields *items*."""
+
     def asking(
         body: dict[str, Any], *items: object, prefill: RemotePrefill | LocalPrefill = REMOTE
     ) -> Any:  # noqa: ANN401
-        server = generation.AnswerRole()
         engine = Engine(*items)
-        server.answers = vllm_answers.VllmAnswers(SimpleNamespace(engine=engine))
-        server._config, server._closing = CONFIG, {}
+        made = server(engine)
 
         async def all_of_it() -> list[Any]:
             said = []
             try:
-                async for item in server.answer("completions", body, prefill):
+                async for item in made.events("completions", body, prefill):
                     said.append(item)  # noqa: PERF401  (what came before an error counts)
             except Exception as error:  # noqa: BLE001  (what the caller would see)
                 said.append(error)
-            await asyncio.gather(*server._closing)
+            await asyncio.gather(*made._closing)
             return said
 
         return run(all_of_it()), engine
@@ -98,18 +109,41 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     return asking
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_rest_of_a_stream_is_at_its_place(server: Any, *, leaves: bool) -> None:  # noqa: ANN401
+    """The call lasts as long as the answer, and leaves nothing behind when it is cancelled."""
+    engine = Engine(ONE, None, "data: 2\n\n", DONE)
+    made = server(engine)
+
+    async def asked() -> tuple[Any, int, float]:
+        made.listener = TokenListener()
+        answer = made.answer("completions", STREAM, REMOTE)
+        begun = await anext(answer)
+        assert begun.place.answer in made.listener.answers
+        if leaves:
+            await answer.aclose()
+        else:
+            assert await anext(answer, None) is None
+        await asyncio.gather(*made._closing)
+        return begun, len(made.listener.answers), asyncio.get_running_loop().time()
+
+    begun, left, ended_s = run(asked())
+    assert (begun.first, left, engine.ended) == (ONE, 0, True)
+    assert (ended_s > 11.0) != leaves
+    assert engine.asked.stream_options.include_usage
+
+
 def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     """The phases come with the first event; decode is told where the KV cache is."""
     (begun, *events), engine = ask(STREAM, ONE, "data: 2\n\n", DONE)
-    assert isinstance(begun, FirstChunk)
-    phases = begun.phases
+    phases, first = begun
     assert (phases.path, phases.prefill_replica, phases.decode_replica) == ("remote", "p0", "d0")
     assert (phases.prefill_s, phases.prefill_queue_s, phases.prefill_step_s) == (0.5, 0.1, 0.2)
     assert phases.headers == {
         "X-Minicluster-Path": "remote",
         "Server-Timing": "prefill_queue;dur=100.0, prefill;dur=200.0, handoff;dur=0.0",
     }
-    assert [begun.first, *events] == [[ONE], ["data: 2\n\n"], [DONE]]
+    assert [first, *events] == [[ONE], ["data: 2\n\n"], [DONE]]
     assert engine.asked.kv_transfer_params == {"at": "p0"}
 
 
@@ -132,7 +166,7 @@ def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
 )
 def test_what_became_of_prefill_is_said(ask: Any, prefill: Any, items: Any, said: str) -> None:  # noqa: ANN401
     (begun, *_), engine = ask(STREAM, *items, prefill=prefill)
-    phases = begun.phases
+    phases, _ = begun
     assert (phases.path_and_reason, phases.prefill_s) == (said, prefill.seconds)
     remote = isinstance(prefill, RemotePrefill)
     assert phases.prefill_replica == ("p0" if remote else "")
@@ -158,7 +192,7 @@ def test_prefill_that_was_given_up_leaves_less_time_for_the_first_token(ask: Any
 def test_an_engine_that_fails_midway_is_never_done(ask: Any, items: Any, named: bytes) -> None:  # noqa: ANN401
     """What breaks a stream can be read without vLLM, which the endpoint must not import."""
     (begun, error), engine = ask(STREAM, ONE, *items)
-    assert (begun.first, type(error), engine.ended) == ([ONE], EngineFailed, True)
+    assert (begun[1], type(error), engine.ended) == ([ONE], EngineFailed, True)
     read = "import pickle, sys; print(pickle.load(sys.stdin.buffer), 'vllm' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", read], input=pickle.dumps(error), capture_output=True, check=True

@@ -85,7 +85,8 @@ async def test_another_plan_takes_the_next_request(
     others = replace(config, plan_hash="other", slo=SloSpec(ttft_s=0.7, tpot_s=0.05))
     pools = {config.plan_hash: FakeServers(itl_s=1.0), "other": FakeServers()}
     monkeypatch.setattr(
-        "serving.replicas.ingress._backend", lambda found: pools[found["config"]["plan_hash"]]
+        "serving.replicas.ingress._backend",
+        lambda found, _channels: pools[found["config"]["plan_hash"]],
     )
     ingress = Endpoint(_settings(config, drain_s=60.0))
     transport = httpx.ASGITransport(app=await ingress.__serve_build_asgi_app__())

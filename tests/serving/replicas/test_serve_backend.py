@@ -16,11 +16,17 @@ from minicluster.specs.slo import SloSpec
 from serving.cluster import serve_compat
 from serving.cluster.serve_compat import NoReplica
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
+from serving.protocol.frames import Kind
 from serving.protocol.messages import (
+    AnswerEnd,
+    ChannelPlace,
+    EngineFailed,
+    FirstChunk,
     LocalPrefill,
     Prefilled,
     PrefillTiming,
     Refusal,
+    RequestPhases,
     RequestRefused,
 )
 from serving.replicas import remote_prefill, serve_backend
@@ -31,6 +37,7 @@ from serving.replicas.serve_backend import (
     first_token_limit_s,
     whole_answer_limit_s,
 )
+from serving.replicas.token_channels import ChannelLostError
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
@@ -39,6 +46,15 @@ CONFIG = unplanned(prefill_deadline_s=1.0, kv_wait_deadline_s=1.0, max_model_len
 
 PREFILLED = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
 TIMING = PrefillTiming(prompt_tokens=3, seconds=0.1, queue_s=0.0, step_s=0.1)
+
+
+PHASES = RequestPhases(prefill_s=0.0, decode_s=0.0)
+PLACE = ChannelPlace(host="h", port=1, secret="", answer=1)
+BEGUN = FirstChunk(phases=PHASES, first="0", place=PLACE)
+WHOLE_ANSWER = FirstChunk(phases=PHASES, first={})
+
+
+WHOLE, HOUR_S = {"stream": False}, 3600.0
 
 
 class Response:
@@ -77,6 +93,49 @@ class Response:
         self.cancelled = True
 
 
+class Channel:
+    """The channel of one answer: events, then an end, an error or nothing more."""
+
+    def __init__(self, *texts: bytes, end: str | None = "done", pause_s: float = 0.0) -> None:
+        self._texts, self._end, self._pause_s = texts, end, pause_s
+        self.told: list[Kind] = []
+
+    def attach(self, place: ChannelPlace, reader: Any) -> None:  # noqa: ANN401
+        assert place == PLACE
+        self._sending = asyncio.create_task(self._send(reader))
+
+    def tell(self, place: ChannelPlace, kind: Kind) -> None:
+        assert place == PLACE
+        self.told.append(kind)
+
+    async def _send(self, reader: Any) -> None:  # noqa: ANN401
+        for text in self._texts:
+            await asyncio.sleep(self._pause_s)
+            reader.events(text)
+        if self._end == "lost":
+            reader.lost(ChannelLostError("cut"))
+        elif self._end is not None:
+            failed = "broken" if self._end == "broken" else ""
+            reader.ended({"usage": {"completion_tokens": 2}, "text": "[DONE]", "error": failed})
+
+
+class Collected:
+    """What an answer brings."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.end: AnswerEnd | None = None
+        self.over = asyncio.Event()
+
+    def events(self, text: bytes) -> None:
+        self.texts.append(text)
+
+    def ended(self, end: AnswerEnd) -> None:
+        assert self.end is None
+        self.end = end
+        self.over.set()
+
+
 def _handle(response: Response | None = None, prompt_tokens: int | None = None) -> Any:  # noqa: ANN401
     """Return a handle whose calls are *response*, but for a prompt that is done or counted."""
 
@@ -112,57 +171,98 @@ def live(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return counts
 
 
-def _ask(
-    response: Response,
-    take: int | None = None,
-    into: list[Any] | None = None,
-    reads_in_s: float = 0.0,
-    **body: object,
-) -> list[Any]:
-    """Return what an answer brings, or put it *into* a list; stop listening after *take* items."""
-    taken: list[Any] = [] if into is None else into
+def _backend(
+    servers: dict[str, Any],
+    prefill: dict[str, Any],
+    channel: Channel | None = None,
+    config: EndpointConfig = CONFIG,
+) -> ServeBackend:
+    return ServeBackend(servers, prefill, config, channel or Channel())  # type: ignore[arg-type]
 
-    async def listen() -> list[Any]:
-        servers = ServeBackend({"d0": _handle(response)}, {"d0": _handle()}, CONFIG)
-        stream: Any = servers.answer("d0", "chat", {"stream": True, **body})
-        async for item in stream:
-            taken.append(item)
-            await asyncio.sleep(reads_in_s)
-            if len(taken) == take:
-                await stream.aclose()
-                break
-        return taken
 
-    return run(listen())
+def _ask(response: Response, **body: object) -> Any:  # noqa: ANN401
+    """Return how an answer begins."""
+    servers = _backend({"d0": _handle(response)}, {"d0": _handle()})
+    return run(_asked(servers, **body))
+
+
+async def _asked(servers: ServeBackend, **body: object) -> Any:  # noqa: ANN401
+    answer = await servers.answer("d0", "chat", {"stream": True, **body})
+    await asyncio.sleep(0)
+    return answer if isinstance(answer, Refusal) else answer.chunk
+
+
+def _read(response: Response, channel: Channel, *, holds_s: float = 0.0) -> Collected:
+    """Return what a stream brings; its client stands still for *holds_s* after the first event."""
+
+    async def read() -> Collected:
+        servers = _backend({"d0": _handle(response)}, {"d0": _handle()}, channel)
+        answer = await servers.answer("d0", "chat", {"stream": True})
+        assert not isinstance(answer, Refusal)
+        collected = Collected()
+        answer.forward(collected)
+        if holds_s:
+            answer.hold(on=True)
+            await asyncio.sleep(holds_s)
+            answer.hold(on=False)
+        await collected.over.wait()
+        answer.close()
+        return collected
+
+    return run(read())
 
 
 def _time(response: Response, **body: object) -> Any:  # noqa: ANN401
-    servers = ServeBackend({}, {"d0": _handle(response)}, CONFIG)
+    servers = _backend({}, {"d0": _handle(response)})
     return run(servers.time_prefill({"prompt": [1, 2, 3], **body}))
 
 
-def test_an_answer_that_is_not_read_is_cancelled(live: list[int | None]) -> None:
-    """One that ends is not; one in one piece may take longer, of replicas not yet known."""
+def test_how_an_answer_begins(live: list[int | None]) -> None:
+    """One in one piece may take longer; replicas may be not yet known."""
     live[:] = [None]
-    whole, part, slow = Response(1, 2, 3), Response(1, 2, 3), Response(1, pause_s=5.0)
-    assert (_ask(whole), whole.cancelled) == ([1, 2, 3], False)
-    assert (_ask(slow, **WHOLE), slow.cancelled) == ([1], False)
-    assert (_ask(part, take=2), part.cancelled) == ([1, 2], True)
+    slow = Response(WHOLE_ANSWER, pause_s=5.0)
+    assert (_ask(slow, **WHOLE), slow.cancelled) == (WHOLE_ANSWER, False)
+    begun = Response(BEGUN, stands_s=1.0)
+    assert (_ask(begun), begun.cancelled) == (BEGUN, False)
 
 
-WHOLE, HOUR_S = {"stream": False}, 3600.0
+@pytest.mark.usefixtures("live")
+def test_an_answer_that_is_not_read_is_cancelled() -> None:
+    """One that has ended, or came in one piece, is not."""
+
+    async def closed(response: Response) -> tuple[bool, list[Kind]]:
+        channel = Channel()
+        servers = _backend({"d0": _handle(response)}, {}, channel)
+        answer = await servers.answer("d0", "chat", {"stream": True})
+        assert not isinstance(answer, Refusal)
+        answer.close()
+        answer.close()
+        return response.cancelled, channel.told
+
+    assert run(closed(Response(BEGUN, stands_s=9.0))) == (True, [Kind.DETACH])
+    assert run(closed(Response(WHOLE_ANSWER))) == (False, [])
+    response, channel = Response(BEGUN), Channel(b"1")
+    assert _read(response, channel).texts == [b"1"]
+    assert (response.cancelled, channel.told) == (False, [])
 
 
 @pytest.mark.parametrize(
     ("ask", "response", "looks", "body", "status", "code"),
     [
-        (_ask, Response(1), [0], {}, 503, "no_replica"),
+        (_ask, Response(BEGUN), [0], {}, 503, "no_replica"),
         (_ask, Response(error=RayActorError()), [1], {}, 503, "no_replica"),
-        (_ask, Response(1, pause_s=5.0), [1], {}, 503, "no_replica"),
+        (_ask, Response(BEGUN, pause_s=5.0), [1], {}, 503, "no_replica"),
         # Serve would hold the call; a whole answer has no limit that would end the wait.
-        (_ask, Response(1, pause_s=5.0), [1, 1, 0], WHOLE, 503, "no_replica"),
-        (_ask, Response(1, pause_s=HOUR_S), [1], WHOLE, 504, "answer-timeout"),
-        (_ask, Response(1, pause_s=HOUR_S), [1], {"use_beam_search": True}, 504, "answer-timeout"),
+        (_ask, Response(BEGUN, pause_s=5.0), [1, 1, 0], WHOLE, 503, "no_replica"),
+        (_ask, Response(BEGUN, pause_s=HOUR_S), [1], WHOLE, 504, "answer-timeout"),
+        (
+            _ask,
+            Response(BEGUN, pause_s=HOUR_S),
+            [1],
+            {"use_beam_search": True},
+            504,
+            "answer-timeout",
+        ),
         (_time, Response(TIMING), [0], {}, 503, "no_replica"),
         (_time, Response(error=RayActorError()), [1], {}, 503, "no_replica"),
         (_time, Response(TIMING, pause_s=HOUR_S), [1, 0], {}, 503, "no_replica"),
@@ -189,28 +289,53 @@ def test_nothing_is_waited_for_in_vain(  # noqa: PLR0913, PLR0917  (a table)
 
 
 @pytest.mark.usefixtures("live")
+def test_a_bug_stays_what_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _ask(Response(error=ZeroDivisionError()))
+
+
+@pytest.mark.usefixtures("live")
 @pytest.mark.parametrize(
-    "response",
-    [Response(1, 2, error=RayActorError()), Response(error=ZeroDivisionError())],
-    ids=["a death midway", "a bug"],
+    ("response", "channel", "error"),
+    [
+        (Response(BEGUN), Channel(b"1", b"2"), type(None)),
+        (Response(BEGUN), Channel(b"1", b"2", pause_s=1.0), type(None)),  # its call ended first
+        (Response(BEGUN, stands_s=HOUR_S), Channel(b"1", b"2", end="broken"), EngineFailed),
+        (Response(BEGUN, stands_s=HOUR_S), Channel(b"1", b"2", end="lost"), ChannelLostError),
+        (Response(BEGUN, error=RayActorError()), Channel(b"1", b"2", end=None), RayActorError),
+        (Response(BEGUN), Channel(b"1", b"2", end=None), EngineFailed),
+    ],
+    ids=["whole", "late", "broken", "lost", "a death midway", "no end"],
 )
-def test_what_is_no_refusal_stays_what_it_is(response: Response) -> None:
-    """After the first item the stream fails: the endpoint ends it with an error event."""
-    with pytest.raises((RayActorError, ZeroDivisionError)):
-        _ask(response)
+def test_how_a_stream_ends(response: Response, channel: Channel, error: type) -> None:
+    """Its events come, and one end: with the usage, or with what broke it off."""
+    collected = _read(response, channel)
+    assert collected.texts == [b"1", b"2"]
+    assert collected.end is not None
+    assert isinstance(collected.end.error, error)
+    if error is type(None):
+        assert (collected.end.text, collected.end.usage) == ("[DONE]", {"completion_tokens": 2})
 
 
 @pytest.mark.usefixtures("live")
 def test_a_stream_whose_engine_stands_still_midway_ends() -> None:
     """Each event may take half a minute, however many came before and however long the answer."""
-    response, taken = Response(1, 2, pause_s=3.0, error=None, stands_s=HOUR_S), list[Any]()
-    with pytest.raises(RequestRefused) as refused:
-        _ask(response, into=taken, max_tokens=1000)
-    assert (taken, refused.value.refusal.code) == ([1, 2], "token-timeout")
+    response = Response(BEGUN, stands_s=HOUR_S)
+    collected = _read(response, Channel(b"1", b"2", end=None, pause_s=3.0))
+    assert collected.end is not None
+    assert isinstance(collected.end.error, RequestRefused)
+    assert collected.end.error.refusal.code == "token-timeout"
     assert response.cancelled
-    assert _ask(Response(*range(99), pause_s=3.9), max_tokens=1) == [*range(99)]
-    # A client that reads slowly is not late.
-    assert _ask(Response(1, 2, 3, pause_s=1.0), reads_in_s=HOUR_S, max_tokens=5) == [1, 2, 3]
+    many = [b"%d" % number for number in range(99)]
+    paced = _read(Response(BEGUN, stands_s=HOUR_S), Channel(*many, pause_s=29.0))
+    assert (paced.texts, paced.end and paced.end.error) == (many, None)
+
+
+@pytest.mark.usefixtures("live")
+def test_a_client_that_reads_slowly_is_not_late() -> None:
+    channel = Channel(b"1", pause_s=HOUR_S)
+    read = _read(Response(BEGUN, stands_s=2 * HOUR_S), channel, holds_s=HOUR_S)
+    assert (read.texts, channel.told) == ([b"1"], [Kind.HOLD, Kind.GO_ON])
 
 
 @pytest.mark.usefixtures("live")
@@ -241,12 +366,13 @@ def test_what_never_goes_through_prefill_is_not_timed_there(
     assert param in refusal.message
 
 
-def _answered(decode: Any, prefill: Any, body: dict[str, Any], config: EndpointConfig) -> list[Any]:  # noqa: ANN401
-    """Return what a completion brings from one decode and one prefill pool."""
+def _answered(decode: Any, prefill: Any, body: dict[str, Any], config: EndpointConfig) -> Any:  # noqa: ANN401
+    """Return how a completion of one decode and one prefill pool begins."""
 
-    async def ask() -> list[Any]:
-        servers = ServeBackend({"d0": decode}, {"d0": prefill}, config)
-        return [item async for item in servers.answer("d0", "completions", body)]
+    async def ask() -> Any:  # noqa: ANN401
+        servers = _backend({"d0": decode}, {"d0": prefill}, config=config)
+        answer = await servers.answer("d0", "completions", body)
+        return answer if isinstance(answer, Refusal) else answer.chunk
 
     return run(ask())
 
@@ -280,8 +406,8 @@ def test_a_prompt_goes_where_it_belongs(
     One fetched KV cache gives neither several answers nor what looks at the prompt.
     """
     config = replace(CONFIG, routing=Routing(local_threshold_tokens=8))
-    decode, prefill = _handle(Response("first"), counted), _handle()
-    assert _answered(decode, prefill, body, config) == ["first"]
+    decode, prefill = _handle(Response(WHOLE_ANSWER), counted), _handle()
+    assert _answered(decode, prefill, body, config) == WHOLE_ANSWER
     *_, said = decode.given[-1]
     if place is None:
         assert (prefill.given, said.prefilled) == ([("completions", body)], PREFILLED)
@@ -292,14 +418,14 @@ def test_a_prompt_goes_where_it_belongs(
 @pytest.mark.usefixtures("live")
 def test_what_prefill_refuses_is_not_decoded() -> None:
     refusal = Refusal(status=400, message="No such prompt.")
-    decode, prefill = _handle(Response("first")), _handle(Response(refusal))
-    assert _answered(decode, prefill, {"prompt": "x"}, CONFIG) == [refusal]
+    decode, prefill = _handle(Response(BEGUN)), _handle(Response(refusal))
+    assert _answered(decode, prefill, {"prompt": "x"}, CONFIG) == refusal
     assert decode.given == []
 
 
 @pytest.mark.usefixtures("live")
 def test_the_time_of_prefill_is_no_longer_there_for_the_first_token() -> None:
-    decode = _handle(Response("first", pause_s=3.8))
+    decode = _handle(Response(BEGUN, pause_s=3.8))
     prefill = _handle(Response(PREFILLED, pause_s=0.5))
     with pytest.raises(RequestRefused):
         _answered(decode, prefill, {"prompt": "x", "stream": True}, CONFIG)
