@@ -23,11 +23,11 @@ from minicluster.errors import Exit
 from serving.cluster.ports import free_ports
 
 BIN = Path(sys.executable).parent
-SLOWDOWN = 7.0
+SLOWDOWN = 3.0
 """
-The plan streams 10,000 tokens per second; two cores pass on 1,400 of them, for which endpoint and
-replicas take two thirds of a core. The time of the demo goes into this factor: 37 s of the plan
-become four minutes.
+The plan streams 9,000 tokens per second; two cores pass on 3,000 of them, for which endpoint,
+replicas and load client take about one core. The time of the demo goes into this factor: 37 s of
+the plan become two minutes.
 """
 
 REQUESTS = 300

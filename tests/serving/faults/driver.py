@@ -76,11 +76,10 @@ class Driver:
             routing=Routing(**routing),
         )
         [domain] = config.pairing
+        pools = {domain: _handle(DECODE)}, {domain: _handle(PREFILL)}
 
         async def answered() -> list[Any]:
-            backend = ServeBackend(
-                {domain: _handle(DECODE)}, {domain: _handle(PREFILL)}, config, TokenChannels(None)
-            )
+            backend = ServeBackend(*pools, config, TokenChannels(None))
             begun = await backend.answer(domain, kind, {"model": "demo", **body})
             if isinstance(begun, Refusal):
                 return [asdict(begun)]
