@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from io import FileIO
     from pathlib import Path
-    from typing import TextIO
 
 SURPLUS = "cells beyond the last column"
 """Column of a table under which these are."""
@@ -88,22 +88,36 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: the file cannot be written; nothing is left of it.
     """
-    file = path.resolve()
-    partial = file.parent / f".{file.name}.{os.getpid()}"
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """
+    Write files as `write_atomically` does: if one has no room on the disk, all stay as they were.
+
+    Raises:
+        InputError: one of them cannot be written.
+    """
+    partials: dict[Path, Path] = {}
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8", newline="")
-            return
-        with partial.open("w", encoding="utf-8", newline="") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        partial.replace(file)
+        for path, text in texts.items():
+            if path.exists() and not path.is_file():
+                path.write_text(text, encoding="utf-8", newline="")
+                continue
+            file = path.resolve()
+            partials[path] = file.parent / f".{file.name}.{os.getpid()}"
+            with partials[path].open("w", encoding="utf-8", newline="") as opened:
+                opened.write(text)
+                opened.flush()
+                os.fsync(opened.fileno())
+        for path, partial in partials.items():
+            partial.replace(path.resolve())
     except OSError as error:
         raise InputError(str(path), error.strerror, "a file that can be written") from None
     finally:
-        with suppress(OSError):
-            partial.unlink()
+        for partial in partials.values():
+            with suppress(OSError):
+                partial.unlink()
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -162,11 +176,12 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
             path.unlink(missing_ok=True)
 
 
-def _open_lock(path: Path, place: str, user: str) -> TextIO:
+def _open_lock(path: Path, place: str, user: str) -> FileIO:
     """Return the open file of a lock that this process has now."""
     while True:
         try:
-            opened = path.open("a+", encoding="utf-8")
+            # Without a buffer, which a full disk would keep from being flushed at the end.
+            opened = path.open("ab+", buffering=0)
         except OSError as error:
             raise InputError(place, str(path), f"a writable file: {error.strerror}") from None
         try:
@@ -174,7 +189,7 @@ def _open_lock(path: Path, place: str, user: str) -> TextIO:
         except OSError:
             with opened:
                 opened.seek(0)
-                used = f"in use by process {opened.read().strip()} ({user})"
+                used = f"in use by process {opened.read().decode().strip()} ({user})"
             way_out = "wait for it, or end it"
             raise InputError(place, used, "no other at the same time", way_out) from None
         # The one before may have removed the file between our opening and locking it.
@@ -184,6 +199,5 @@ def _open_lock(path: Path, place: str, user: str) -> TextIO:
         opened.close()
     with suppress(OSError):  # a full disk has no room for the number
         opened.truncate(0)
-        opened.write(f"{os.getpid()}\n")
-        opened.flush()
+        opened.write(f"{os.getpid()}\n".encode())
     return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from minicluster.errors import Exit, MiniclusterError
+from minicluster.errors import Exit, InputError, MiniclusterError
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
@@ -28,6 +29,9 @@ class ErrorConsole(Console):
 
 
 HELP = ["-h", "--help"]
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a disk, or a user's share of it, that is full: wherever they come, no bug of ours."""
 
 COLLECTED_OBJECTS = 1_000_000
 """Objects made between two looks for cycles: a command ends before it has many."""
@@ -49,27 +53,42 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         command.main(prog_name=name, help_option_names=HELP)  # answers the shell, and exits
     try:
         # Not `app()`: Typer's own way to run makes exit code 130 of Ctrl-C, without a word.
-        arguments = sys.argv[1:]
-        with command.make_context(name, arguments, help_option_names=HELP) as context:
-            code = command.invoke(context)
+        code = _invoke(command, name)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except MiniclusterError as error:
-        say(f"{name}: {error}", style="red")
+        say(_with_notes(f"{name}: {error}", error), style="red")
         sys.exit(error.exit_code)
     except USAGE_ERRORS as error:
         message = error.format_message()  # empty where Click has just shown the help itself
         if message:
             say(f"{name}: {message} (`{name} -h` shows how)", style="red")
         sys.exit(Exit.BAD_INPUT)
-    except (KeyboardInterrupt, typer.Abort):
-        say(f"{name}: interrupted", style="red")
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        say(_with_notes(f"{name}: interrupted", interrupt), style="red")
         sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout has had enough; let the interpreter not complain while it exits.
         sys.stderr.close()
         sys.exit(Exit.DONE)
     sys.exit(code if isinstance(code, int) else Exit.DONE)
+
+
+def _invoke(command: Any, name: str) -> Any:  # noqa: ANN401
+    """Run the command of this process's arguments; returns what it returns."""
+    try:
+        with command.make_context(name, sys.argv[1:], help_option_names=HELP) as context:
+            return command.invoke(context)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        place = str(error.filename or "the disk")
+        raise InputError(place, error.strerror, "a disk that has room") from None
+
+
+def _with_notes(line: str, error: BaseException) -> str:
+    """Return *line*, and below it what went wrong while the error was dealt with."""
+    return "\n".join([line, *getattr(error, "__notes__", ())])
 
 
 def say(line: str, *, style: str = "") -> None:

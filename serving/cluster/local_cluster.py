@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,7 +12,15 @@ from minicluster.command import uninterrupted
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from serving.cluster.processes import cluster_processes, stop
 from serving.cluster.raylets import session_path, start_nodes
-from serving.cluster.state import HOME, TOKEN, read_record, read_state, write_record
+from serving.cluster.state import (
+    HOME,
+    TOKEN,
+    UNFINISHED,
+    read_record,
+    read_state,
+    remove_session,
+    write_record,
+)
 from serving.cluster.token import refuse_missing_certificates
 from serving.protocol.app_spec import RayNode
 
@@ -82,13 +89,13 @@ def cluster_up(nodes: Sequence[RayNode], report: Callable[[str], None]) -> Local
             token=CLUSTER_TOKEN,
             report=report,
         )
+        cluster = replace(cluster, address=address)
+        write_record(CLUSTER, cluster)
     except BaseException:
         with uninterrupted():
             report("stopping what was started")
             _remove(cluster)
         raise
-    cluster = replace(cluster, address=address)
-    write_record(CLUSTER, cluster)
     return cluster
 
 
@@ -116,7 +123,7 @@ def current_cluster() -> LocalCluster:
 
     Raises:
         NegativeAnswer: none was.
-        TargetFailed: its processes are gone.
+        TargetFailed: its processes are gone, or Ray is not up.
     """
     cluster = read_cluster()
     if cluster is None:
@@ -124,6 +131,11 @@ def current_cluster() -> LocalCluster:
     if not cluster_processes(cluster.cluster_id):
         raise TargetFailed(
             f"the cluster started {cluster.started} is gone; `serving cluster down` clears it"
+        )
+    if not cluster.address:
+        raise TargetFailed(
+            f"`serving cluster up`, begun {cluster.started}, {UNFINISHED} (`serving cluster down`"
+            " clears what is left)"
         )
     return cluster
 
@@ -149,6 +161,6 @@ def token_file(address: str) -> Path | None:
 
 def _remove(cluster: LocalCluster) -> None:
     stop(cluster.cluster_id)
-    shutil.rmtree(cluster.session, ignore_errors=True)
+    remove_session(cluster.session)
     CLUSTER_TOKEN.unlink(missing_ok=True)
     CLUSTER.unlink(missing_ok=True)

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minicluster.errors import TargetFailed
+from minicluster.errors import InputError, TargetFailed
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.cluster.logs import first_error
 from serving.cluster.ports import LOOPBACK, free_ports
 from serving.cluster.processes import MARK, RAYLET, environment
+from serving.cluster.state import RAY
 from serving.cluster.token import write_token
 from serving.protocol.app_spec import DEVICES_LABEL, GENERATION_LABEL
 
@@ -27,7 +28,7 @@ OBJECT_STORE_BYTES = 128 << 20
 
 def session_path(cluster_id: str) -> Path:
     """Return where Ray keeps its files; the path must be short, because it holds Unix sockets."""
-    return Path("/tmp") / f"minicluster-{cluster_id[:8]}"  # noqa: S108  (made by its owner alone)
+    return Path("/tmp") / f"minicluster-{cluster_id[:8]}" / RAY  # noqa: S108  (made by its owner)
 
 
 def start_nodes(
@@ -38,7 +39,7 @@ def start_nodes(
     report: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet per node, the first as the head, with a new directory for Ray.
+    Start one raylet per node, the first as the head, in a new directory that only we may enter.
 
     Their token is written to *token*.
 
@@ -46,6 +47,7 @@ def start_nodes(
         The cluster's address.
 
     Raises:
+        InputError: the directory or the token cannot be written.
         TargetFailed: Ray did not start; with Ray's message.
     """
     head, *others = nodes
@@ -53,7 +55,10 @@ def start_nodes(
     address = f"{LOOPBACK}:{port}"
     report(f"starting Ray: {len(nodes)} node(s)")
     session = session_path(cluster_id)
-    session.mkdir(mode=0o700)
+    try:
+        session.parent.mkdir(mode=0o700)
+    except OSError as error:
+        raise InputError(str(session.parent), error.strerror, "a folder that is new") from None
     write_token(token)
     env = environment(cluster_id, token)
     _ray_start(

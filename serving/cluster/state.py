@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import InputError
-from minicluster.files import locked, write_atomically
+from minicluster.files import locked, make_folder, write_together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 Record = TypeVar("Record")
 
@@ -37,6 +37,12 @@ API_KEYS = HOME / "api-keys"
 
 LOGS = HOME / "logs"
 """Logs of the last deployment, after it has been stopped."""
+
+UNFINISHED = "has not come to its end: it is still at work, or was killed"
+"""What is said of a command whose record names no address of Ray yet."""
+
+RAY = "ray"
+"""Folder of Ray's files in a private one, because Ray lets every user write into its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,7 @@ def changing() -> Iterator[None]:
     Raises:
         InputError: another one does.
     """
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(LOCK.parent, "serving")
     try:
         with locked(LOCK, str(HOME), "serving up or scale"):
             yield
@@ -113,9 +119,10 @@ def read_state() -> State | None:
     return read_record(STATE, State, "`serving up`", f"remove {STATE} and `ray stop`")
 
 
-def write_state(state: State) -> None:
-    """Write the state; an interrupt leaves the old one."""
-    write_record(STATE, state)
+def write_state(state: State, copies: Mapping[Path, str] | None = None) -> None:
+    """Write the state, and *copies* beside it; an interrupt or a full disk leaves the old files."""
+    make_folder(HOME, "serving")
+    write_together({**(copies or {}), STATE: _as_json(state)})
 
 
 def read_record(file: Path, kind: type[Record], writer: str, way_out: str) -> Record | None:
@@ -131,20 +138,48 @@ def read_record(file: Path, kind: type[Record], writer: str, way_out: str) -> Re
 
 def write_record(file: Path, record: object) -> None:
     """Write a dataclass as JSON; an interrupt leaves the old file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = TypeAdapter(type(record)).dump_json(record, indent=2).decode()
-    write_atomically(file, text + "\n")
+    make_folder(file.parent, "serving")
+    write_together({file: _as_json(record)})
+
+
+def _as_json(record: object) -> str:
+    return TypeAdapter(type(record)).dump_json(record, indent=2).decode() + "\n"
 
 
 def remove_state(state: State) -> None:
-    """Keep the logs of a deployment that has been stopped, and remove all its other files."""
+    """
+    Keep the logs of a deployment that has been stopped, and remove all its other files.
+
+    Raises:
+        InputError: the logs cannot be copied. They stay where Ray wrote them, and so do former
+            ones; all else is removed, because the deployment does not run.
+    """
+    failure = ""
     if state.session and state.cluster_id:
-        if state.logs.is_dir():
-            shutil.rmtree(LOGS, ignore_errors=True)
-            # A log that cannot be copied (full disk, missing directory) must not keep the state of
-            # a deployment that does not run.
-            with suppress(OSError):
-                shutil.copytree(state.logs, LOGS, ignore_dangling_symlinks=True)
-        shutil.rmtree(state.session, ignore_errors=True)
+        failure = _keep_logs(state.logs) if state.logs.is_dir() else ""
+        if not failure:
+            remove_session(Path(state.session))
     for file in (TOKEN, API_KEYS, PLAN, DEPLOYMENT, STATE):
         file.unlink(missing_ok=True)
+    if failure:
+        expectation = "room for the logs of the deployment that was stopped"
+        raise InputError(str(LOGS), failure, expectation, f"they stay in {state.logs}")
+
+
+def _keep_logs(logs: Path) -> str:
+    """Copy *logs* to the place of the former ones; return why that failed, or nothing."""
+    copy = LOGS.with_name("logs.copy")
+    try:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(logs, copy, ignore_dangling_symlinks=True)
+        shutil.rmtree(LOGS, ignore_errors=True)
+        copy.rename(LOGS)
+    except OSError as error:
+        shutil.rmtree(copy, ignore_errors=True)
+        return str(error.args[0][0][-1] if isinstance(error, shutil.Error) else error)
+    return ""
+
+
+def remove_session(session: Path) -> None:
+    """Remove Ray's files, and the private folder in which they are."""
+    shutil.rmtree(session.parent if session.name == RAY else session, ignore_errors=True)

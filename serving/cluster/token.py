@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -29,11 +30,20 @@ def write_token(file: Path) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a secret into a file that only its owner may read."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as private:
-        private.write(text)
+    """
+    Write a secret into a file that only its owner may read.
+
+    Raises:
+        InputError: it cannot be written; nothing is left of it.
+    """
+    make_folder(file.parent, "serving")
+    try:
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as private:
+            private.write(text)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise InputError(str(file), error.strerror, "a file that can be written") from None
 
 
 def use_token(environ: MutableMapping[str, str], file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import time
@@ -19,19 +18,19 @@ import psutil
 
 from minicluster.command import uninterrupted
 from minicluster.errors import InputError, MiniclusterError, TargetFailed
-from minicluster.files import write_atomically
 from minicluster.plan import read_deployment, to_json
 from serving.api.keys import KEYS, KEYS_FILE
 from serving.api.tls import TlsFiles
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause
 from serving.cluster.ports import NIXL_PORT, free_nixl_port, is_free
-from serving.cluster.processes import stop
+from serving.cluster.processes import cluster_processes, stop
 from serving.cluster.raylets import session_path, start_nodes
 from serving.cluster.state import (
     API_KEYS,
     DEPLOYMENT,
     PLAN,
+    STATE,
     TOKEN,
     State,
     read_state,
@@ -44,7 +43,7 @@ from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
 from serving.deployment.target import located, this_machine
-from serving.operations.status import is_gone, is_replaced
+from serving.operations.status import is_gone, is_replaced, running_app
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
@@ -158,14 +157,10 @@ def preload(kind: str) -> None:
 
 
 def load(kind: str, report: Callable[[str], None]) -> None:
-    """Import what takes seconds; Ray and vLLM would print logs between the lines of *report*."""
+    """Import what takes seconds; vLLM would print logs between the lines of *report*."""
     report("loading Ray Serve" + ("" if kind == SIMULATED else " and vLLM"))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     import serving.operations.probe  # noqa: F401, PLC0415
-
-    for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
-        for each in (logger, *logger.handlers):
-            each.addFilter(lambda record: record.levelno > logging.INFO)
 
 
 def move_keys(environ: MutableMapping[str, str]) -> None:
@@ -221,14 +216,12 @@ def run_application(app: Any) -> None:  # noqa: ANN401
 
 def wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:
     """Wait for every replica; raises TargetFailed with the cause if one does not start."""
-    from ray import serve  # noqa: PLC0415
-
     from serving.replicas.app import INGRESS  # noqa: PLC0415
 
     names = {INGRESS, *(pool.name for pool in served.pools)}
     begun_s, deadline = time.time(), time.monotonic() + START_LIMIT_S
     while True:
-        app = serve.status().applications[APP]
+        app = running_app()
         if app.status == "RUNNING":
             return
         found = {name: each for name, each in app.deployments.items() if name in names}
@@ -308,21 +301,22 @@ def bring_up(
     recorded = partial(record, deployment=deployment, plan=plan)
     try:
         return deploy(served, site, state, record=recorded, vocab_size=vocab_size, report=report)
-    except BaseException:
+    except BaseException as failed:
         with uninterrupted():
             # Only what has been recorded has been started, or changed.
             started = read_state()
             if started is not None and started != running:
                 report("stopping what was started")
-                take_down(started)
+                try:
+                    take_down(started)
+                except MiniclusterError as error:  # said beside the cause, not in its place
+                    failed.add_note(str(error))
         raise
 
 
 def record(state: State, deployment: Deployment, plan: Plan | None) -> None:
     """Write the state, and beside it the copies with which `serving verify` compares."""
-    write_state(state)
-    write_atomically(PLAN, to_json(plan or deployment))
-    write_atomically(DEPLOYMENT, to_json(deployment))
+    write_state(state, {PLAN: to_json(plan or deployment), DEPLOYMENT: to_json(deployment)})
 
 
 def _running_here() -> State | None:
@@ -411,27 +405,43 @@ def _live_nodes(
             time.sleep(1)
 
 
-def take_down(state: State) -> None:
+def take_down(state: State) -> bool:
     """
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
     Answers under way may end first (`drain`). Where another directory has replaced the application,
     that one stays.
 
+    Returns:
+        Whether anything was running; the record of what was not is removed as well.
+
     Raises:
-        TargetFailed: a process does not end, even after SIGKILL.
+        InputError: it has been stopped, but its logs cannot be kept.
+        TargetFailed: a process does not end, even after SIGKILL; or no foreign cluster answers.
     """
-    if not state.cluster_id and is_replaced(state):
+    if not state.cluster_id and _is_lost(state):
         remove_state(state)
-        return
+        return False
     if state.ready and (not state.cluster_id or _has_clients(state.base_url)):
         drain(state.address)
     with uninterrupted():
         if state.cluster_id:
+            running = bool(cluster_processes(state.cluster_id))
             stop(state.cluster_id)
         else:
-            remove_application(state.address)
+            running = remove_application(state.address)
         remove_state(state)
+    return running
+
+
+def _is_lost(state: State) -> bool:
+    """Return whether a foreign cluster of this machine has ended, or serves something else."""
+    try:
+        return is_replaced(state)
+    except TargetFailed as error:
+        if state.address.startswith("127."):
+            return True
+        raise TargetFailed(f"{error} (if it is gone for good, remove {STATE})") from None
 
 
 def _has_clients(base_url: str) -> bool:
@@ -472,14 +482,20 @@ def _drain(address: str) -> None:
             drained.result(timeout_s=DRAIN_LIMIT_S)
 
 
-def remove_application(address: str) -> None:
-    """Delete our application from a shared cluster, and stop Serve if no other one runs."""
+def remove_application(address: str) -> bool:
+    """
+    Delete our application from a shared cluster, and stop Serve if no other one runs.
+
+    Returns:
+        Whether it was there.
+    """
     from ray import serve  # noqa: PLC0415  (seconds to import)
 
     from serving.cluster.connection import connected  # noqa: PLC0415
 
     with connected(address):
-        if APP in serve.status().applications:
+        found = APP in serve.status().applications
+        if found:
             serve.delete(APP, _blocking=False)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while APP in (left := serve.status().applications):
@@ -488,3 +504,4 @@ def remove_application(address: str) -> None:
             time.sleep(0.5)
         if not left:
             serve.shutdown()
+    return found

@@ -24,7 +24,7 @@ from serving.deployment.simulated import simulated_findings
 from serving.deployment.target import this_machine
 from serving.operations.deploy import load, record, run_application, wait_until_running
 from serving.operations.scale import cluster_id_of, device_kind, retire, role_nodes
-from serving.operations.status import by_role, is_gone
+from serving.operations.status import by_role, is_gone, running_app
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
@@ -237,13 +237,10 @@ def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) 
 
 def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
     """Return the deployments of the pools that serve, and the endpoint's settings."""
-    from ray import serve  # noqa: PLC0415
-
     from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
     from serving.replicas.app import INGRESS  # noqa: PLC0415
 
-    deployments = dict(serve.status().applications[APP].deployments)
-    found = by_role(deployments, running.generation)
+    found = by_role(dict(running_app().deployments), running.generation)
     names = [name for each in found.values() for name in each]
     settings: dict[str, Any] = running_deployment(APP, INGRESS).user_config
     return names, settings

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError, NegativeAnswer, TargetFailed
-from minicluster.files import write_atomically
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Placement, Pool, read_deployment, to_json
 from serving.cluster.local_cluster import cluster_at, token_file
 from serving.cluster.processes import RAYLET, environment, stop
@@ -15,7 +14,7 @@ from serving.cluster.raylets import join_nodes, raylet_mark
 from serving.cluster.state import DEPLOYMENT, PLAN, write_state
 from serving.deployment.compile import Place, devices, ray_node, replica_places
 from serving.deployment.engine_args import SIMULATED
-from serving.operations.status import by_role, cluster_status
+from serving.operations.status import by_role, cluster_status, running_app
 from serving.protocol.app_spec import APP
 
 if TYPE_CHECKING:
@@ -69,21 +68,26 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
     """
     planned, now = read_deployment(PLAN), read_deployment(DEPLOYMENT)
     for role, replicas in replica_changes(planned, now, wanted).items():
-        pool = now.pool(role)
-        name = _deployment_name(state, role)
-        if replicas > pool.replicas:
+        pool, before = now.pool(role), (state, now)
+        name, places = _deployment_name(state, role), replica_places(pool)[:replicas]
+        grows = replicas > pool.replicas
+        if grows:
             added = tuple(_free(planned, now)[: (replicas - pool.replicas) * pool.slicing.gpus])
+            places.append(added)
             if state.target != SIMULATED:  # simulated engines hold no device
                 _ensure_room(state, role, added, report)
+        # Before the change: what cannot be recorded, on a full disk, must not be done.
+        state, now = _record(state, planned, now, _with_places(pool, replicas, places))
+        try:
             _set_replicas(state, name, role, replicas, report)
-            places = [*replica_places(pool), added]
-        else:
-            _set_replicas(state, name, role, replicas, report)
-            places = _remaining(state, pool, replicas)
+        except BaseException:  # the same command is to try it again
+            write_state(before[0], {DEPLOYMENT: to_json(before[1])})
+            raise
+        if not grows:
+            stayed = _remaining(state, pool, replicas)
             retire(state, role)
-        after = _with_places(pool, replicas, places)
-        now = replace(now, pools=tuple(after if each.role == role else each for each in now.pools))
-        state = _record(state, planned, now)
+            if stayed != places:
+                state, now = _record(state, planned, now, _with_places(pool, replicas, stayed))
     return state
 
 
@@ -185,9 +189,7 @@ def role_nodes(state: State, role: str) -> list[tuple[dict[str, Any], dict[str, 
 def _set_replicas(
     state: State, name: str, role: str, replicas: int, report: Callable[[str], None]
 ) -> None:
-    from ray import serve  # noqa: PLC0415  (a second to import)
-
-    from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.cluster.connection import connected  # noqa: PLC0415  (a second to import)
     from serving.cluster.serve_compat import deployment_options, set_replicas  # noqa: PLC0415
 
     with connected(state.address):
@@ -195,7 +197,8 @@ def _set_replicas(
         limit_s = LIMIT_S + deployment_options(APP)[name]["graceful_shutdown_timeout_s"]
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            states = dict(serve.status().applications[APP].deployments[name].replica_states)
+            deployment = running_app().deployments.get(name)
+            states = {} if deployment is None else dict(deployment.replica_states)
             report(f"{role}: {states.get('RUNNING', 0)} of {replicas} replicas")
             if states == {"RUNNING": replicas}:
                 return
@@ -204,12 +207,10 @@ def _set_replicas(
 
 
 def _deployment_name(state: State, role: str) -> str:
-    from ray import serve  # noqa: PLC0415
-
     from serving.cluster.connection import connected  # noqa: PLC0415
 
     with connected(state.address):
-        deployments = dict(serve.status().applications[APP].deployments)
+        deployments = dict(running_app().deployments)
     found = by_role(deployments, state.generation).get(role, {})
     if len(found) != 1:
         raise NegativeAnswer(
@@ -219,14 +220,17 @@ def _deployment_name(state: State, role: str) -> str:
     return next(iter(found))
 
 
-def _record(state: State, planned: Deployment, now: Deployment) -> State:
-    """Record the deployment as it is now, for `verify` and `status`."""
-    write_atomically(DEPLOYMENT, to_json(now))
+def _record(
+    state: State, planned: Deployment, now: Deployment, changed: Pool
+) -> tuple[State, Deployment]:
+    """Record the deployment with a *changed* pool, for `verify` and `status`; return both."""
+    pools = tuple(changed if each.role == changed.role else each for each in now.pools)
+    now = replace(now, pools=pools)
     scaled = tuple(
         f"pools[{before.role}].replicas: {after.replicas} instead of {before.replicas} {SCALED}"
         for before, after in zip(planned.pools, now.pools, strict=True)
         if after.replicas != before.replicas
     )
     state = replace(state, changes=scaled)
-    write_state(state)
-    return state
+    write_state(state, {DEPLOYMENT: to_json(now)})
+    return state, now

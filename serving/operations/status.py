@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import NegativeAnswer, TargetFailed
 from serving.api.tls import trusting
 from serving.cluster.processes import cluster_processes
-from serving.cluster.state import read_state
+from serving.cluster.state import UNFINISHED, read_state
 from serving.protocol.app_spec import APP, POOL_NAME
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def current() -> State:
 
     Raises:
         NegativeAnswer: there is none.
-        TargetFailed: there was one, and its processes are gone.
+        TargetFailed: there was one, and its processes are gone; or its Ray is not up.
     """
     state = read_state()
     if state is None:
@@ -70,6 +70,11 @@ def current() -> State:
         raise TargetFailed(
             f"the cluster started {state.started} is gone; `serving down` clears what is left"
         )
+    if not state.address:
+        raise TargetFailed(
+            f"`serving up`, begun {state.started}, {UNFINISHED} (`serving down` clears what is"
+            " left)"
+        )
     return state
 
 
@@ -77,8 +82,12 @@ def is_gone(state: State) -> bool:
     """Return whether a deployment has ended, or does not answer."""
     if state.cluster_id:
         return not cluster_processes(state.cluster_id)
+    from serving.cluster.connection import connected  # noqa: PLC0415  (a second to import)
+    from serving.replicas.app import owner_of  # noqa: PLC0415
+
     try:
-        return is_replaced(state)
+        with connected(state.address):
+            return is_replaced(state) or owner_of(APP) is None
     except TargetFailed:
         return True
 
@@ -96,10 +105,27 @@ def is_replaced(state: State) -> bool:
     from serving.cluster.connection import connected, instance_of  # noqa: PLC0415
     from serving.replicas.app import owner_of  # noqa: PLC0415
 
-    if state.instance not in {"", instance_of(state.address)}:
-        return True
     with connected(state.address):
+        if state.instance not in {"", instance_of(state.address)}:
+            return True
         return owner_of(APP) not in {None, state.owner}
+
+
+def running_app() -> Any:  # noqa: ANN401
+    """
+    Return our application as Ray Serve reports it; needs a connection.
+
+    Raises:
+        TargetFailed: it is not there.
+    """
+    from ray import serve  # noqa: PLC0415  (a second to import)
+
+    app = serve.status().applications.get(APP)
+    if app is None:
+        raise TargetFailed(
+            "the deployment has been taken down elsewhere; `serving down` clears its record"
+        )
+    return app
 
 
 def cluster_status(state: State, *, facts: bool = False) -> Deployed:
@@ -111,7 +137,7 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
 
     with connected(state.address):
         app = serve.status().applications.get(APP)
-        options = deployment_options(APP) if facts else {}
+        options = deployment_options(APP) if facts and app is not None else {}
         pools = {}
         deployments = dict(app.deployments) if app is not None else {}
         for role, found in by_role(deployments, state.generation).items():

@@ -145,6 +145,8 @@ def changed_app(
 
 def owner_of(app: str) -> str | None:
     """Return the owner of *app* on the connected cluster; `None`: it does not run there."""
+    if app not in serve.status().applications:  # nor Ray Serve, perhaps
+        return None
     endpoint = deployment_options(app).get(INGRESS)
     if endpoint is None:
         return None

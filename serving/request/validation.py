@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pydantic_core import from_json
 
 from serving.protocol.messages import refuse
-from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens
+from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens, texts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
@@ -38,6 +38,19 @@ MAX_ANSWERS = 64
 TOKEN_IDS = 2**31
 """Upper bound of token ids: vLLM's tokenizers fail on ids beyond 32 bits (`echo`)."""
 
+PROMPT = "a string, a list of token ids, or a list of either"
+
+INTEGERS = range(-(2**63), 2**64)
+"""Those of msgpack, by which vLLM's processes talk."""
+
+INTEGER_FIELDS = (
+    *("top_k", "stop_token_ids", "thinking_token_budget", "repetition_detection"),
+    "routed_experts_prompt_start",
+)
+"""Fields in which vLLM takes text for an integer, of any size."""
+
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+
 
 def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     """
@@ -46,7 +59,7 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     Raises:
         RequestRefused: 400 for a body that is not a JSON object, that takes long to parse (very
             many values), or that no process could pass on: deep nesting, half of a surrogate pair,
-            a number beyond a float's range.
+            a number beyond a float's range, or an integer beyond 64 bits.
     """
     _refuse_many_values(raw, MAX_PARTS + 2 * max_model_len)
     try:
@@ -56,7 +69,19 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         refuse(400, "The body is not a JSON object.")
     _check_levels(body)
+    for name, value in body.items():
+        if name != "prompt" and _has_beyond([value]):  # its ids have closer bounds
+            _refuse(name[:64], "integers of at most 64 bits")
     return body
+
+
+def _has_beyond(values: Collection[Any]) -> bool:
+    """Tell whether an integer beyond `INTEGERS` is among values, or inside them."""
+    numbers = [each for each in values if isinstance(each, int)]
+    if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
+        return True
+    inner = [each for each in values if isinstance(each, dict | list)]
+    return any(_has_beyond(each.values() if isinstance(each, dict) else each) for each in inner)
 
 
 def _refuse_many_values(raw: bytes, most_values: int) -> None:
@@ -119,8 +144,10 @@ def check(
     for param, expectation in UNSUPPORTED.items():
         if body.get(param) is not None:
             _refuse(param, expectation)
-    if not isinstance(body.get("stream"), bool | None):
-        _refuse("stream", "true or false")
+    for param in INTEGER_FIELDS:
+        if any(True for _ in texts_in(body.get(param))):
+            _refuse(param, "integers, not text")
+    _check_stream(body)
     checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
     checked["model"] = model
     if kind == "chat":
@@ -140,6 +167,19 @@ def check_model(model: object, models: Sequence[str]) -> None:
         refuse(404, message, param="model", code="model_not_found")
 
 
+def _check_stream(body: Mapping[str, Any]) -> None:
+    """Refuse a choice of streaming that is none, and options of a stream where there is none."""
+    stream, options = body.get("stream"), body.get("stream_options")
+    if not isinstance(stream, bool | None):
+        _refuse("stream", "true or false")
+    if not isinstance(options, dict | None):
+        _refuse("stream_options", "an object")
+    if not all(isinstance((options or {}).get(name), bool | None) for name in STREAM_OPTIONS):
+        _refuse("stream_options", "true or false for each of " + ", ".join(STREAM_OPTIONS))
+    if options and not stream:
+        _refuse("stream_options", "nothing where `stream` is not true")
+
+
 def _check_answers(body: dict[str, Any]) -> None:
     """Refuse more answers than one request may have, and a choice among them."""
     n = body.get("n")
@@ -157,28 +197,39 @@ def _check_answers(body: dict[str, Any]) -> None:
 
 def _check_messages(messages: object) -> None:
     """
-    Refuse a conversation without a message, and content that is no content.
+    Refuse what is no conversation of at least one message, and content that is no content.
 
     vLLM's classes accept any iterable as content, an object too, and read it when it is used:
     the request could then not be sent to another process (pydantic's `ValidatorIterator`).
     """
-    if messages == []:
-        _refuse("messages", "at least one message")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, str | list | None):
+    if not isinstance(messages, list) or not messages:
+        _refuse("messages", "a list of at least one message")
+    for message in messages:
+        if not isinstance(message, dict):
+            _refuse("messages", "a list of objects")
+        if not isinstance(message.get("content"), str | list | None):
             _refuse("messages", "as content of a message a string, a list of parts, or null")
 
 
 def _prompt(prompt: object) -> object:
     """Return one or several prompts as they are; a list of one prompt becomes that prompt."""
-    if prompt == []:
-        _refuse("prompt", "a string, a list of token ids, or a list of either")
     prompts = prompts_of(prompt)
-    numbers = (n for each in prompts for n in (each if isinstance(each, list) else [each]))
-    if any(isinstance(n, int | float) and not n < TOKEN_IDS for n in numbers):
-        _refuse("prompt", f"token ids below {TOKEN_IDS}")
-    return prompts[0] if len(prompts) == 1 else prompt
+    if all(isinstance(each, list) for each in prompts):
+        prompts = [_token_ids(each) for each in prompts]
+    elif not all(isinstance(each, str) for each in prompts) and prompt is not None:
+        _refuse("prompt", PROMPT)
+    return prompts[0] if len(prompts) == 1 else prompts
+
+
+def _token_ids(prompt: list[Any]) -> list[int]:
+    """Return the token ids of a prompt; engines take 1.0 for 1."""
+    kinds = set(map(type, prompt))
+    if not prompt or not kinds <= {int, bool, float}:
+        _refuse("prompt", PROMPT)
+    ids = [int(each) for each in prompt] if float in kinds else prompt
+    if ids != prompt or min(ids) < 0 or max(ids) >= TOKEN_IDS:
+        _refuse("prompt", f"token ids, whole numbers from 0 to {TOKEN_IDS - 1}")
+    return ids
 
 
 def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,9 @@ class KvSink:
             raise
 
     def _begin(self, sequence: Sequence, begin_s: float) -> None:
-        task = asyncio.create_task(self._pull(sequence, begin_s))
+        # In a context of its own: Ray Serve cancels what was called in that of a request whose
+        # client has left, and the step that lets this pull begin may be another request's.
+        task = asyncio.create_task(self._pull(sequence, begin_s), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -135,7 +138,7 @@ class KvSink:
                 transfer = await self._fetch(place, max(0.0, start_in_s))
                 self._nic_free_s = clock.now_s() + transfer.held_s
             await clock.sleep(transfer.arrives_s)
-        except Exception:  # as vLLM does: the engine computes the prompt itself
+        except (Exception, asyncio.CancelledError):  # the engine computes it itself, as vLLM's does
             logger.exception("a KV cache was lost on its way; its prompt is computed here")
             self._engine.kv_lost(sequence)
         else:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from minicluster.files import write_atomically
+from minicluster.files import locked, write_atomically, write_together
+from tests.full_disk import small_disk
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -75,3 +76,32 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     os.close(reader)
     assert sorted(tmp_path.iterdir()) == [file, link, pipe]
+
+
+def test_files_that_belong_together_are_all_written_or_none(tmp_path: Path) -> None:
+    """A disk that has room for one of two leaves both as they were, and nothing beside them."""
+    with small_disk(tmp_path) as disk:
+        first, second = disk.path / "first", disk.path / "second"
+        write_together({first: "before", second: "before"})
+        with pytest.raises(InputError, match="below is 'Not a directory'; expected a file"):
+            write_together({first: "after", second / "below": "after"})
+        with disk.full(room_bytes=8192), pytest.raises(InputError, match="No space left"):
+            write_together({first: "after", second: "after" * 20_000})
+        assert {each.name: each.read_text() for each in disk.path.iterdir()} == {
+            "first": "before",
+            "second": "before",
+        }
+        write_together({first: "after", second: "after"})
+        assert first.read_text() == second.read_text() == "after"
+
+
+def test_a_full_disk_does_not_hide_what_went_wrong_under_a_lock(tmp_path: Path) -> None:
+    """A lock needs no room: what is said is what the command under it says."""
+    with small_disk(tmp_path) as disk:
+        lock, again = disk.path / "lock", pytest.raises(InputError, match="in use by process")
+        with disk.full():
+            with locked(lock, "here", "a test"), again, locked(lock, "here", "a test"):
+                pass
+            with pytest.raises(KeyError, match="cause"), locked(lock, "here", "a test"):
+                raise KeyError("cause")
+        assert not lock.exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 JSON = {"Content-Type": "application/json"}
 OF_A_RUN = {"id", "created", "system_fingerprint", "metrics", "kv_transfer_params", "model"}
@@ -97,6 +99,19 @@ def send(url: str, body: object, timeout_s: float = 120.0) -> Reply:
         pass
     reply.seconds = time.monotonic() - started
     return reply
+
+
+def begin(base_url: str, body: dict[str, Any]) -> socket.socket:
+    """Send a completion; return the connection, by which its answer comes."""
+    address = urlsplit(base_url)
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    client = socket.create_connection((address.hostname, address.port))
+    client.sendall(head.encode() + raw)
+    return client
 
 
 def _lower(headers: Any) -> dict[str, str]:  # noqa: ANN401

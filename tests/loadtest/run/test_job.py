@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.chat import FORMS
-from loadtest.run.folder import as_json
+from loadtest.run.folder import as_json, held, prepare
 from loadtest.run.job import Job, default_warmup_s, read_job, timeout_s
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape, Window, draw, share, window_of
@@ -24,6 +24,7 @@ from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
+from tests.full_disk import small_disk
 from tests.loadtest.made import JOB
 
 
@@ -47,6 +48,17 @@ def test_bad_files_are_refused(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(InputError, match=r"run\.json"):
         read_job(tmp_path / "run.json")
+
+
+def test_a_run_that_has_no_room_is_refused(tmp_path: Path) -> None:
+    """In a line that says so, which its lock does not hide."""
+    with small_disk(tmp_path) as disk:
+        folder, no_room = disk.path / "run", pytest.raises(InputError, match="No space left")
+        with disk.full(), no_room, held(folder):
+            prepare(folder, JOB, JOB.requests(), None)
+        with held(folder):
+            prepare(folder, JOB, JOB.requests(), None)
+        assert read_job(folder / "run.json") == JOB
 
 
 def test_waits_follow_their_rules() -> None:

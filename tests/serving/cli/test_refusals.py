@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -80,6 +82,15 @@ def test_bad_input(
     assert says in done.stderr
     assert done.stderr.count("\n") == 1 or code == 3
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is met, it is one line with the file's name, and exit code 2."""
+    full = OSError(errno.ENOSPC, "No space left on device", "/there/file")
+    monkeypatch.setattr("serving.operations.status.read_state", Mock(side_effect=full))
+    done = serving_here(tmp_path, "status")
+    said = "serving: /there/file is 'No space left on device'; expected a disk that has room\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -37,6 +38,24 @@ def test_only_its_owner_reads_a_token(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert len(bytes.fromhex(first)) == 32
     assert file.read_text() != first
+
+
+def test_a_token_that_cannot_be_written_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a file, or on a full disk, as /dev/full is one; nothing is left of it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="expected a writable folder: File exists"):
+        write_token(tmp_path / "file" / "token")
+    monkeypatch.setattr(os, "fdopen", lambda file, _mode: full(file))
+    with pytest.raises(InputError, match="No space left on device"):
+        write_token(tmp_path / "token")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def full(file: int) -> TextIO:
+    os.close(file)
+    return Path("/dev/full").open("w")
 
 
 def test_processes_get_the_path_of_the_token(

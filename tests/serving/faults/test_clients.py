@@ -6,18 +6,15 @@ Failure 8 is in `test_endpoint.py`, and 10, forged transfers, in `tests/serving/
 
 from __future__ import annotations
 
-import json
 import random
-import socket
 import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving.client import send
+from tests.serving.client import begin, send
 from tests.serving.deployed import Split
 
 from .load import body_of
@@ -46,18 +43,6 @@ def harmless(split: Split) -> Iterator[None]:
     assert send(f"{split.base_url}/v1/completions", body_of(0)).done
 
 
-def _open(split: Split, body: dict[str, object]) -> socket.socket:
-    address = urlsplit(split.base_url)
-    raw = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(raw)}\r\n\r\n"
-    )
-    client = socket.create_connection((address.hostname, address.port))
-    client.sendall(head.encode() + raw)
-    return client
-
-
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.campaign)])
 def test_clients_that_leave_at_each_stage(split: Split, *, stream: bool) -> None:
     """Failure 6: clients leave while they wait for prefill, for the KV cache or for tokens."""
@@ -76,7 +61,7 @@ def test_clients_that_leave_at_each_stage(split: Split, *, stream: bool) -> None
 def _leave(split: Split, seed: int, *, stream: bool) -> None:
     """Have six clients ask, and hang up when all of them are inside."""
     bodies = [body_of(seed + n, max_tokens=800, stream=stream) for n in range(6)]
-    clients = [_open(split, body) for body in bodies]
+    clients = [begin(split.base_url, body) for body in bodies]
     split.wait_until_inside(6)
     time.sleep(1.5)
     for client in clients:
@@ -90,7 +75,8 @@ def test_clients_that_leave_at_any_moment(split: Split, count: int) -> None:
     rng = random.Random(100)  # noqa: S311
 
     def leave(seed: int, tokens: int, more: dict[str, object], after_s: float) -> None:
-        client = _open(split, {**body_of(600 + seed, tokens=tokens, max_tokens=200), **more})
+        body = body_of(600 + seed, tokens=tokens, max_tokens=200) | more
+        client = begin(split.base_url, body)
         time.sleep(after_s)
         client.close()
 
@@ -119,7 +105,7 @@ def test_clients_that_read_slowly(split: Split) -> None:
     roles = ("ingress", "decode")
     before = _others(split, 900)
     sizes = {each.role: each.resident_bytes for each in split.find(*roles)}
-    clients = [_open(split, body_of(910 + n, max_tokens=60)) for n in range(50)]
+    clients = [begin(split.base_url, body_of(910 + n, max_tokens=60)) for n in range(50)]
     for _ in range(20):
         for client in clients:
             client.recv(1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import InputError, NegativeAnswer, TargetFailed
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment, read_deployment, to_json
 from serving.cluster.ports import free_ports
 from serving.cluster.state import DEPLOYMENT, read_state
@@ -19,7 +21,8 @@ from serving.operations import scale as operations
 from serving.operations.scale import replica_changes, scale
 from serving.operations.status import Deployed, DeployedPool
 from serving.protocol.app_spec import RayNode
-from tests.serving.command import serving
+from tests.full_disk import small_disk
+from tests.serving.command import serving, serving_here
 from tests.serving.deployed import Shared
 from tests.serving.faults.load import Load, body_of, under_way
 from tests.serving.plans import (
@@ -122,6 +125,53 @@ def test_a_foreign_cluster_needs_a_free_node(
         scale(deployed(make_plan(three)), {"decode": 2, "prefill": 1}, lambda _text: None)
     scale(read_state() or make_state(), {"prefill": 2}, lambda _text: None)
     assert events == [("prefill", 1), ("prefill", 2)]
+
+
+def test_what_cannot_be_recorded_is_not_done(
+    events: list[object], three: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the cluster and its record stay as they are, and the command says why."""
+    with small_disk(tmp_path) as disk:
+        monkeypatch.chdir(disk.path)
+        state = deployed(make_plan(three), ready=True)
+        monkeypatch.setattr("serving.operations.status.cluster_processes", lambda _id: {1})
+        with disk.full():
+            done = serving_here(disk.path, "scale", "--apply", "--prefill", "1", "--decode", "2")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "No space left" in done.stderr
+        assert (events, read_state(), read_deployment(DEPLOYMENT)) == ([], state, three)
+
+
+def test_what_has_failed_can_be_asked_for_again(
+    events: list[object], three: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a change that Ctrl-C interrupted, or that took too long, is as it was."""
+    state, set_replicas = deployed(make_plan(three)), operations._set_replicas
+
+    def interrupted(*_: object) -> None:
+        assert read_deployment(DEPLOYMENT).pool("prefill").replicas == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "_set_replicas", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scale(state, {"prefill": 1}, lambda _text: None)
+    assert (read_state(), read_deployment(DEPLOYMENT)) == (state, three)
+    monkeypatch.setattr(operations, "_set_replicas", set_replicas)
+    scale(state, {"prefill": 1}, lambda _text: None)
+    assert events[0] == ("prefill", 1)
+
+
+def test_a_deployment_that_was_taken_down_elsewhere_is_not_scaled(
+    three: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another directory, by `serving down --address`: said in a line, with the way out."""
+    from ray import serve  # noqa: PLC0415  (a second)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("serving.cluster.connection.connected", lambda _address: nullcontext())
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}))
+    with pytest.raises(TargetFailed, match="taken down elsewhere; `serving down` clears"):
+        scale(deployed(make_plan(three), cluster_id=""), {"prefill": 1}, lambda _text: None)
 
 
 def _data(place: Path, *arguments: str) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from serving.deployment.target import Target
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from serving.protocol.app_spec import APP
+from serving.protocol.messages import Readiness
 from tests.serving.command import serving_here, taken_port
-from tests.serving.plans import deployed, make_pool, places
+from tests.serving.plans import deployed, make_pool, make_state, places
 
 
 @pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
@@ -237,6 +238,93 @@ def test_what_has_replaced_it_is_not_taken_down(
     cluster = Serve(monkeypatch, [APP])
     cluster.owner = owner
     state = deployed(plan, cluster_id="", instance="session_1", owner="us")
-    operations.take_down(state)
+    assert operations.take_down(state) == (owner == "us")
     assert (APP in cluster.applications) == (owner == "others")
     assert read_state() is None
+
+
+NOTHING = {False: "nothing is deployed from this directory", True: "nothing is deployed at a:1"}
+
+
+@pytest.mark.parametrize("options", [(), ("--address", "a:1")])
+def test_down_clears_the_record_of_what_was_taken_down_elsewhere(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """By `serving down --address` in another directory, after which Ray Serve runs no more."""
+    monkeypatch.chdir(tmp_path)
+    cluster = Serve(monkeypatch, [])
+    deployed(plan, cluster_id="", address="a:1", instance="session_1", owner="us", ready=True)
+    for said in ("nothing of it runs any more; its record is removed", NOTHING[bool(options)]):
+        done = serving_here(tmp_path, "down", *options)
+        assert (done.returncode, done.stdout) == (0, f"{said}\n"), done.stderr
+        assert read_state() is None
+    assert set(cluster.calls) <= {"shutdown"}
+
+
+def test_up_takes_the_place_of_what_was_taken_down_elsewhere(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = Serve(monkeypatch, [])
+    deployed(plan, cluster_id="", address="a:1", instance="session_1", owner="us", ready=True)
+    with pytest.raises(TargetFailed, match="the first engine did not start"):
+        operations.bring_up(plan.deployment, _site("a:1"), report=lambda _: None, plan=plan)
+    assert cluster.calls[:2] == ["start", "run_many"]
+
+
+@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", 0), ("localhost", 5)])
+def test_down_clears_the_record_of_a_cluster_that_has_ended(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, code: int
+) -> None:
+    """One of this machine is gone; another host's may be out of reach, and the file is named."""
+    monkeypatch.chdir(tmp_path)
+    [port] = free_ports(1)
+    deployed(plan, cluster_id="", address=f"{host}:{port}", instance="session_1", ready=True)
+    done = serving_here(tmp_path, "down", env={"RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)})
+    assert done.returncode == code, done.stderr
+    assert (read_state() is None) == (code == 0)
+    assert ("if it is gone for good, remove .minicluster/serving/state.json" in done.stderr) == (
+        code == 5
+    )
+
+
+def test_the_cause_of_a_failed_start_is_not_hidden_by_its_end(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs that a full disk does not take are said in a line of their own, below the cause."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(to_json(plan))
+
+    def deploy(_served: object, _site: Site, state: State, **_: object) -> None:
+        write_state(state)
+        raise TargetFailed("the first engine did not start")
+
+    def take_down(_state: State) -> None:
+        raise InputError("logs", "No space left", "room", "they stay in /there")
+
+    monkeypatch.setattr(operations, "deploy", deploy)
+    monkeypatch.setattr(operations, "take_down", take_down)
+    monkeypatch.setattr(operations, "simulated_findings", lambda *_: ())
+    done = serving_here(tmp_path, "up", "plan.json", "--port", "0", "--engine", "simulated")
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-2:] == [
+        "serving: the first engine did not start",
+        "logs is 'No space left'; expected room (they stay in /there)",
+    ]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_line_to_try_is_one_that_is_answered(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, keyed: bool
+) -> None:
+    """With keys it has a place for one, and shows none."""
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    (tmp_path / "keys.txt").write_text("first-secret-0123456789")
+    ready = make_state(ready=True), Readiness(ttft_s=None, handoff_s=0.1, stalls=0)
+    monkeypatch.setattr(operations, "bring_up", lambda *_, **__: ready)
+    file = {KEYS_FILE: str(tmp_path / "keys.txt")} if keyed else {}
+    words = ("up", "plan.json", "--port", "0", "--engine", "simulated")
+    said = serving_here(tmp_path, *words, env=file).stdout
+    [line] = [each for each in said.splitlines() if each.startswith("try:")]
+    assert ('-H "Authorization: Bearer $KEY" http' in line) == keyed
+    assert "secret" not in said

@@ -51,6 +51,16 @@ def test_what_is_no_json_object_of_at_most_64_levels(what: str, raw: bytes) -> N
     json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("beyond", [2**64, -(2**63) - 1, [1, {"a": [10**40]}]])
+def test_integers_beyond_64_bits_are_refused_by_their_field(beyond: object) -> None:
+    """Between its processes vLLM passes none on; digits in a text are none."""
+    fits = {"prompt": "1" * 40, "top_k": 2**64 - 1, "seed": -(2**63), "temperature": 1e30}
+    assert parse_body(json.dumps(fits).encode(), 100) == fits
+    with pytest.raises(RequestRefused) as caught:
+        parse_body(json.dumps({"prompt": "x", "top_k": beyond}).encode(), 100)
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, "top_k")
+
+
 @pytest.mark.parametrize("many", [b"[],", b"{},", b'"",', b"1,"])
 def test_bodies_of_very_many_parts_are_refused_before_they_are_parsed(many: bytes) -> None:
     """The parser would stop everybody for seconds; text that looks like parts is a text."""
@@ -72,6 +82,10 @@ FORGED = [
 ]
 
 
+OPTIONS = {"include_usage": True}
+NO_OPTIONS = ("abc", "", [1], [], 5, 0, True, {"include_usage": "maybe"}, [OPTIONS])
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -85,12 +99,20 @@ FORGED = [
         ({"prompt": ["a", "b"], "n": 33}, "prompt"),
         *(({"prompt": bad}, "prompt") for bad in ([], [[1], [2] * 100], [1] * 100)),
         *(({"prompt": [1, bad]}, "prompt") for bad in (178819910326, 178819910326.0, 2**31)),
+        *(({"prompt": [1, bad]}, "prompt") for bad in (-1, -(2**63) - 1, 2.5, "a", None, [2])),
+        *(({"prompt": bad}, "prompt") for bad in (5, False, 1.5, {}, [None], [1.5, 2.5])),
+        *(({"prompt": [bad, bad]}, "prompt") for bad in ([1, "a"], [], [[1]], {}, 0.5)),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        *(({"stream": True, "stream_options": bad}, "stream_options") for bad in NO_OPTIONS),
+        *(({**no, "stream_options": OPTIONS}, "stream_options") for no in ({}, {"stream": False})),
+        *(({name: "1" * 20}, name) for name in ("top_k", "thinking_token_budget")),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids"),
         *(({"max_tokens": bad}, "max_tokens") for bad in (0, -1, True)),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"max_tokens": 100}, "prompt"),
         ({"prompt": [1] * 60, "max_tokens": 41}, "prompt"),
-        ({"messages": []}, "messages"),
+        *(({"messages": bad}, "messages") for bad in ([], [1], [*HI, "a"], "abc", 5, None, {})),
         ({"messages": [{"role": "system", "content": {}}]}, "messages"),
         ({"messages": [*HI, {"role": "user", "content": 1}]}, "messages"),
         # Here echo is about the last message.
@@ -123,13 +145,16 @@ TWO = [[1], [2] * 60]
         *({"prompt": [1] * 99, "max_tokens": tokens} for tokens in (1, None)),
         {"n": 64, "prompt_logprobs": 1, "use_beam_search": True},
         *({"stream": value} for value in (True, False, None)),
+        *({"stream": True, "stream_options": given} for given in (OPTIONS, {}, None)),
+        *({"stream_options": empty} for empty in ({}, None)),
+        {"prompt": None},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
         {"prompt": ["a", "b"], "n": 32},
         {"prompt": [1] * 60, "max_tokens": 40},
         {"prompt": TWO, "n": 2, "max_tokens": 40},
         {"messages": HI, "temperature": 0.5},
         {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40},
-        {"messages": [*HI, {"content": [{"type": "text"}]}, {"content": None}, {}, "no object"]},
+        {"messages": [*HI, {"content": [{"type": "text"}]}, {"content": None}, {}]},
     ],
 )
 def test_what_the_engine_answers_is_passed_on(body: dict[str, object]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -309,6 +310,41 @@ def test_a_prompt_whose_kv_cache_is_lost_is_computed_by_decode() -> None:
     assert run_virtual(ttft_s(lost=True)) == pytest.approx(STEP.step_s([(500, 0)], 0, 0))
 
 
+def test_a_pull_that_is_cancelled_is_lost_as_any_other() -> None:
+    """Its request is neither forgotten nor waits for ever: decode computes the prompt."""
+
+    def cancelled() -> float:
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        pair = Pair(pause_s=cancelled)
+        sequence = pair.pull(await pair.prefilled(500, lease_s=3.0), 500, 3)
+        assert await sequence.more_than(2) == 3
+        assert sequence.kv_lost
+        await pair.clock.sleep(3.0)
+        assert pair.is_empty()
+
+    run_virtual(run())
+
+
+def test_a_pull_is_no_part_of_the_request_that_lets_it_begin() -> None:
+    """Ray Serve cancels what was called in the context of a request whose client has left."""
+    request, seen = ContextVar("request", default="none"), []
+
+    def look() -> float:
+        seen.append(request.get())
+        return 0.0
+
+    async def run() -> None:
+        pair = Pair(pause_s=look)
+        key = await pair.prefilled(500)
+        request.set("of a client that leaves")
+        assert await pair.pull(key, 500, 3).more_than(2) == 3
+
+    run_virtual(run())
+    assert seen == ["none"]
+
+
 def test_a_kv_cache_that_is_not_fetched_is_dropped() -> None:
     async def run() -> None:
         pair = Pair()
@@ -345,7 +381,13 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
     """Return what two engines have inside after requests left, froze and lost KV caches."""
     rng = random.Random(seed)  # noqa: S311
     limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
-    pair = Pair(limits=limits, lanes=2, pause_s=lambda: rng.choice([0.0, 0.05]), lora=LORA)
+
+    def pause_s() -> float:
+        if rng.random() < 0.05:
+            raise asyncio.CancelledError
+        return rng.choice([0.0, 0.05])
+
+    pair = Pair(limits=limits, lanes=2, pause_s=pause_s, lora=LORA)
 
     async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
         """Wait for tokens as one that may leave; say whether it has stayed."""
