@@ -42,7 +42,8 @@ MARK = "MINICLUSTER_BENCHMARK"
 
 ROLES = {
     "endpoint": re.compile(r"ray::ServeReplica.*Ingress"),
-    "decode": re.compile(r"ray::ServeReplica.*(Decode|Mixed)|VLLM::EngineCore"),
+    "decode": re.compile(r"ray::ServeReplica.*(Decode|Mixed)"),
+    "engine": re.compile(r"VLLM::"),
     "prefill": re.compile(r"ray::ServeReplica.*Prefill"),
     "controller": re.compile(r"ray::ServeController"),
     "ray": re.compile(r"raylet|gcs_server|dashboard|agent"),
