@@ -54,6 +54,7 @@ OTHERS = 20
 
 HEADERS_BYTES = 300 << 20
 SILENT = 300
+FLOODS, FLOOD_S = 10, 15.0
 STALLED = 13
 STALLED_TOKENS = 1500
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -211,6 +212,21 @@ def many_parts(port: int) -> str:
     return counted(answers)
 
 
+def tiny_chunks(port: int) -> str:
+    """Bodies in chunks of one byte, from 10 clients for 15 s, that connect again when refused."""
+    end_s = time.monotonic() + FLOOD_S
+    chunks = b"1\r\nx\r\n" * 20_000
+
+    def flood(_number: int) -> list[str]:
+        answers = []
+        while time.monotonic() < end_s:
+            answers.append(sent(port, POST, b"Transfer-Encoding: chunked\r\n\r\n", *[chunks] * 10))
+        return answers
+
+    with ThreadPoolExecutor(FLOODS) as pool:
+        return counted([each for found in pool.map(flood, range(FLOODS)) for each in found])
+
+
 def stalled_readers(port: int) -> str:
     """13 streams that nobody reads, until their engines have finished or they are cut."""
     body = json.dumps({"prompt": [7] * 10, "max_tokens": STALLED_TOKENS, "stream": True}).encode()
@@ -232,6 +248,7 @@ ATTACKS: tuple[Callable[[int], str], ...] = (
     silent_connections,
     long_bodies,
     many_parts,
+    tiny_chunks,
     stalled_readers,
 )
 

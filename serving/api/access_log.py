@@ -38,6 +38,9 @@ NO_ROUTE = "none"
 CLIENT_GONE = 499
 """Status, as nginx writes it, of a request whose client was gone before the answer began."""
 
+METHOD_LENGTH = 20
+"""Characters of a method that are kept: the longest one that IANA registers has 17."""
+
 FILE_BYTES, FILES = 32 << 20, 4
 """Size at which the log is rotated, and how many rotated files are kept."""
 
@@ -107,7 +110,7 @@ class AnswerRecord:
         found = {
             "request_id": self.request_id,
             "key": self.key,
-            "method": scope["method"],
+            "method": scope["method"][:METHOD_LENGTH],
             "route": route_of(scope),
             "status": self.status,
             "outcome": self.outcome,

@@ -110,6 +110,7 @@ def api_app(
         ],
         exception_handlers={HTTPException: _refused},  # of an unknown path, or a wrong method
     )
+    app.router.redirect_slashes = False  # it would answer before keys and host are checked
     app.state.completions, app.state.tracer = completions, tracer
     app.state.count = partial(completions.metrics.answered, NO_ROUTE)
     app.state.drain = drain.finish

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
-from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from serving.api.request_parser import EVENTS_PER_TURN, RequestParser
 from serving.api.tls import TlsFiles, server_context
 from serving.api.tracker import WRITE_CHUNK
 from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle, Transport
+    from asyncio import Handle, TimerHandle, Transport
     from collections.abc import Coroutine, Generator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 128
-MAX_HEADERS = 100
-"""Most header lines of a request: parsed, a short line takes ten times its bytes."""
 
 DISCONNECTED = "disconnected"
 """Key of a request's state: an event that is set when its connection is closed."""
+
+LINGER_BYTES = 32 << 20
+"""Most bytes that are thrown away before a close: twice the longest body of most models."""
 
 CERTIFICATE_INTERVAL_S = 5
 """Interval at which the certificate's files are looked at."""
@@ -58,6 +59,7 @@ class HttpLimits:
         header_s: from the first byte of a request, or a new connection, to the end of its headers.
         body_s: from there to the end of its body.
         send_s: longest time in which a client reads nothing of what is sent to it.
+        linger_s: time for a client to read its answer and stop sending, before a close.
         keep_alive_s: idle time of a connection; longer than clients keep theirs.
     """
 
@@ -67,23 +69,20 @@ class HttpLimits:
     header_s: float = 10.0
     body_s: float = 60.0
     send_s: float = 30.0
+    linger_s: float = 2.0
     keep_alive_s: int = 90
 
 
-def _answer(status: int, message: str) -> bytes:
+LATE = Refusal(status=408, message="The request did not arrive in time.")
+
+
+def _answer(refusal: Refusal) -> bytes:
     """Return a whole answer with an OpenAI error, after which the connection is closed."""
-    body = json.dumps(Refusal(status=status, message=message).body)
+    status, body = HTTPStatus(refusal.status), json.dumps(refusal.body)
     return (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
-
-
-REFUSALS = {
-    408: _answer(408, "The request did not arrive in time."),
-    400: _answer(400, "The request is not valid HTTP, or its headers are too long."),
-}
-"""Answers of the server itself, by status."""
 
 
 class HttpServer:
@@ -129,9 +128,8 @@ class HttpServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
-            HttpBoundary(app, count),
+            HttpBoundary(app),
             http=partial(LimitedConnection, server=self),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=self.limits.header_bytes,
             backlog=BACKLOG,
             log_config=None,
             log_level="error",  # a line for each malformed request would fill the disk
@@ -139,6 +137,7 @@ class HttpServer:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,  # any client on this machine could name another one in the log
             timeout_keep_alive=self.limits.keep_alive_s,
             timeout_notify=CERTIFICATE_INTERVAL_S,
             callback_notify=self.reload_certificate,
@@ -179,19 +178,27 @@ class LimitedConnection(H11Protocol):
     """
     A connection of uvicorn with time limits; beyond their number the longest idle one is closed.
 
-    TLS begins here, and not in the event loop, so that connections count during their handshakes.
+    In a turn of the event loop it parses a bounded part of what was received, so that others have
+    their turn. TLS begins here, and not in the event loop, so that connections count during their
+    handshakes.
     """
+
+    conn: RequestParser
 
     def __init__(self, *, server: HttpServer, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
         super().__init__(**given)
         own = {DISCONNECTED: asyncio.Event(), WRITE_CHUNK: self.write_chunk}
         self.app_state = {**self.app_state, **own}
         self._server, self._limits = server, server.limits
+        self.conn = RequestParser(self._limits.header_bytes)
         self._timer: TimerHandle | None = None
         self._timed: tuple[object, object] | None = None
         self._send_timer: TimerHandle | None = None
         self._handshake: asyncio.Future[Any] | None = None
         self._early = b""
+        self._next_turn: Handle | None = None
+        self._lingering = False
+        self._thrown_bytes = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Count the connection; begin TLS, or its first request."""
@@ -246,20 +253,43 @@ class LimitedConnection(H11Protocol):
         """Take the next bytes of a request, which has to arrive in time."""
         if self.flow is None:
             self._early += data  # a request that came with the end of the handshake
+        elif not self._lingering:
+            super().data_received(data)
+            self._watch(begun=True)
+        else:
+            self._thrown_bytes += len(data)
+            if self._thrown_bytes > LINGER_BYTES:
+                self.transport.close()
+
+    def handle_events(self) -> None:
+        """Parse a part of what was received, and the next part in the next turn of the loop."""
+        self.conn.events_left = EVENTS_PER_TURN
+        super().handle_events()
+        if self._is_over():
             return
-        super().data_received(data)
-        if not self.transport.is_closing():
+        if self.conn.events_left:
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
+            return
+        # An application that takes its body resumes reading before this, each time.
+        self.transport.pause_reading()
+        if self._next_turn is None:
+            self._next_turn = self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        self._next_turn = None
+        if not self._is_over():
+            self.handle_events()
             self._watch(begun=True)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        if not self.transport.is_closing():
-            self._watch(begun=bool(self.conn.trailing_data[0]))
+        self._watch(begun=self.conn.has_bytes)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
-        """Refuse what is no HTTP request."""
-        self._close_with(400)
+        """Refuse what the parser refused."""
+        self._refuse(self.conn.refusal)
 
     def write_chunk(self, text: bytes) -> bool:
         """Write a chunk of the answer under way; False: its client has yet to read the last."""
@@ -284,6 +314,8 @@ class LimitedConnection(H11Protocol):
 
     def _watch(self, *, begun: bool) -> None:
         """Note whether the connection has a request, and limit it; *begun*: or a part of one."""
+        if self._is_over():
+            return
         state = self.conn.their_state
         if state is h11.IDLE:
             self._server.waiting[self] = None
@@ -305,15 +337,36 @@ class LimitedConnection(H11Protocol):
 
     def _give_up(self) -> None:
         """Close a connection whose request is late, with an answer if anything was asked."""
-        asked = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
-        self._close_with(408 if asked else None)
+        asked = self.conn.their_state is h11.SEND_BODY or self.conn.has_bytes
+        if asked and not self._lingering:
+            self._refuse(LATE)
+        else:
+            self.transport.close()
 
-    def _close_with(self, status: int | None) -> None:
-        """Close the connection, with an answer of that status if none has begun."""
-        if status is not None and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            self._server.count(status)
-            self.transport.write(REFUSALS[status])
-        self.transport.close()
+    def _refuse(self, refusal: Refusal) -> None:
+        """
+        Answer with *refusal*, unless an answer has begun, and close the connection after a while.
+
+        What comes meanwhile is thrown away unparsed: a close with unread bytes resets the
+        connection, and its client may then not get to read the answer.
+        """
+        if self._is_over():
+            return
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._server.count(refusal.status)
+            self.transport.write(_answer(refusal))
+        self._lingering = True
+        self.app_state[DISCONNECTED].set()
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the application's answer is late
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        self._server.waiting[self] = None
+        self._expect(("linger", None), self._limits.linger_s)
+
+    def _is_over(self) -> bool:
+        return self._lingering or self.transport.is_closing()
 
     def _await_reader(self, before_bytes: int | None) -> None:
         """Close the connection if its client takes nothing for as long as is allowed."""
@@ -352,18 +405,11 @@ class HttpBoundary:
     When the client disconnects it cancels the work for its request, as Ray Serve's proxy does.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless it has very many headers."""
-        if len(scope["headers"]) > MAX_HEADERS:
-            self._count(431)
-            refusal = Refusal(status=431, message=f"At most {MAX_HEADERS} headers are read.")
-            answer = JSONResponse(refusal.body, refusal.status, {"Connection": "close"})
-            await answer(scope, receive, send)
-            return
+        """Answer one request."""
         answered = False
 
         async def passed(message: Message) -> None:

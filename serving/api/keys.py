@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import re
+import threading
 import time
 import tomllib
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ SHORTEST = 16
 
 LOOK_S = 1.0
 """Shortest time between two looks at the file of keys."""
+
+READER = "api-keys"
+"""Name of the thread that reads a changed file of keys."""
 
 TABLE = re.compile(r"^\s*\[\[\s*keys\s*\]\]", re.MULTILINE)
 """What tells TOML from lines: no line with it is a key."""
@@ -122,19 +126,22 @@ class KeyStore:
         self._looked_s = clock()
         self._stamp = self._now_stamp()
         self._keys = read_keys(self._environment)
+        self._reader: threading.Thread | None = None
 
     def current(self) -> Keys:
         """
-        Return the keys, of the file as it is now; it is looked at once per `LOOK_S`.
+        Return the keys of the file, which is looked at once per `LOOK_S`.
 
-        A file that cannot be used leaves the former keys in force, and is logged once.
+        A changed file is read in a thread, because one of many keys takes a second; until then, and
+        after a file that cannot be used, which is logged once, the former keys are in force.
         """
         if KEYS_FILE in self._environment and self._clock() - self._looked_s >= LOOK_S:
             self._looked_s = self._clock()
-            stamp = self._now_stamp()
-            if stamp != self._stamp:
+            reads = self._reader is not None and self._reader.is_alive()
+            if not reads and (stamp := self._now_stamp()) != self._stamp:
                 self._stamp = stamp
-                self._read_again()
+                self._reader = threading.Thread(target=self._read_again, name=READER, daemon=True)
+                self._reader.start()
         return self._keys
 
     def _read_again(self) -> None:
@@ -201,15 +208,11 @@ def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
     """
     Return the holder of the key in an Authorization header, if it is one of *keys*.
 
-    All keys are compared, each in constant time, so that the time reveals nothing about them.
+    It is looked up by its SHA-256: what the time of that tells about the digest of a key says
+    nothing about the key, and digests that come ever nearer to it cannot be made.
     """
     scheme, _, secret = (authorization or "").partition(" ")
-    digest = hashlib.sha256(secret.strip().encode()).digest()
-    found = None
-    for known, holder in keys.items():
-        if hmac.compare_digest(known, digest) and scheme.lower() == "bearer":
-            found = holder
-    return found
+    return keys.get(_digest(secret.strip())) if scheme.lower() == "bearer" else None
 
 
 def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class StatusRoutes:
         self._access = completions.access
         config = completions.config
         self._planned = _planned(config)
-        self._schema = _schema(config, needs_key=bool(self._access.keys))
+        self._schema = _schema(config, needs_key=bool(self._access.keys.current()))
         card = {
             "object": "model",
             "created": int(time.time()),

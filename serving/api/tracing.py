@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from minicluster.errors import InputError
-from serving.api.access_log import route_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,7 +99,7 @@ class RequestTracer:
             return now_ns - round((now_s - seconds) * 1e9)
 
         span = self._tracer.start_span(
-            f"{scope['method']} {route_of(scope)}",
+            f"{facts['method']} {facts['route']}",
             context=TraceContextTextMapPropagator().extract(Headers(scope=scope)),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),

@@ -82,6 +82,19 @@ def test_every_answer_is_counted_and_logged(
 
 
 @in_virtual_time
+async def test_no_client_makes_a_line_long(config: EndpointConfig, lines: Any) -> None:  # noqa: ANN401
+    """Whatever it sends, and without a key: else it would rotate the lines of others away."""
+    long = "M" * 30_000
+    async with visiting(config, environment=LOCKED) as client:
+        for path in ("/health", f"/{long}", f"/v1/models/{long}?{long}"):
+            await client.request(long, path, headers={"X-Request-Id": long, "User-Agent": long})
+            await client.get(path, headers={"Authorization": long, "Host": long, "Origin": long})
+    assert len(lines()) == 6
+    assert all(len(json.dumps(line)) < 500 for line in lines())
+    assert lines()[0]["method"] == "M" * 20
+
+
+@in_virtual_time
 async def test_streams_that_break_or_are_left_say_so(config: EndpointConfig, lines: Any) -> None:  # noqa: ANN401
     for servers in (FakeServers(fails_after=2), FakeServers(ttft_s=5.0)):
         async with visiting(config, servers) as client:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import os
 import re
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,6 +18,7 @@ from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
 from serving.api.keys import (
     KEYS,
     KEYS_FILE,
+    READER,
     SHOWN_KEY,
     KeyStore,
     authorization,
@@ -172,6 +175,41 @@ def test_only_a_key_lets_in(header: str | None, name: str | None) -> None:
     assert (found.name if found else None) == name
 
 
+def test_any_number_of_keys_is_one_look() -> None:
+    """Else a request without a key would take time for each key that there is."""
+
+    class Looked(dict[bytes, KeyHolder]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError
+
+        items = __iter__
+
+    keys = Looked(read_keys({KEYS: "\n".join(f"{n:016}" for n in range(1000))}))
+    assert holder_of(keys, f"Bearer {7:016}") is not None
+    assert holder_of(keys, f"Bearer {1000:016}") is None
+
+
+def _read() -> None:
+    """Wait until a changed file has been read."""
+    for thread in threading.enumerate():
+        if thread.name == READER:
+            thread.join()
+
+
+def test_requests_go_on_while_a_changed_file_is_read(tmp_path: Path) -> None:
+    """With the former keys; a pipe that nothing is written to takes any time."""
+    now_s = 0.0
+    store = KeyStore(_written(tmp_path, FIRST, "keys"), lambda: now_s)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").rename(tmp_path / "keys")
+    for _ in range(3):
+        now_s += 1
+        assert holder_of(store.current(), f"Bearer {FIRST}")
+    _written(tmp_path, SECOND, "keys")
+    _read()
+    assert [bool(holder_of(store.current(), f"Bearer {key}")) for key in (FIRST, SECOND)] == [0, 1]
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Within a second, without a restart; one that cannot be used changes nothing, with one log."""
     now_s = 0.0
@@ -179,6 +217,8 @@ def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureF
     store = KeyStore(environment, lambda: now_s)
 
     def let_in(secret: str) -> bool:
+        store.current()
+        _read()
         return holder_of(store.current(), f"Bearer {secret}") is not None
 
     _written(tmp_path, f"{FIRST}\n{SECOND}", "keys")

@@ -7,103 +7,28 @@ import contextlib
 import json
 import resource
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, Self
 
 import httpx
 import pytest
-import uvloop
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
 
 from serving.api.http_server import HttpLimits, HttpServer
 from serving.api.tls import TlsFiles, trusting
-from serving.cluster.ports import free_ports
 from tests.certificates import write_certificate
 from tests.serving.command import taken_port
-
-HOST = "127.0.0.1"
-LIMIT_S = 10.0
-Given = ParamSpec("Given")
-QUICK = HttpLimits(handshake_s=0.5, header_s=0.5, body_s=0.5, send_s=0.5)
-
-
-class Server:
-    """An application that echoes, hangs, streams and fails, behind our server on a free port."""
-
-    def __init__(self, limits: HttpLimits | None = None, tls: TlsFiles | None = None) -> None:
-        self.begun = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        routes = [
-            Route(f"/{each.__name__}", each, methods=["POST"])
-            for each in (self.echo, self.hang, self.stream, self.fail, self.flood)
-        ]
-        [self.port] = free_ports(1)
-        app = Starlette(routes=routes)
-        self.counted: list[int] = []
-        self.listener = HttpServer(
-            app, HOST, self.port, limits=limits, tls=tls, count=self.counted.append
-        )
-
-    async def echo(self, request: Request) -> JSONResponse:
-        assert request.client
-        return JSONResponse({"size": len(await request.body()), "port": request.client.port})
-
-    async def hang(self, _: Request) -> JSONResponse:
-        self.begun.set()
-        try:
-            await asyncio.sleep(LIMIT_S)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return JSONResponse({})
-
-    async def stream(self, _: Request) -> StreamingResponse:
-        async def tokens() -> AsyncIterator[str]:
-            try:
-                while True:
-                    yield "data: x\n\n"
-                    self.begun.set()
-                    await asyncio.sleep(0.01)
-            finally:
-                self.cancelled.set()
-
-        return StreamingResponse(tokens(), media_type="text/event-stream")
-
-    async def fail(self, _: Request) -> JSONResponse:
-        raise RuntimeError("inside")
-
-    async def flood(self, _: Request) -> StreamingResponse:
-        async def much() -> AsyncIterator[bytes]:
-            try:
-                while True:
-                    yield b"x" * (1 << 16)
-                    await asyncio.sleep(0)
-            finally:
-                self.cancelled.set()
-
-        return StreamingResponse(much())
-
-
-@asynccontextmanager
-async def listening(
-    limits: HttpLimits | None = None, tls: TlsFiles | None = None
-) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
-    """Yield a server and a client of it."""
-    server = Server(limits, tls)
-    serving = asyncio.create_task(server.listener.serve())
-    try:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{server.port}") as client:
-            yield server, client
-    finally:
-        server.listener.stop()
-        await serving
+from tests.serving.raw_http import (
+    HOST,
+    LIMIT_S,
+    POST,
+    QUICK,
+    Connection,
+    Server,
+    listening,
+    on_uvloop,
+)
 
 
 @pytest.fixture
@@ -111,16 +36,6 @@ def both(tmp_path: Path) -> TlsFiles:
     """Return a file that holds a certificate and its key."""
     file = str(write_certificate(tmp_path / "both.pem", HOST))
     return TlsFiles(cert=file, key=file)
-
-
-def on_uvloop(test: Callable[Given, Coroutine[None, None, None]]) -> Callable[Given, None]:
-    """Run a test, for a while at most, on the event loop that Ray Serve's replicas have."""
-
-    @wraps(test)
-    def ran(*args: Given.args, **kwargs: Given.kwargs) -> None:
-        uvloop.run(asyncio.wait_for(test(*args, **kwargs), LIMIT_S))
-
-    return ran
 
 
 @on_uvloop
@@ -132,6 +47,14 @@ async def test_bodies_arrive_whole_and_connections_are_used_again(size: int) -> 
         second = await client.post("/echo", content=b"ab", headers={"X": "x" * 60_000})
         assert [each.json()["size"] for each in (first, second)] == [size, 2]
         assert first.json()["port"] == second.json()["port"]
+
+
+@on_uvloop
+async def test_the_client_is_the_one_that_connected() -> None:
+    """A header that proxies set could name any other one, in the access log too."""
+    async with listening() as (_, client):
+        answer = await client.post("/echo", headers={"X-Forwarded-For": "203.0.113.9"})
+        assert answer.json()["host"] == HOST
 
 
 @on_uvloop
@@ -174,28 +97,6 @@ async def test_a_header_with_control_characters_ends_nothing_but_its_request(val
         assert (await client.post("/echo")).status_code == 200
 
 
-class Connection:
-    """A client that sends and reads bytes as it likes."""
-
-    def __init__(self, port: int, *, context: ssl.SSLContext | None = None) -> None:
-        self._given = {"host": HOST, "port": port, "ssl": context}
-
-    async def __aenter__(self) -> Self:
-        self.reader, self.writer = await asyncio.open_connection(**self._given)  # type: ignore[arg-type]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.writer.transport.abort()
-
-    async def says(self, sent: bytes) -> bytes:
-        """Send bytes; return all that comes until the connection is closed."""
-        self.writer.write(sent)
-        with contextlib.suppress(ConnectionError):
-            return await self.reader.read()
-        return b""
-
-
-POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 HALF_A_BODY = POST + b"Content-Length: 9\r\n\r\nhalf"
 
 

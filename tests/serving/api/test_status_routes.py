@@ -42,6 +42,24 @@ def test_keys_lock_nothing_else(config: EndpointConfig, path: str) -> None:
     assert one(config, path, environment=LOCKED).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health/", "/v1/completions/", "/openapi.json/"])
+@pytest.mark.parametrize("body", [None, ONE])
+def test_nothing_leads_from_another_path_to_a_route(
+    config: EndpointConfig, path: str, body: dict[str, Any] | None
+) -> None:
+    """A redirect would be to any Host that was sent, before that and the key are checked."""
+    refused = one(config, path, body, headers={"Host": "evil.example"})
+    assert (refused.status_code, "Location" in refused.headers) == (404, False)
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_schema_says_whether_a_key_is_needed(config: EndpointConfig) -> None:
+    assert "security" not in one(config, "/openapi.json").json()
+    locked = one(config, "/openapi.json", environment=LOCKED).json()
+    [[name]] = locked["security"]
+    assert name in locked["components"]["securitySchemes"]
+
+
 @in_virtual_time
 @pytest.mark.parametrize(("stream", "gaps"), [(True, 10), (False, 0)])
 async def test_metrics_stand_beside_what_was_planned(
