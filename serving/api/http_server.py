@@ -293,7 +293,7 @@ class LimitedConnection(H11Protocol):
 
     def write_chunk(self, text: bytes) -> bool:
         """Write a chunk of the answer under way; False: its client has yet to read the last."""
-        if not text or self.flow.write_paused or self.transport.is_closing():
+        if not text or self.flow.write_paused or self._is_over():
             return False  # an empty chunk would be the last
         self.transport.write(b"%x\r\n%b\r\n" % (len(text), text))
         return True

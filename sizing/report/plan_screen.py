@@ -225,7 +225,7 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def endpoint_limit(plan: Plan) -> str:
-    """Say so where the one endpoint process of a deployment carries less than the plan."""
+    """Say so where the one endpoint process of a deployment carries less than the plan; or ''."""
     cost, tokens_per_s = endpoint_cost(), plan.prediction.output_tokens_per_s
     rate = plan.workload.requests_per_s
     cores = cost.cores(requests_per_s=rate, output_tokens_per_s=tokens_per_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.console import Console
 from minicluster.plan import read_plan
 from sizing import catalog
 from sizing.report import plan_page
-from sizing.report.plan_screen import plan_screen
+from sizing.report.plan_screen import endpoint_limit, plan_screen
 from tests.sizing.conftest import GOLDEN, QUICK, Sizing
 
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
@@ -34,6 +35,23 @@ def outline(plan: dict[str, Any]) -> dict[str, Any]:
         "tpot_p99_s": prediction["tpot"]["p99_s"],
         "capacity_requests_per_s": prediction["capacity_requests_per_s"],
     }
+
+
+def test_a_plan_beyond_one_endpoint_process_says_so(sizing: Sizing, tmp_path: Path) -> None:
+    """And how many requests/s that process carries; other plans say nothing of it."""
+    path = tmp_path / "plan.json"
+    assert sizing("plan", H100, "-o", str(path), "--json").code == 0
+    plan = read_plan(path)
+    assert endpoint_limit(plan) == ""
+    tokens_per_s = 10 * plan.prediction.output_tokens_per_s
+    load = replace(plan.inputs.scenario.workload, requests_per_s=10 * plan.workload.requests_per_s)
+    large = replace(
+        plan,
+        prediction=replace(plan.prediction, output_tokens_per_s=tokens_per_s),
+        inputs=replace(plan.inputs, scenario=replace(plan.inputs.scenario, workload=load)),
+    )
+    assert f"{tokens_per_s:,.0f} tokens/s" in endpoint_limit(large)
+    assert "split the load over" in endpoint_limit(large)
 
 
 def check_golden(name: str, plan: dict[str, Any]) -> None:
