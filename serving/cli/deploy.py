@@ -133,7 +133,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Deploy a plan; returns when a request has succeeded on every path."""
     from minicluster.plan import Plan, read_plan_or_deployment
-    from serving.api.keys import refuse_open
+    from serving.api.keys import KEYS_FILE, refuse_open
     from serving.api.tls import tls_files
     from serving.cluster.state import changing
     from serving.deployment.compile import kind_of
@@ -196,7 +196,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo(f"checked: {_checked(ready)}")
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
     trust = "" if tls is None else f"--cacert {tls.cert} "
-    typer.echo(f"try:   curl -N {trust}{state.base_url}/v1/completions -d '{json.dumps(body)}'")
+    key = '-H "Authorization: Bearer $KEY" ' if KEYS_FILE in os.environ else ""
+    url = f"{state.base_url}/v1/completions"
+    typer.echo(f"try:   curl -N {trust}{key}{url} -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
 
@@ -298,11 +300,13 @@ def down(
     with progress() as report:
         report("stopping")
         if state is not None and ours:
-            take_down(state)
-        elif address is not None:
-            drain(address)
-            remove_application(address)
-    typer.echo("stopped")
+            running = take_down(state)
+            said = "nothing of it runs any more; its record is removed"
+        else:
+            drain(str(address))
+            running = remove_application(str(address))
+            said = f"nothing is deployed at {address}"
+    typer.echo("stopped" if running else said)
 
 
 def _free_port(host: str) -> int:

@@ -29,7 +29,7 @@ def status(
 ) -> None:
     """Show planned, deployed and healthy replicas."""
     from minicluster.plan import read_deployment
-    from serving.cluster.state import PLAN
+    from serving.cluster.state import PLAN, UNFINISHED
     from serving.deployment.engine_args import SIMULATED
     from serving.operations.status import cluster_status, current
 
@@ -59,6 +59,8 @@ def status(
         found = deployed.pool(pool.role)
         health = "healthy" if found.status == "HEALTHY" else found.status
         typer.echo(f"{pool.role:8} {found.replicas} of {planned_engines(pool)}, {health}")
+    if not state.ready:
+        typer.echo(f"`serving up` {UNFINISHED} (`serving down` clears what is left)")
     if state.target == SIMULATED:
         typer.echo(f"engines are simulated, {state.slowdown:g} times slower than the plan")
     for change in state.changes:

@@ -176,7 +176,8 @@ def _keep_logs(logs: Path) -> str:
         copy.rename(LOGS)
     except OSError as error:
         shutil.rmtree(copy, ignore_errors=True)
-        return str(error.args[0][0][-1] if isinstance(error, shutil.Error) else error)
+        first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        return str(first).partition(": '")[0]  # without its files, both of which are named below
     return ""
 
 

@@ -48,5 +48,5 @@ def test_answers_under_way_end_first(ending: Split) -> None:
     with under_way(base_url, BODIES) as waiting:
         ending.wait_until_inside(len(BODIES))
         done = serving(ending.place, "down")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "stopping\n")
     assert all(each.result().done for each in waiting), waiting

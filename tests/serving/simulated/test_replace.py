@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,6 +272,7 @@ def test_no_request_fails_while_a_plan_is_replaced(
         scaled = serving(running.place, "scale", "--apply", "--prefill", "1")
         verified = serving(running.place, "verify")
     assert done.returncode == 0, done.stderr
+    assert re.search("INFO|WARNING", done.stderr) is None, done.stderr
     with capsys.disabled():
         sys.stdout.write(f"\n{_table(load.log, begin_s, end_s)}\n")
     assert running.failed(load.log) == []

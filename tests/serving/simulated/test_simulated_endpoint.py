@@ -3,28 +3,83 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from loadtest.client.endpoint import served_models
-from tests.serving.client import send
+from tests.serving.client import begin, post, send
 from tests.serving.command import serving
 from tests.serving.deployed import Split, series
 from tests.serving.faults.load import Load, body_of, refused
 from tests.serving.prometheus import dashboard_queries, scraping
+from tests.waiting import until
 
 pytestmark = pytest.mark.simulated
 
 QUERIES_LIMIT_S = 100.0
 """Within which every query has data: a rate needs two scrapes, a second apart."""
 
+LEAVERS = 32
+
 
 def test_up_says_where_it_serves(cluster: Split) -> None:
     said = (cluster.place / "up.txt").read_text()
     assert f"ready: {cluster.base_url}/v1 serves demo" in said
     assert "serving down" in said
+
+
+def test_no_other_user_reaches_ray_s_files(cluster: Split) -> None:
+    """Ray lets every user write into its folder, so the one around it is its owner's alone."""
+    state = json.loads((cluster.place / ".minicluster/serving/state.json").read_text())
+    session = Path(state["session"])
+    assert (session / "session_latest" / "sockets").is_dir()
+    around = session.parent.stat()
+    assert (around.st_mode & 0o777, around.st_uid) == (0o700, os.getuid())
+
+
+def test_what_vllm_refuses_is_refused(cluster: Split) -> None:
+    """Malformed prompts and options of a stream are the client's error, whatever the engine is."""
+    bodies: list[tuple[str, str, dict[str, object]]] = [
+        *(("completions", "prompt", {"prompt": bad}) for bad in ([1, 2.5], [[1, "a"]], 5, False)),
+        ("completions", "prompt", {"prompt": [-(2**63) - 1]}),
+        ("completions", "stream_options", {"stream_options": {"include_usage": True}}),
+        ("completions", "stream_options", {"stream": True, "stream_options": "abc"}),
+        ("completions", "top_k", {"top_k": 2**64}),
+        *(("chat/completions", "messages", {"messages": bad}) for bad in ([1], "abc")),
+    ]
+    for path, param, body in bodies:
+        given = {"prompt": "a", "max_tokens": 1} | body
+        status, answer = post(f"{cluster.base_url}/v1/{path}", given)
+        assert (status, answer["error"]["param"]) == (400, param), (body, answer)
+    status, answer = post(f"{cluster.base_url}/v1/completions", {"prompt": [1.0, 2], "n": 1})
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 2)
+
+
+def test_clients_that_leave_take_nothing_with_them(cluster: Split) -> None:
+    """
+    Wherever their prompts are then: no engine holds any of it, and no replica is replaced.
+
+    A pull without an end would keep its decode replica from being healthy after two minutes.
+    """
+    cluster.wait_until_whole()
+    before = _inside(cluster)
+    for number in range(LEAVERS):
+        body = body_of(300 + number, tokens=200, max_tokens=24)
+        with begin(cluster.base_url, body):
+            time.sleep(0.05 * (number % 16))
+    cluster.wait_until_released()
+    until(lambda: sum(_inside(cluster).values()) == 0, "nothing is inside")
+    assert _inside(cluster).keys() == before.keys()
+
+
+def _inside(cluster: Split) -> dict[tuple[str, int], int]:
+    """Return the KV blocks and requests in each replica, by its name and process."""
+    replicas = [each for role in cluster("inside").values() for each in role]
+    held = ("running", "waiting", "kv_blocks")
+    return {(each["replica"], each["pid"]): sum(each[of] for of in held) for each in replicas}
 
 
 @pytest.mark.prometheus
