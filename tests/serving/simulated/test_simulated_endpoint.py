@@ -22,7 +22,7 @@ pytestmark = pytest.mark.simulated
 QUERIES_LIMIT_S = 100.0
 """Within which every query has data: a rate needs two scrapes, a second apart."""
 
-LEAVERS = 32
+LEAVERS = 16
 
 
 def test_up_says_where_it_serves(cluster: Split) -> None:
