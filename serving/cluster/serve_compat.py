@@ -133,6 +133,8 @@ async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa:
         return waiting.result()
     finally:
         waiting.cancel()
+        # Serve raises in what was cancelled, and asyncio would log that nobody looked.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def serve_logs() -> Path:
