@@ -110,11 +110,15 @@ class Split:
         """Wait until the endpoint has so many requests under way."""
         until(lambda: outstanding(self.base_url) == number, f"{number} requests inside")
 
-    def wait_until_decoding(self, number: int) -> None:
-        """Wait until so many requests are under way, each with its first token."""
+    def wait_until_decoding(self, number: int, whole: int = 0) -> None:
+        """
+        Wait until so many requests are under way, each with its first token.
+
+        Of *whole* answers the endpoint does not see it: they come in one piece.
+        """
         self.wait_until_inside(number)
         waiting = 'minicluster_outstanding_requests{stage="prefill"}'
-        until(lambda: series(self.base_url)[waiting] == 0, "no request without a token")
+        until(lambda: series(self.base_url)[waiting] <= whole, "no request without a token")
 
     def wait_until_released(self) -> None:
         """Wait until no request is under way, and none holds KV cache."""

@@ -93,7 +93,7 @@ def test_decode_dies_midway(wide: Split, victim: str) -> None:
     bodies = [body_of(1000 + seed, max_tokens=1500) for seed in range(3)]
     bodies.append(body_of(1003, max_tokens=1500, stream=False))
     with under_way(wide.base_url, bodies) as asked:
-        wide.wait_until_decoding(4)
+        wide.wait_until_decoding(4, whole=1)
         kill(*wide.find(victim))
         killed_s = time.monotonic()
         *streaming, answering = asked
