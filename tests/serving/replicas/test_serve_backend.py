@@ -473,3 +473,18 @@ def test_limits_are_the_plans(plan: Plan) -> None:
         for limits, token_s in ((config, 0.5), (without, 1.0)):
             expected_s = first_token_limit_s(limits) + tokens * token_s
             assert whole_answer_limit_s(limits, kind, body) == pytest.approx(expected_s), body
+
+
+def test_replicas_that_can_be_called_are_counted_without_the_controller(
+    live: list[int | None],
+) -> None:
+    """The handles know them, also while Serve's controller restarts; a handle may need a moment."""
+
+    async def running() -> dict[tuple[str, str], int]:
+        return await _backend({"d0": _handle()}, {"d0": _handle()}).running()
+
+    live[:] = [None, None, 2]
+    assert run(running()) == {("decode", "d0"): 2, ("prefill", "d0"): 2}
+    live[:] = [None]
+    with pytest.raises(TimeoutError):
+        run(running())
