@@ -51,7 +51,7 @@ ROLES = {
 """Titles of processes by role; the first that fits counts."""
 
 TOKEN = b'"text":'
-"""What each token of a completion brings once; what is left of a read is shorter."""
+"""Text that occurs once in the event of each token."""
 
 FAILED = (b"HTTP/1.1 4", b"HTTP/1.1 5")
 
