@@ -7,7 +7,6 @@ Separate from `serving.replicas.vllm_answers`, which imports vLLM and so takes s
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
@@ -18,40 +17,35 @@ import uuid
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private import state, worker
+from ray.exceptions import RayActorError
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.constants import SERVE_LOGGER_NAME, SERVE_NAMESPACE
 from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.deployment import Deployment
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.generated.serve_pb2 import DeploymentRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
 free_resources = state.available_resources_per_node
 
-DIRECT_CALLS = {"_by_reference": False}
-"""
-Handle options with which calls go to the replica by gRPC instead of as tasks of Ray: some 2 ms
-less per message on the demo's cores. Every replica listens for them anyway.
-"""
-
-LIVE_POLL_S = 0.1
-"""Interval at which a pending call checks that a replica is left."""
+NO_REPLICA_ERRORS = (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayActorError,
+    TimeoutError,
+)
+"""The exceptions of a call of Ray Serve that no replica can take, or whose replica is gone."""
 
 END_S = 5.0
 """Time that Ray has to end a worker after its SIGTERM."""
-
-Answer = TypeVar("Answer")
-
-
-class NoReplica(Exception):
-    """The deployment has no replica left; Ray Serve would hold the call until there is one."""
 
 
 def set_replicas(app: str, deployment: str, replicas: int) -> None:
@@ -94,12 +88,6 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
     return {name: each["deployment_config"] for name, each in deployments.items()}
 
 
-def live_replicas(handle: Any) -> int | None:  # noqa: ANN401
-    """Return the number of replicas that *handle* can call now; `None`: it does not know yet."""
-    found = live_replica_ids(handle)
-    return None if found is None else len(found)
-
-
 def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
     """
     Return the names of the replicas that *handle* can call now; `None`: it does not know yet.
@@ -112,29 +100,6 @@ def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
     if not router.running_replicas_populated() or router.request_router is None:
         return None
     return frozenset(each.unique_id for each in router.request_router.curr_replicas)
-
-
-async def while_live(handle: Any, answer: Awaitable[Answer]) -> Answer:  # noqa: ANN401
-    """
-    Return the answer of a call through *handle*, as long as there is a replica.
-
-    A gRPC call that fails does not remove its replica from Serve's list: the next call finds out,
-    and then waits inside Serve for another replica, without limit (ray 2.60.0,
-    `route_and_send_request` "will block indefinitely if no replicas are available").
-
-    Raises:
-        NoReplica: no replica is left; the call is cancelled.
-    """
-    waiting = asyncio.ensure_future(answer)
-    try:
-        while not (await asyncio.wait({waiting}, timeout=LIVE_POLL_S))[0]:
-            if live_replicas(handle) == 0:
-                raise NoReplica(handle.deployment_name)
-        return waiting.result()
-    finally:
-        waiting.cancel()
-        # Serve raises in what was cancelled, and asyncio would log that nobody looked.
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def serve_logs() -> Path:
@@ -153,15 +118,30 @@ def call_replicas(
     As Ray's `broadcast`, which waits without limit: its thread would outlive Ctrl-C, and call a Ray
     that has been shut down.
     """
-    request_router = handle._router._asyncio_router.request_router  # noqa: SLF001
     references = []
-    for replica in request_router.curr_replicas:
-        name = f"broadcast-{uuid.uuid4()}"
-        asked = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
+    for replica in _running(handle):
         with suppress(ValueError):  # it has ended
-            actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
-            references.append(actor.handle_request.remote(pickle.dumps(asked), *arguments()))
+            references.append(_called(replica, method, *arguments()))
     return references
+
+
+async def place_of_replica(handle: Any, name: str) -> Any:  # noqa: ANN401
+    """Return what `EngineServer.channel_place` of one replica returns; raises any error of Ray."""
+    [replica] = [each for each in _running(handle) if each.unique_id == name]
+    return await _called(replica, "channel_place")
+
+
+def _running(handle: Any) -> list[Any]:  # noqa: ANN401
+    running: list[Any] = handle._router._asyncio_router.request_router.curr_replicas  # noqa: SLF001
+    return running
+
+
+def _called(replica: Any, method: str, *arguments: object) -> Any:  # noqa: ANN401
+    """Call one replica, as the router of no handle would; raises ValueError if it has ended."""
+    name = f"call-{uuid.uuid4()}"
+    asked = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
+    actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
+    return actor.handle_request.remote(pickle.dumps(asked), *arguments)
 
 
 def before_sigterm(wait: Callable[[], object]) -> None:

@@ -8,9 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
-from minicluster.routing import find_policy, pool_policy
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
@@ -55,9 +53,6 @@ DRAIN_FACTOR = 2.0
 
 UNPLANNED_DRAIN_S = 60.0
 
-STREAMING = {"stream_batching_interval_ms": 0}
-"""Ray's default batches tokens for 50 ms; the SLO is on each of them."""
-
 Place = tuple[tuple[str, int], ...]
 """Node and device of each worker of one replica."""
 
@@ -78,10 +73,15 @@ def compile_app(
     """
     found = domains(deployment, plan)
     shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
+    bounds = {
+        pool.role: limits(
+            pool, shown, deadlines_s=target.deadlines_s, token_limit=target.token_limit
+        )
+        for pool in deployment.pools
+    }
     pools = []
     for pool in deployment.pools:
-        bounds = limits(pool, shown, deadlines_s=target.deadlines_s, token_limit=target.token_limit)
-        pools += _pools(deployment, pool, found, target, bounds, plan)
+        pools += _pools(deployment, pool, found, target, bounds[pool.role], plan)
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
@@ -89,6 +89,7 @@ def compile_app(
         endpoint=endpoint_config(
             deployment,
             domains=found,
+            ongoing={role: each["max_ongoing_requests"] for role, each in bounds.items()},
             plan=shown,
             plan_hash=hash_of(plan or deployment),
             simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
@@ -115,7 +116,7 @@ def limits(
 
     A replica takes its batch and, beyond it, what it can serve within the prefill deadline:
     `capacity x deadline` requests (Little's law). These queue in the engine, first come first
-    served; any further one would be late. The callers may hold as many again.
+    served; any further one would be late. The endpoint holds as many again for each replica.
 
     Args:
         pool: of the deployment.
@@ -132,7 +133,6 @@ def limits(
         return {
             **common,
             "max_ongoing_requests": UNPLANNED_REQUESTS,
-            "max_queued_requests": pool.engines * UNPLANNED_REQUESTS,
             "graceful_shutdown_timeout_s": UNPLANNED_DRAIN_S,
         }
     prefill_s, handoff_s = deadlines(plan, deadlines_s)
@@ -148,7 +148,6 @@ def limits(
     return {
         **common,
         "max_ongoing_requests": slots + waiting,
-        "max_queued_requests": pool.engines * (slots + waiting),
         "graceful_shutdown_timeout_s": float(math.ceil(DRAIN_FACTOR * longest_s)),
     }
 
@@ -195,7 +194,7 @@ def _pools(
         simulated = None
         if plan is not None and target.kind == SIMULATED:
             planned = tuple(place[0][0] for place in members)
-            simulated = simulated_settings(plan, pool, domain, planned, target)
+            simulated = simulated_settings(plan, pool, planned, target)
         served.append(
             ServedPool(
                 role=pool.role,
@@ -206,11 +205,11 @@ def _pools(
                 simulated=simulated,
                 llm_config=_llm_config(deployment, pool, members, target)
                 | {
-                    "deployment_config": _deployment_config(deployment, pool, len(members), nodes)
+                    "deployment_config": _deployment_config(pool, len(members), nodes)
                     | dict(bounds),
-                    "experimental_configs": STREAMING
+                    "experimental_configs": {}
                     if pool.role == "mixed"
-                    else {**STREAMING, "NIXL_SIDE_CHANNEL_PORT_BASE": port},
+                    else {"NIXL_SIDE_CHANNEL_PORT_BASE": port},
                 },
             )
         )
@@ -245,19 +244,13 @@ def _llm_config(
     }
 
 
-def _deployment_config(
-    deployment: Deployment, pool: Pool, replicas: int, nodes: list[str]
-) -> dict[str, Any]:
+def _deployment_config(pool: Pool, replicas: int, nodes: list[str]) -> dict[str, Any]:
     """
-    Return number and place of the replicas, and how requests are routed, as it was simulated.
+    Return number and place of the replicas.
 
     The label of the role selects the place; that of the node only separates domains, so that
     `serving scale` can give a pool another node of its domain.
     """
-    policy = pool_policy(pool.role, deployment.routing.policy)
-    routed: dict[str, Any] = {"policy": policy}
-    if find_policy(policy).by_prefix:
-        routed["cached_tokens"] = planned_limits(deployment, pool).max_tokens
     return {
         "num_replicas": replicas,
         # A failed start is reported at once instead of being retried.
@@ -266,10 +259,6 @@ def _deployment_config(
         "placement_group_bundle_label_selector": [
             {ROLE_LABEL: pool.role, NODE_LABEL: f"in({','.join(nodes)})"}
         ],
-        "request_router_config": {
-            "request_router_class": "serving.replicas.router.PlannedRouter",
-            "request_router_kwargs": routed,
-        },
     }
 
 

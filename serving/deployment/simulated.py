@@ -74,7 +74,7 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
 
 
 def simulated_settings(
-    plan: Plan, pool: Pool, domain: str, nodes: tuple[str, ...], target: DeployTarget
+    plan: Plan, pool: Pool, nodes: tuple[str, ...], target: DeployTarget
 ) -> SimulatedSettings:
     """
     Return what the replicas of a pool in one domain are told.
@@ -82,7 +82,6 @@ def simulated_settings(
     Args:
         plan: in its own seconds.
         pool: of the plan.
-        domain: of these replicas.
         nodes: planned node of each of them.
         target: with the slowdown, and the adapters.
 
@@ -93,7 +92,6 @@ def simulated_settings(
     answers = equally_likely(plan.workload, SEVERAL_LENGTHS).output_tokens
     return SimulatedSettings(
         role=pool.role,
-        domain=domain,
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
         lanes=pool.pp,

@@ -469,8 +469,8 @@ def _drain(address: str) -> None:
     from ray.exceptions import RayError  # noqa: PLC0415
 
     from serving.cluster.connection import connected  # noqa: PLC0415
+    from serving.cluster.serve_compat import NO_REPLICA_ERRORS  # noqa: PLC0415
     from serving.replicas.app import INGRESS  # noqa: PLC0415
-    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
     with connected(address):
         app = serve.status().applications.get(APP)

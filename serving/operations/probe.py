@@ -20,10 +20,9 @@ from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
 from serving.api.keys import authorization
 from serving.api.tls import trusting
-from serving.cluster.serve_compat import call_replicas
+from serving.cluster.serve_compat import NO_REPLICA_ERRORS, call_replicas
 from serving.protocol.app_spec import APP
 from serving.protocol.messages import STALL_S, Readiness, RequestPhases
-from serving.replicas.serve_backend import NO_REPLICA_ERRORS
 from serving.request.length import read_token_limit
 
 if TYPE_CHECKING:

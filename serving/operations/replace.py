@@ -336,8 +336,8 @@ def _ask_endpoint(limit_s: float, method: str, *given: object) -> Any:  # noqa: 
     from ray import serve  # noqa: PLC0415
     from ray.exceptions import RayError  # noqa: PLC0415
 
+    from serving.cluster.serve_compat import NO_REPLICA_ERRORS  # noqa: PLC0415
     from serving.replicas.app import INGRESS  # noqa: PLC0415
-    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
     call = getattr(serve.get_deployment_handle(INGRESS, APP), method).remote(*given)
     try:

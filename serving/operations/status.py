@@ -169,8 +169,8 @@ def _facts(name: str) -> list[dict[str, Any]] | None:
     # vLLM, which this imports, would log on stdout, which is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from serving.cluster.serve_compat import NO_REPLICA_ERRORS  # noqa: PLC0415
     from serving.operations.probe import ask_replicas, known_handle  # noqa: PLC0415
-    from serving.replicas.serve_backend import NO_REPLICA_ERRORS  # noqa: PLC0415
 
     try:
         return ask_replicas(known_handle(name, FACTS_LIMIT_S), "facts", FACTS_LIMIT_S)

@@ -82,7 +82,6 @@ class SimulatedSettings:
     The simulated engines of one pool; seconds are the plan's.
 
     Attributes:
-        domain: of the pool; a KV cache is fetched from there.
         slowdown: seconds of the clock that each of them takes.
         limits: of each lane.
         lanes: batches of one replica, each with its own queue and KV cache.
@@ -98,7 +97,6 @@ class SimulatedSettings:
     """
 
     role: str
-    domain: str
     slowdown: float
     limits: EngineLimits
     lanes: int

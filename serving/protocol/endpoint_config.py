@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.plan import Plan, Prediction, Routing, StepModel
+from minicluster.routing import ANSWER_POLICY, find_policy, pool_policy
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
 
@@ -49,6 +51,9 @@ class PoolConfig:
         max_num_seqs: sequences that one replica decodes at once, all its copies together.
         max_num_batched_tokens: token budget of one step.
         kv_bytes: KV cache per GPU.
+        policy: how one of its replicas is chosen (`minicluster.routing`).
+        cached_tokens: prompt tokens that a replica's prefix cache has room for.
+        max_ongoing_requests: that a replica has at once; as many wait for each.
     """
 
     role: str
@@ -58,6 +63,9 @@ class PoolConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_bytes: float
+    policy: str = ANSWER_POLICY
+    cached_tokens: int = 0
+    max_ongoing_requests: int
 
     @property
     def sequences(self) -> int:
@@ -147,6 +155,7 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
     deployment: Deployment,
     *,
     domains: Mapping[str, str],
+    ongoing: Mapping[str, int],
     plan: Plan | None = None,
     plan_hash: str = "",
     simulated: SimulatedEngines | None = None,
@@ -159,6 +168,7 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
     Args:
         deployment: what is to run.
         domains: the domain of each node of the placement.
+        ongoing: by role, the requests that a replica has at once.
         plan: the plan behind the deployment, if there is one.
         plan_hash: of the plan's file.
         simulated: simulated engines, if the pools have them.
@@ -174,6 +184,11 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
             max_num_seqs=pool.max_num_seqs * pool.pp,
             max_num_batched_tokens=pool.max_num_batched_tokens,
             kv_bytes=pool.kv_bytes,
+            policy=(policy := pool_policy(pool.role, deployment.routing.policy)),
+            cached_tokens=planned_limits(deployment, pool).max_tokens
+            if find_policy(policy).by_prefix
+            else 0,
+            max_ongoing_requests=ongoing[pool.role],
         )
         for pool in deployment.pools
     )

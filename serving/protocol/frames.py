@@ -1,9 +1,9 @@
 """
-The frames of a token channel: many answers on one connection of a replica and the endpoint.
+The frames of a channel: many calls on one connection of two processes of the application.
 
-A frame is a header (length of the payload, number of the answer, kind) and the payload. The
-replica listens; both sides prove that they know the secret that the replica gave the endpoint
-through a call of Ray, before any other frame counts.
+A frame is a header (length of the payload, number of the call, kind) and the payload. One side
+listens; both prove that they know its secret, which it gives away only through a call of Ray,
+before any other frame counts.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import struct
 from enum import IntEnum
 
 HEADER = struct.Struct("!IIB")
-VERSION = 1
+VERSION = 2
 MAGIC = b"minicluster"
 NONCE_BYTES = 16
 
 PING_S = 10.0
-"""Interval at which the endpoint asks for a sign of life."""
+"""Interval at which the caller asks for a sign of life."""
 
 SILENT_S = 35.0
 """
 Time without one after which either side gives a connection up: it may be open on one side only.
 """
 
-MOST_BYTES = 4 << 20
-"""Longest payload: the events of one step of one answer, or its end."""
+MOST_BYTES = 64 << 20
+"""Longest payload: a request with the longest prompt, or a whole answer to it."""
 
-MOST_CONTROL_BYTES = 256
-"""Longest payload that the endpoint sends: it sends no events."""
+MOST_STRANGER_BYTES = 256
+"""Longest payload of a caller that has not proved anything yet."""
 
 
 class Kind(IntEnum):
@@ -37,26 +37,32 @@ class Kind(IntEnum):
     What a frame is for.
 
     Attributes:
-        HELLO: of the replica: version and nonce; of the endpoint: these and its proof.
-        PROOF: of the replica, in answer.
-        ATTACH: the endpoint wants the events of an answer.
+        HELLO: of the listener: version and nonce; of the caller: these and its proof.
+        PROOF: of the listener, in answer.
+        CALL: the caller wants something: JSON with `method` and `arguments`.
+        RESULT: JSON, after which nothing comes of a call.
+        BEGUN: JSON, after which `EVENTS` and an `END` come.
         EVENTS: server-sent events with tokens, as the client gets them.
-        END: of an answer: JSON with `usage`, the `text` that remains and, if it failed, `error`.
-        HOLD, GO_ON: the answer's client reads too slowly; it has caught up.
-        DETACH: the endpoint wants no more of an answer.
+        END: JSON: what is left of a call that began, or why it failed, as `error`.
+        HOLD, GO_ON: the reader of a call's events is too slow; it has caught up.
+        CANCEL: the caller wants no more of a call.
+        NOTICE: something that wants no answer: JSON as of a `CALL`.
         PING, PONG: the other side is alive.
     """
 
     HELLO = 1
     PROOF = 2
-    ATTACH = 3
-    EVENTS = 4
-    END = 5
-    HOLD = 6
-    GO_ON = 7
-    DETACH = 8
-    PING = 9
-    PONG = 10
+    CALL = 3
+    RESULT = 4
+    BEGUN = 5
+    EVENTS = 6
+    END = 7
+    HOLD = 8
+    GO_ON = 9
+    CANCEL = 10
+    NOTICE = 11
+    PING = 12
+    PONG = 13
 
 
 KINDS = frozenset(map(int, Kind))
@@ -66,45 +72,52 @@ class FrameError(Exception):
     """What came is no frame, or not the one that was expected; the connection is closed."""
 
 
-def frame(kind: Kind, answer: int = 0, payload: bytes = b"") -> bytes:
+def frame(kind: Kind, call: int = 0, payload: bytes = b"") -> bytes:
     """Return a frame as it is sent."""
-    return HEADER.pack(len(payload), answer, kind) + payload
+    return HEADER.pack(len(payload), call, kind) + payload
 
 
 class FrameReader:
     """Cuts what a connection receives into frames."""
 
-    __slots__ = ("_most_bytes", "_rest")
+    __slots__ = ("_needed_bytes", "_parts", "_parts_bytes", "most_bytes")
 
     def __init__(self, most_bytes: int) -> None:
-        """Expect payloads of at most *most_bytes*."""
-        self._most_bytes = most_bytes
-        self._rest = b""
+        """Expect payloads of at most *most_bytes*, which may change."""
+        self.most_bytes = most_bytes
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._needed_bytes = HEADER.size
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
         """
-        Return kind, answer and payload of each frame that *data* completes.
+        Return kind, call and payload of each frame that *data* completes.
 
         Raises:
             FrameError: of a payload that is too long, or a kind that does not exist.
         """
-        if self._rest:
-            data = self._rest + data
-        begin, end = 0, len(data)
+        if self._parts:
+            self._parts.append(data)
+            self._parts_bytes += len(data)
+            if self._parts_bytes < self._needed_bytes:
+                return []  # joined once, however many parts a long payload comes in
+            data = b"".join(self._parts)
+        begin, end, needed = 0, len(data), HEADER.size
         frames = []
         while end - begin >= HEADER.size:
-            length, answer, kind = HEADER.unpack_from(data, begin)
-            if length > self._most_bytes or kind not in KINDS:
+            length, call, kind = HEADER.unpack_from(data, begin)
+            if length > self.most_bytes or kind not in KINDS:
                 raise FrameError(
                     f"a frame of kind {kind} and {length} bytes came; expected kinds 1 to"
-                    f" {len(KINDS)} and at most {self._most_bytes} bytes"
+                    f" {len(KINDS)} and at most {self.most_bytes} bytes"
                 )
-            stop = begin + HEADER.size + length
-            if stop > end:
+            needed = HEADER.size + length
+            if end - begin < needed:
                 break
-            frames.append((kind, answer, data[begin + HEADER.size : stop]))
-            begin = stop
-        self._rest = data[begin:]
+            frames.append((kind, call, data[begin + HEADER.size : begin + needed]))
+            begin, needed = begin + needed, HEADER.size
+        self._parts = [data[begin:]] if begin < end else []
+        self._parts_bytes, self._needed_bytes = end - begin, needed
         return frames
 
 
@@ -123,7 +136,7 @@ def nonce_in(payload: bytes) -> bytes:
     name, rest = payload[: len(MAGIC)], payload[len(MAGIC) :]
     version, nonce = int.from_bytes(rest[:2], "big"), rest[2 : 2 + NONCE_BYTES]
     if name != MAGIC or len(nonce) < NONCE_BYTES:
-        raise FrameError("what came is no greeting of a token channel")
+        raise FrameError("what came is no greeting of a channel")
     if version != VERSION:
         raise FrameError(f"the other side speaks version {version}; expected {VERSION}")
     return nonce
@@ -135,5 +148,5 @@ def proof_in(payload: bytes) -> bytes:
 
 
 def proof(secret: bytes, side: bytes, *nonces: bytes) -> bytes:
-    """Return what only a *side* (`endpoint` or `replica`) that knows the secret can send."""
+    """Return what only a *side* (`caller` or `listener`) that knows the secret can send."""
     return hmac.digest(secret, b"|".join((side, *nonces)), "sha256")

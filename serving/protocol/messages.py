@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn, Protocol
+
+from pydantic import TypeAdapter
 
 from minicluster.phases import (
     FIRST_DECODE_STEP,
@@ -151,19 +154,18 @@ class RequestPhases:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlace:
     """
-    Where the endpoint gets the events of an answer (`serving.protocol.frames`).
+    Where a process of the application takes calls (`serving.protocol.frames`).
 
     Attributes:
-        host, port: of the replica's listener.
-        secret: of the replica, hexadecimal; it comes through a call of Ray, which needs the
-            cluster's token.
-        answer: number of the answer in that replica.
+        host, port: of its listener.
+        secret: hexadecimal; it comes through a call of Ray, which needs the cluster's token.
+        group: of replicas that step together, if it is one of those.
     """
 
     host: str
     port: int
     secret: str = field(repr=False)
-    answer: int
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +173,11 @@ class FirstChunk:
     """
     The phases and the first server-sent events of an answer, or the whole answer.
 
-    They are one message, because each message costs milliseconds.
-
-    Attributes:
-        first: events of a stream as one text, or the whole answer.
-        place: where the rest of a stream is; `None`: the answer is whole.
+    *first* has the events of a stream as one text, or the whole answer.
     """
 
     phases: RequestPhases
     first: str | dict[str, Any]
-    place: ChannelPlace | None = None
 
     def retried_for(self, reason: str) -> FirstChunk:
         """Return the chunk of an answer whose first attempt failed for *reason*."""
@@ -310,6 +307,48 @@ class Answer(Protocol):
 
     def close(self) -> None:
         """End the work, if it has not ended."""
+
+
+MESSAGES: dict[str, TypeAdapter[Any]] = {
+    of.__name__: TypeAdapter(of)
+    for of in (
+        *(ChannelPlace, FirstChunk, LocalPrefill, Prefilled, PrefillTiming, Refusal),
+        *(RemotePrefill, RequestPhases),
+    )
+}
+"""What a channel carries beside plain data, by name."""
+
+NAME = "is"
+"""Key of a message's name in JSON."""
+
+
+def to_json(value: object) -> bytes:
+    """Return a message, or plain data in which there may be some, as JSON."""
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(message: Any) -> dict[str, Any]:  # noqa: ANN401  (one of `MESSAGES`)
+    name = type(message).__name__
+    if name not in MESSAGES:
+        raise TypeError(f"a {name} is not among what a channel carries")
+    return {NAME: name} | {each.name: getattr(message, each.name) for each in fields(message)}
+
+
+def message_in(plain: Any) -> Any:  # noqa: ANN401
+    """
+    Return the message that `to_json` wrote; what is none is returned as it is.
+
+    Messages inside other plain data are not looked for: part of it may be a client's.
+
+    Raises:
+        ValueError: it is not as a message of its name.
+    """
+    if not isinstance(plain, dict) or NAME not in plain:
+        return plain
+    name = plain[NAME]
+    if name not in MESSAGES:
+        raise ValueError(f"a message {name!r} came; expected one of {', '.join(MESSAGES)}")
+    return MESSAGES[name].validate_python(plain)
 
 
 class Backend(Protocol):

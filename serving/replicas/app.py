@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
+from ray.serve.config import GangSchedulingConfig
 from ray.serve.deployment import Application
 
 from serving.admission.controller import ADMISSION
@@ -24,7 +24,7 @@ from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedP
 from serving.request.length import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from serving.api.tls import TlsFiles
     from serving.protocol.app_spec import ServedApp, ServedPool
@@ -112,8 +112,7 @@ def endpoint_settings(served: ServedApp) -> dict[str, Any]:
 def bind_pools(served: ServedApp) -> list[Any]:
     """Bind the deployments of all pools."""
     config = to_plain(served.endpoint)
-    prefill = {pool.domain: _bound(pool, config) for pool in served.of("prefill")}
-    return [*prefill.values(), *(_bound(pool, config, prefill) for pool in served.servers)]
+    return [_bound(pool, config) for pool in (*served.of("prefill"), *served.servers)]
 
 
 def changed_app(
@@ -154,22 +153,15 @@ def owner_of(app: str) -> str | None:
     return owner
 
 
-def _bound(
-    pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, Any] | None = None
-) -> Any:  # noqa: ANN401
+def _bound(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     """
-    Bind one deployment.
+    Bind the deployment of a pool, with vLLM or simulated engines.
 
     The deployment's version is its engine's: another plan with the same engine reaches the running
     replicas as their `user_config`, and only another engine starts new ones.
-
-    Args:
-        pool: with vLLM or simulated engines.
-        config: of the endpoint.
-        prefill: for a pool that answers, the prefill pools by domain.
     """
     if pool.simulated is not None:
-        app, engine = _simulated(pool, config, prefill), repr(pool.simulated)
+        app, engine = _simulated(pool, config), repr(pool.simulated)
     else:
         app = _with_vllm(pool, config)
         settings = {key: value for key, value in pool.llm_config.items() if key != OPTIONS}
@@ -207,17 +199,14 @@ def _ranks(pool: ServedPool) -> int:
     return ranks
 
 
-def _simulated(pool: ServedPool, config: dict[str, Any], prefill: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
+def _simulated(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     """Bind simulated engines, whose replicas need no place; ranks of a group start together."""
     options = dict(pool.llm_config[OPTIONS])
     del options["placement_group_bundle_label_selector"]
-    options["request_router_config"] = RequestRouterConfig(**options["request_router_config"])
     options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
     if (ranks := _ranks(pool)) > 1:
         options["gang_scheduling_config"] = GangSchedulingConfig(gang_size=ranks)
         options["ray_actor_options"]["num_cpus"] = GANG_CPUS
-    server = SimulatedPrefillServer if prefill is None else SimulatedAnswerServer
+    server = SimulatedPrefillServer if pool.role == "prefill" else SimulatedAnswerServer
     made = serve.deployment(server, name=pool.name, user_config=config, **options)
-    if prefill is None:
-        return made.bind(pool.simulated)
-    return made.bind(pool.simulated, prefill=prefill)
+    return made.bind(pool.simulated)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import serve
 
-from serving.cluster.serve_compat import LIVE_POLL_S, call_replicas, live_replicas
-from serving.cluster.token import channel_tls
+from serving.cluster.serve_compat import call_replicas, live_replica_ids
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
     EngineFailed,
@@ -24,17 +21,23 @@ from serving.protocol.messages import (
     Refusal,
     RemotePrefill,
     RequestPhases,
+    message_in,
 )
+from serving.replicas.call_listener import whole
 from serving.replicas.pending_answer import PendingAnswer
 from serving.replicas.roles import EngineServer
-from serving.replicas.token_listener import TokenListener
 from serving.request.prefill import PULL_FAILED, late
 from serving.request.usage import EventSplitter, with_usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
+
+    from serving.replicas.call_listener import Method, ServedCall
 
 PROBE = LocalPrefill(reason="probe")
+
+PROBE_POLL_S = 0.1
+"""Interval at which a probe looks whether the prefill replicas are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,61 +80,55 @@ class _EngineCall:
 class AnswerRole(EngineServer):
     """Answers requests: the decode engine of a split plan, or the mixed one of another."""
 
-    async def begin(self) -> None:
-        """Begin to watch the engine, and to listen for endpoints."""
-        await super().begin()
-        self.listener = TokenListener()
-        tls = channel_tls(os.environ, listens=True)
-        await self.listener.listen(ray.util.get_node_ip_address(), tls)
+    def called(self) -> dict[str, Method]:
+        """Return what may be called through a channel, by name."""
+        counts = whole(self.prompt_tokens)
+        return super().called() | {"answer": self.answer, "prompt_tokens": counts}
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take the deadlines from the plan."""
         self._config = from_plain(config)
 
     async def answer(
-        self,
-        kind: str,
-        body: dict[str, Any],
-        prefill: RemotePrefill | LocalPrefill,
-        *,
-        tried: object = None,  # noqa: ARG002
-    ) -> AsyncIterator[Refusal | FirstChunk]:
+        self, call: ServedCall, kind: str, body: dict[str, Any], prefill: dict[str, Any]
+    ) -> Refusal | FirstChunk | None:
         """
-        Answer a request, and last until the last event of its stream has been sent.
+        Answer a request.
 
         Args:
+            call: gets the phases with the first events of a stream, then the others as they come.
             kind: `chat` or `completions`.
             body: a request that `serving.request.validation.check` accepted.
-            prefill: where its prompt was computed, or that this server computes it.
-            tried: replicas that failed to answer it; read by the router, which excludes them.
+            prefill: a message: where its prompt was computed, or that this server computes it.
 
-        Yields:
-            A refusal; or the phases with the whole answer, or with the first events of a stream:
-            the others go through the channel at its place.
+        Returns:
+            A refusal, or the phases with the whole answer; `None`: it was streamed.
 
         Raises:
             EngineFailed: the engine failed, usually after the first token.
         """
         counted = with_usage(body)
-        async with aclosing(self.events(kind, counted, prefill)) as items:
+        async with aclosing(self.events(kind, counted, message_in(prefill))) as items:
             begun = await anext(items)
             if isinstance(begun, Refusal):
-                yield begun
-                return
+                return begun
             phases, first = begun
             if not isinstance(first, list):
-                yield FirstChunk(phases=phases, first=first)
-                return
+                return FirstChunk(phases=phases, first=first)
             splitter = EventSplitter(keeps_usage=counted is body)
-            with self.listener.answering() as sent:
-                yield FirstChunk(phases=phases, first=splitter.tokens(first), place=sent.place)
-                await sent.send(items, splitter)
+            call.begin(FirstChunk(phases=phases, first=splitter.tokens(first)))
+            async for events in items:
+                call.events(splitter.tokens(events).encode())
+                if call.must_wait:
+                    await call.room()
+            call.end(usage=splitter.usage, text=splitter.ending)
+            return None
 
     async def events(
         self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
     ) -> AsyncGenerator[Any, None]:
         """
-        Compute the answer of a request; arguments and errors as of `answer`.
+        Compute the answer of a request; errors as of `answer`, whose arguments these are.
 
         Yields:
             A refusal; or the phases with the whole answer or with the first events of a stream,
@@ -217,8 +214,8 @@ class AnswerRole(EngineServer):
         started = time.perf_counter()
         places: list[RemotePrefill | LocalPrefill] = []
         for handle in prefill:
-            while live_replicas(handle) is None:  # noqa: ASYNC110  (there is no event to wait for)
-                await asyncio.sleep(LIVE_POLL_S)
+            while live_replica_ids(handle) is None:  # noqa: ASYNC110  (there is no event for it)
+                await asyncio.sleep(PROBE_POLL_S)
             calls = call_replicas(handle, "prefill", lambda: ["completions", next(waiting)])
             answers = await asyncio.gather(*calls)
             failed = [each for each in answers if isinstance(each, Refusal)]

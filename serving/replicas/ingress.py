@@ -24,10 +24,11 @@ from serving.cluster.logs import ACCESS_LOG
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
 from serving.cluster.token import channel_tls
 from serving.protocol.endpoint_config import from_plain
-from serving.replicas.serve_backend import ServeBackend
-from serving.replicas.token_channels import TokenChannels
+from serving.replicas.backend import ReplicaBackend
+from serving.replicas.replica_seats import ReplicaSeats
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
     from starlette.applications import Starlette
@@ -71,15 +72,15 @@ class Ingress:
         self._address = address
         self._tls = tls
         self._app: Starlette | None = None
-        self._channels = TokenChannels(channel_tls(os.environ, listens=False))
-        self._prepared: tuple[dict[str, Any], ServeBackend] | None = None
+        self._tls_calls = channel_tls(os.environ, listens=False)
+        self._prepared: tuple[dict[str, Any], ReplicaBackend] | None = None
         self._draining: set[asyncio.Task[int]] = set()
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Ray calls this once, in the replica."""
-        self._app = app = self._built(self._settings, _backend(self._settings, self._channels))
+        self._app = app = self._built(self._settings, _backend(self._settings, self._tls_calls))
 
         # A function, because uvicorn takes a bound method for the older interface.
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +98,7 @@ class Ingress:
         before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
         return answer
 
-    def _built(self, settings: dict[str, Any], backend: ServeBackend) -> Starlette:
+    def _built(self, settings: dict[str, Any], backend: ReplicaBackend) -> Starlette:
         """Return the application of *settings*, which goes on where that of now ends."""
         config = from_plain(settings["config"])
         host = "" if self._address is None else self._address[0]
@@ -111,7 +112,7 @@ class Ingress:
             What is lacking; nothing: requests get through.
         """
         config = from_plain(settings["config"])
-        backend = _backend(settings, self._channels)
+        backend = _backend(settings, self._tls_calls)
         check = ReadyCheck(config, backend, AdmissionController(config), Metrics(config))
         _, lacking = await check.check()
         if not lacking:
@@ -125,7 +126,7 @@ class Ingress:
             return
         prepared, backend = self._prepared or (None, None)
         if backend is None or prepared != settings:
-            backend = _backend(settings, self._channels)
+            backend = _backend(settings, self._tls_calls)
         self._app, self._prepared = self._built(settings, backend), None
         self._settings = settings
         if self._server is not None:
@@ -169,18 +170,17 @@ class Ingress:
             await asyncio.wait({self._serving}, timeout=CLOSE_S)
 
 
-def _backend(settings: Mapping[str, Any], channels: TokenChannels) -> ServeBackend:
+def _backend(settings: Mapping[str, Any], tls: ssl.SSLContext | None) -> ReplicaBackend:
     """Return the pools of *settings*, which names a deployment of this application per domain."""
-
-    def handles(names: Mapping[str, str]) -> dict[str, Any]:
-        if not names:
-            return {}
-        app = serve.get_replica_context().app_name
-        return {domain: serve.get_deployment_handle(name, app) for domain, name in names.items()}
-
     config = from_plain(settings["config"])
-    servers, prefill = handles(settings["servers"]), handles(settings["prefill"])
-    return ServeBackend(servers, prefill, config, channels)
+    app = serve.get_replica_context().app_name
+    named = ((config.answering.role, settings["servers"]), ("prefill", settings["prefill"]))
+    handles = {
+        (role, domain): serve.get_deployment_handle(name, app)
+        for role, names in named
+        for domain, name in names.items()
+    }
+    return ReplicaBackend(config, ReplicaSeats(config, handles, tls))
 
 
 def _connections(app: Starlette) -> int:

@@ -1,72 +1,51 @@
-"""Prefill through Ray Serve: the call of a replica, and its retries."""
+"""Prefill on a replica of a pool, and its retries."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.cluster.serve_compat import DIRECT_CALLS, NoReplica, live_replicas, while_live
-from serving.protocol.messages import Prefilled, Refusal, RemotePrefill
+from serving.protocol.messages import Refusal, RemotePrefill
 from serving.request.prefill import DIED, TIMEOUT, PrefillAttempt, choose_domain, next_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import LocalPrefill
+    from serving.protocol.messages import LocalPrefill, Prefilled
 
 logger = logging.getLogger(__name__)
 SERVER_ERROR = 500
 
 
-class PrefillHandles:
-    """Prefill replicas behind Ray Serve's handles, in domains; the router chooses inside one."""
-
-    def __init__(self, handles: Mapping[str, Any]) -> None:
-        """Keep a handle per domain."""
-        self._handles = {each: handle.options(**DIRECT_CALLS) for each, handle in handles.items()}
-        self._answered_s: dict[Any, float] = {}
+class PrefillPool(Protocol):
+    """The prefill replicas, in domains."""
 
     def live(self, domain: str) -> int | None:
         """Return the number of replicas that can be called now; `None`: not known yet."""
-        return live_replicas(self._handles[domain])
 
-    def answered_since(self, replica: Any, time_s: float) -> bool:  # noqa: ANN401
+    def answered_since(self, replica: str, time_s: float) -> bool:
         """Return whether a replica has answered any call since *time_s*, by `time.monotonic`."""
-        return self._answered_s.get(replica, 0.0) >= time_s
 
     async def call(
-        self,
-        domain: str,
-        kind: str,
-        body: dict[str, Any],
-        tried: list[Any],
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
     ) -> Prefilled | Refusal:
         """
-        Prefill on one replica of a domain, none of *tried*, to which the router appends it.
+        Prefill on one replica of a domain, none of *tried*, to which its name is appended.
 
         Cancelling this cancels the call.
         """
-        handle = self._handles[domain]
-        response = handle.prefill.remote(kind, body, tried=tried)
-        try:
-            answer: Prefilled | Refusal = await while_live(handle, response)
-        except (asyncio.CancelledError, NoReplica):
-            response.cancel()
-            raise
-        self._answered_s |= dict.fromkeys(tried[-1:], time.monotonic())
-        return answer
 
 
 class _Attempts:
     """The attempts of one request: those that failed, and the replicas tried."""
 
-    def __init__(self, pool: PrefillHandles, kind: str, body: dict[str, Any]) -> None:
+    def __init__(self, pool: PrefillPool, kind: str, body: dict[str, Any]) -> None:
         self._pool = pool
         self._kind, self._body = kind, body
-        self._tried: list[Any] = []
+        self._tried: list[str] = []
         self.failures: list[str] = []
 
     async def attempt(self, domain: str, step: PrefillAttempt) -> Prefilled | Refusal | None:
@@ -98,7 +77,7 @@ class _Attempts:
 
 
 async def prefill_remotely(
-    pool: PrefillHandles,
+    pool: PrefillPool,
     domains: Sequence[str],
     kind: str,
     body: dict[str, Any],

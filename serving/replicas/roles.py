@@ -9,15 +9,18 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
+from serving.cluster.token import channel_tls
 from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import PrefillTiming, Refusal
-from serving.replicas.router import GROUP
+from serving.replicas.call_listener import CallListener, whole
 
 if TYPE_CHECKING:
     from serving.protocol.answer_engine import AnswerEngine
-    from serving.protocol.messages import Prefilled
+    from serving.protocol.messages import ChannelPlace, Prefilled
+    from serving.replicas.call_listener import Method
     from serving.replicas.pending_answer import PendingAnswer
 
 logger = logging.getLogger(__name__)
@@ -42,11 +45,28 @@ class EngineServer:
     """
 
     answers: AnswerEngine
+    listener: CallListener
 
     async def begin(self) -> None:
-        """Begin to watch the engine."""
+        """Begin to watch the engine, and to listen for calls."""
         self._closing: dict[asyncio.Task[None], PendingAnswer] = {}
         self._watch = asyncio.create_task(self._exit_with_engine())
+        gang = serve.get_replica_context().gang_context
+        self.listener = CallListener(self.called(), group=None if gang is None else gang.gang_id)
+        tls = channel_tls(os.environ, listens=True)
+        await self.listener.listen(ray.util.get_node_ip_address(), tls)
+
+    def called(self) -> dict[str, Method]:
+        """Return what may be called through a channel, by name."""
+        return {"facts": whole(self.facts), "steps": whole(self.steps)}
+
+    async def channel_place(self) -> ChannelPlace:
+        """Return where this replica takes calls; it is called through Ray."""
+        return self.listener.place
+
+    async def drain(self) -> None:
+        """Wait until the calls under way have ended, of which Ray Serve does not know."""
+        await self.listener.drain()
 
     async def _exit_with_engine(self) -> None:
         """
@@ -61,11 +81,6 @@ class EngineServer:
                 logger.error("the engine died; this replica exits, Ray Serve starts another")
                 await asyncio.sleep(EXIT_DELAY_S)
                 os._exit(1)
-
-    async def record_routing_stats(self) -> dict[str, Any]:
-        """Tell the routers which group this replica is a rank of; Ray Serve asks every 10 s."""
-        gang = serve.get_replica_context().gang_context
-        return {} if gang is None else {GROUP: gang.gang_id}
 
     async def facts(self) -> dict[str, Any]:
         """Return the settings of this replica's engine, asked of the engine itself."""
@@ -85,6 +100,11 @@ class PrefillRole(EngineServer):
 
     _kept_until_s = 0.0
 
+    def called(self) -> dict[str, Method]:
+        """Return what may be called through a channel, by name."""
+        prefills = {"prefill": whole(self.prefill), "time_prefill": whole(self.time_prefill)}
+        return super().called() | prefills
+
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Take from the plan the deadline until which decode may fetch a KV cache."""
         self._kv_deadline_s = from_plain(config).kv_wait_deadline_s
@@ -95,25 +115,19 @@ class PrefillRole(EngineServer):
 
         A prefilled prompt has no request here any more, while decode still fetches its KV cache.
         """
+        await super().drain()
         while time.monotonic() < self._kept_until_s:
             if await self.kv_is_free():
                 break
             await asyncio.sleep(FETCH_POLL_S)
 
-    async def prefill(
-        self,
-        kind: str,
-        body: dict[str, Any],
-        *,
-        tried: object = None,  # noqa: ARG002
-    ) -> Prefilled | Refusal:
+    async def prefill(self, kind: str, body: dict[str, Any]) -> Prefilled | Refusal:
         """
         Compute the KV cache of a prompt and keep it until decode has fetched it.
 
         Args:
             kind: `chat` or `completions`.
             body: a request that `serving.request.validation.check` accepted.
-            tried: replicas that failed to prefill it; read by the router, which excludes them.
 
         Raises:
             EngineFailed: the engine failed.

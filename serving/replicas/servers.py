@@ -44,14 +44,14 @@ class PlannedServer(EngineServer):
             callback.ctx.run_init_node = False
         await self.engine.start()  # type: ignore[attr-defined]
 
+    async def __del__(self) -> None:
+        """Drain; Ray Serve awaits this once a replica that ends has no requests of its own."""
+        await self.drain()
+        await super().__del__()  # type: ignore[misc]
+
 
 class PrefillServer(PlannedServer, PrefillRole, LLMServer):  # type: ignore[misc]
     """A prefill engine."""
-
-    async def __del__(self) -> None:
-        """Drain; Ray Serve awaits this once a replica that ends has no requests."""
-        await self.drain()
-        await super().__del__()
 
 
 class AnswerServer(PlannedServer, AnswerRole, LLMServer):  # type: ignore[misc]

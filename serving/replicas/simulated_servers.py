@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from minicluster.engine_model.step_seconds import PlannedStep
-from serving.cluster.serve_compat import DIRECT_CALLS, keep_log_open, live_replica_ids
-from serving.protocol.messages import LocalPrefill
+from serving.cluster.serve_compat import keep_log_open
+from serving.cluster.token import channel_tls
+from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
+from serving.replicas.call_listener import whole
+from serving.replicas.channels import Channel
 from serving.replicas.generation import AnswerRole
 from serving.replicas.roles import EngineServer, PrefillRole
 from serving.simulated.answering import SimulatedAnswers
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from serving.protocol.app_spec import SimulatedSettings
     from serving.protocol.messages import RemotePrefill
+    from serving.replicas.call_listener import Method
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
@@ -68,7 +72,6 @@ class SimulatedServer(EngineServer):
             ),
             settings.facts | {"labels": labels},
             source=self._source,
-            domain=settings.domain,
             lease_s=settings.lease_s,
         )
         await self.begin()
@@ -125,31 +128,41 @@ def _name() -> str:
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
     """A simulated prefill engine."""
 
-    async def prefill(self, kind: str, body: dict[str, Any], *, tried: object = None) -> Any:  # noqa: ANN401
-        """Compute a prompt as `PrefillRole.prefill` does."""
-        await self.routed()
-        return await super().prefill(kind, body, tried=tried)
+    def called(self) -> dict[str, Method]:
+        """Return what may be called through a channel, by name."""
+        return super().called() | {"fetch": whole(self.fetch)}
 
-    async def fetch(self, key: str, start_in_s: float, *, only: str) -> AgreedPull:  # noqa: ARG002
-        """Agree on a pull of the KV cache of *key*; the router reads *only*: this replica."""
+    async def prefill(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Compute a prompt as `PrefillRole.prefill` does; decode fetches its KV cache here."""
+        await self.routed()
+        computed = await super().prefill(kind, body)
+        if isinstance(computed, Prefilled):
+            place = {**computed.kv_transfer_params, "place": self.listener.place}
+            computed = replace(computed, kv_transfer_params=place)
+        return computed
+
+    async def fetch(self, key: str, start_in_s: float) -> list[float]:
+        """Agree on a pull of the KV cache of *key*; return the fields of `AgreedPull`."""
         assert self._source is not None  # noqa: S101  (a prefill engine has one)
-        return self._source.fetch(key, start_in_s)
+        try:
+            agreed = self._source.fetch(key, start_in_s)
+        except KvLost as error:
+            raise EngineFailed(f"the KV cache {error} is not here") from None
+        return [agreed.held_s, agreed.arrives_s]
 
     async def __del__(self) -> None:
-        """Drain; Ray Serve awaits this once a replica that ends has no requests."""
+        """Drain; Ray Serve awaits this once a replica that ends has no requests of its own."""
         await self.drain()
 
 
 class SimulatedAnswerServer(AnswerRole, SimulatedServer):
     """A simulated decode engine, or the simulated mixed engine of an aggregated plan."""
 
-    async def __init__(  # type: ignore[misc]
-        self, settings: SimulatedSettings, *, prefill: Mapping[str, Any]
-    ) -> None:
-        """Keep the handles of the prefill pools by domain, to pull from; then start."""
-        self._prefill = prefill
+    async def __init__(self, settings: SimulatedSettings) -> None:  # type: ignore[misc]
+        """Start, ready to pull from prefill replicas."""
+        self._prefill: dict[str, Channel] = {}
         await super().__init__(settings)
-        if prefill:
+        if settings.role == "decode":
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
     async def events(
@@ -163,15 +176,18 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
                 yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        handle = self._prefill[place["domain"]].options(**DIRECT_CALLS)
-        known = live_replica_ids(handle)
-        if known is not None and place["replica"] not in known:
-            raise KvLost(place["key"])
-        response = handle.fetch.remote(place["key"], start_in_s, only=place["replica"])
-        try:
-            async with asyncio.timeout(FETCH_LIMIT_S):
-                transfer: AgreedPull = await response
-        except BaseException:
-            response.cancel()
-            raise
-        return transfer
+        """Ask the prefill replica at *place*; raises any error if the KV cache is not there."""
+        source = message_in(place["place"])
+        channel = self._prefill.get(source.secret)
+        if channel is None or channel.closed:
+            self._prefill = {of: each for of, each in self._prefill.items() if not each.closed}
+            tls = channel_tls(os.environ, listens=False)
+            channel = self._prefill[source.secret] = Channel(source, tls)
+        asked = {"key": place["key"], "start_in_s": start_in_s}
+        async with asyncio.timeout(FETCH_LIMIT_S):
+            held_s, arrives_s = await channel.call("fetch", asked).result
+        return AgreedPull(held_s=held_s, arrives_s=arrives_s)
+
+    async def __del__(self) -> None:
+        """Drain, as a prefill server does."""
+        await self.drain()

@@ -34,7 +34,6 @@ class SimulatedAnswers:
         settings: dict[str, Any],
         *,
         source: KvSource | None = None,
-        domain: str = "",
         lease_s: float = 0.0,
     ) -> None:
         """
@@ -45,14 +44,12 @@ class SimulatedAnswers:
             rules: what requests are read by.
             settings: those that a plan decides, for `facts`.
             source: of a prefill engine: keeps KV caches.
-            domain: where *source* is.
             lease_s: engine seconds for which *source* keeps one.
         """
         self._engine = engine
         self._rules = rules
         self._settings = settings
         self._source = source
-        self._domain = domain
         self._sink: KvSink | None = None
         self._lease_s = lease_s
         self._seen: dict[str, Sequence] = {}
@@ -72,8 +69,7 @@ class SimulatedAnswers:
 
     def for_decode(self, request: SimulatedRequest, prefilled: Prefilled) -> SimulatedRequest:
         """See `AnswerEngine`."""
-        place = {**prefilled.kv_transfer_params, "replica": prefilled.replica}
-        return replace(request, kv_transfer_params=place)
+        return replace(request, kv_transfer_params=prefilled.kv_transfer_params)
 
     async def answer(
         self, request: SimulatedRequest
@@ -131,7 +127,7 @@ class SimulatedAnswers:
         metrics_ms, place = self._metrics_ms(sequence), dict[str, object]()
         if keep and self._source is not None:
             key = self._source.keep(sequence, self._lease_s)
-            place = {"key": key, "domain": self._domain}
+            place = {"key": key}
         else:
             self._engine.release(sequence)
         return Prefilled(

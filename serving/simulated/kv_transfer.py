@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +122,7 @@ class KvSink:
             raise
 
     def _begin(self, sequence: Sequence, begin_s: float) -> None:
-        # In a context of its own: Ray Serve cancels what was called in that of a request whose
-        # client has left, and the step that lets this pull begin may be another request's.
-        task = asyncio.create_task(self._pull(sequence, begin_s), context=Context())
+        task = asyncio.create_task(self._pull(sequence, begin_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

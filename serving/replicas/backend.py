@@ -1,0 +1,316 @@
+"""The replicas of all pools as the endpoint calls them, through channels, with time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serving.protocol.messages import LocalPrefill, Refusal, RequestRefused
+from serving.replicas.channels import ChannelLostError
+from serving.replicas.remote_prefill import prefill_remotely
+from serving.replicas.served_answer import ServedAnswer
+from serving.request.length import answer_tokens, prompts_of
+from serving.request.prefill import (
+    NO_ANSWERING_REPLICA,
+    TIMEOUT,
+    late,
+    may_be_short,
+    must_be_local,
+)
+from serving.request.replica_pool import NoReplicaError, RoutedPrompt, routed_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import Answer, Prefilled, PrefillTiming, RemotePrefill
+    from serving.replicas.channels import Call
+    from serving.request.replica_pool import Seat
+
+    Pool = tuple[str, str]
+    """Role and domain."""
+
+logger = logging.getLogger(__name__)
+
+SLACK_S = 2.0
+"""Time beyond both deadlines until a decode replica that does not answer is given up."""
+
+EVENT_LIMIT_S = 30.0
+"""Least limit between two events of a stream: it is for engines that stand still."""
+
+PACE_FACTOR = 10.0
+"""
+Limit of the time per token of an answer, as a multiple of the SLO's. Generous: beam search prefills
+anew for each token, and the limit is for replicas that hang, not for slow ones.
+"""
+
+UNPLANNED_TOKEN_S = 1.0
+"""The same limit, in seconds per token, where no plan names a pace."""
+
+AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
+
+FACTS_LIMIT_S = 5.0
+KNOWN_POLL_S = 0.1
+PUBLIC_FACTS = (
+    *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
+    *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
+    *("gpu_memory_utilization", "kv_role", "kv_connector", "speculative_tokens"),
+    *("redundant_experts", "all_to_all_backend", "two_batch_overlap"),
+)
+"""The engine settings that `GET /plan` shows: no paths, no hosts."""
+
+PARAMS = {
+    "beam-search": "use_beam_search",
+    "prompt-list": "prompt",
+    "prompt-logprobs": "prompt_logprobs",
+}
+"""Request fields that exclude the prefill pool, where the reason has another name."""
+
+
+def first_token_limit_s(config: EndpointConfig) -> float:
+    """Return how long the first token of a stream may take: both deadlines, and some slack."""
+    return config.prefill_deadline_s + config.kv_wait_deadline_s + SLACK_S
+
+
+def event_limit_s(config: EndpointConfig) -> float:
+    """
+    Return how long the next event of a stream may take after the first.
+
+    A sequence that is preempted waits and is computed anew, as a request that arrives then.
+    """
+    return max(EVENT_LIMIT_S, first_token_limit_s(config))
+
+
+def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, Any]) -> float:
+    """
+    Return how long an answer in one piece may take; sequences beyond the batch are in turns.
+
+    Args:
+        config: deadlines, SLO and batch size.
+        kind: `chat` or `completions`.
+        body: a request that `serving.request.validation.check` accepted.
+    """
+    token_s = UNPLANNED_TOKEN_S
+    if config.slo is not None and config.prediction is not None:
+        token_s = PACE_FACTOR * (config.slo.per_token_s or config.prediction.tpot.p99_s)
+    requested = answer_tokens(kind, body)
+    tokens = config.max_model_len if requested is None else requested
+    sequences = (body.get("n") or 1) * len(prompts_of(body.get("prompt")))
+    turns = math.ceil(sequences / config.answering.max_num_seqs)
+    return first_token_limit_s(config) + turns * tokens * token_s
+
+
+class Seats(Protocol):
+    """The places of requests at the replicas of all pools."""
+
+    async def seat(self, pool: Pool, prompt: RoutedPrompt, tried: Sequence[str]) -> Seat:
+        """Return a place for a request; see `ReplicaPool.seat`."""
+
+    def leave(self, pool: Pool, seat: Seat) -> None:
+        """Give a place back."""
+
+    def live(self, pool: Pool) -> Sequence[str] | None:
+        """Return the names of the replicas that can be called; `None`: not known yet."""
+
+    def call(self, replica: str, method: str, arguments: dict[str, Any]) -> Call:
+        """Call a replica; raises ChannelLostError where there is no connection to it."""
+
+
+class ReplicaBackend:
+    """
+    Implements `serving.protocol.messages.Backend`.
+
+    A decode replica enforces the deadlines itself; the limits here are for one that hangs.
+    """
+
+    def __init__(self, config: EndpointConfig, seats: Seats) -> None:
+        """Call replicas from the places that *seats* gives."""
+        self._config = config
+        self._seats = seats
+        self._answering = config.answering.role
+        self._answered_s: dict[str, float] = {}
+
+    async def answer(
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[str] | None = None
+    ) -> Refusal | Answer:
+        """
+        Have the prompt prefilled, and answer as `AnswerRole.answer` does; see `Backend.answer`.
+
+        Cancelling this ends the call that is under way.
+        """
+        pool = (self._answering, domain)
+        if self._seats.live(pool) == []:
+            raise RequestRefused(NO_ANSWERING_REPLICA)
+        prefill = await self._prefilled(domain, kind, body)
+        if isinstance(prefill, Refusal):
+            return prefill
+        limit_s, too_late = first_token_limit_s(self._config), NO_ANSWERING_REPLICA
+        if body.get("stream") is not True or body.get("use_beam_search"):
+            limit_s = whole_answer_limit_s(self._config, kind, body)
+            too_late = late("answer-timeout", limit_s)
+        asked = {"kind": kind, "body": body, "prefill": prefill}
+        begun, call, leave = await _in_time(
+            self._begun(pool, "answer", asked, [] if tried is None else tried),
+            limit_s - prefill.seconds,
+            too_late,
+        )
+        if isinstance(begun, Refusal):
+            leave()
+            return begun
+        return ServedAnswer(begun, call, event_limit_s(self._config), leave)
+
+    async def _begun(
+        self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]
+    ) -> tuple[Any, Call, Callable[[], None]]:
+        """
+        Call a method of one replica of a pool, none of *tried*, to which its name is appended.
+
+        Returns:
+            The result, the call, and what gives its place back.
+        """
+        seat = await self._seats.seat(pool, self._prompt(pool, asked), tried)
+        leave = partial(self._seats.leave, pool, seat)
+        tried.append(seat.replica)
+        try:
+            call = self._seats.call(seat.replica, method, asked)
+            try:
+                return await call.result, call, leave
+            except BaseException:
+                call.cancel()
+                raise
+        except BaseException:
+            leave()
+            raise
+
+    def _prompt(self, pool: Pool, asked: Mapping[str, Any]) -> RoutedPrompt:
+        role, _ = pool
+        config = self._config.prefilling if role == "prefill" else self._config.answering
+        return routed_prompt(config.policy, asked["body"])
+
+    async def _whole(self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]) -> Any:  # noqa: ANN401
+        """Return the result of a call that has no events."""
+        result, _, leave = await self._begun(pool, method, asked, tried)
+        leave()
+        return result
+
+    async def _prefilled(
+        self, domain: str, kind: str, body: dict[str, Any]
+    ) -> RemotePrefill | LocalPrefill | Refusal:
+        """Choose the path of a request that is answered in *domain*; prefill if that is it."""
+        if not self._config.split:
+            return AGGREGATED
+        local = must_be_local(body)
+        threshold = self._config.routing.local_threshold_tokens
+        if local is None and may_be_short(body, threshold):
+            asked, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
+            counting = self._whole((self._answering, domain), "prompt_tokens", asked, [])
+            tokens = await _in_time(counting, limit_s, late(TIMEOUT, limit_s))
+            local = SHORT if tokens is not None and tokens <= threshold else None
+        if local is not None:
+            return local
+        domains = self._config.pairing[domain]
+        return await prefill_remotely(self, domains, kind, body, self._config)
+
+    def live(self, domain: str) -> int | None:
+        """See `PrefillPool`."""
+        live = self._seats.live(("prefill", domain))
+        return None if live is None else len(live)
+
+    def answered_since(self, replica: str, time_s: float) -> bool:
+        """See `PrefillPool`."""
+        return self._answered_s.get(replica, 0.0) >= time_s
+
+    async def call(
+        self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
+    ) -> Prefilled | Refusal:
+        """See `PrefillPool`."""
+        asked = {"kind": kind, "body": body}
+        answer: Prefilled | Refusal = await self._whole(
+            ("prefill", domain), "prefill", asked, tried
+        )
+        self._answered_s[tried[-1]] = time.monotonic()
+        return answer
+
+    async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
+        """Run a prompt through the first domain's prefill pool."""
+        if not self._config.split:
+            return Refusal(status=404, message="An aggregated plan has no prefill pool.")
+        local = must_be_local(body)
+        if local is not None:
+            return _not_through_prefill(local)
+        pool = ("prefill", next(iter(self._config.prefilling.replicas)))
+        limit_s = self._config.prefill_deadline_s
+        timing: PrefillTiming | Refusal = await _in_time(
+            self._whole(pool, "time_prefill", {"body": body}, []), limit_s, late(TIMEOUT, limit_s)
+        )
+        return timing
+
+    @property
+    def _pools(self) -> list[Pool]:
+        return [(pool.role, domain) for pool in self._config.pools for domain in pool.replicas]
+
+    async def running(self) -> dict[Pool, int]:
+        """
+        Return the number of replicas that can be called, by role and domain.
+
+        Raises:
+            TimeoutError: those of a pool are not known yet.
+        """
+        async with asyncio.timeout(FACTS_LIMIT_S):
+            while None in [self._seats.live(pool) for pool in self._pools]:  # noqa: ASYNC110
+                await asyncio.sleep(KNOWN_POLL_S)
+        return {pool: len(self._seats.live(pool) or ()) for pool in self._pools}
+
+    async def facts(self) -> dict[Pool, dict[str, Any]]:
+        """Return one engine's settings per deployment; those that do not answer are left out."""
+        answers = await self._ask_one_each("facts", {})
+        return {
+            key: {name: facts[name] for name in PUBLIC_FACTS if name in facts}
+            for key, facts in answers.items()
+        }
+
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
+        """Return the steps of one engine of each role; of several domains the first that has."""
+        interval = {"begin_unix_s": begin_unix_s, "end_unix_s": end_unix_s}
+        answers = await self._ask_one_each("steps", interval)
+        return {role: rows for (role, _), rows in reversed(answers.items()) if rows}
+
+    async def _ask_one_each(self, method: str, asked: dict[str, Any]) -> dict[Pool, Any]:
+        """Ask one replica of each pool; those that do not answer are left out."""
+
+        async def ask(pool: Pool) -> Any:  # noqa: ANN401
+            live = self._seats.live(pool)
+            if not live:
+                return None
+            try:
+                async with asyncio.timeout(FACTS_LIMIT_S):
+                    return await self._seats.call(live[0], method, asked).result
+            except Exception as error:  # noqa: BLE001  (the other pools still answer)
+                logger.warning("%s did not report its %s: %r", live[0], method, error)
+                return None
+
+        answers = await asyncio.gather(*(ask(pool) for pool in self._pools))
+        by_pool = zip(self._pools, answers, strict=True)
+        return {pool: answer for pool, answer in by_pool if answer is not None}
+
+
+def _not_through_prefill(local: LocalPrefill) -> Refusal:
+    """Return the refusal to time a prompt that never goes through the prefill pool."""
+    param = PARAMS.get(local.reason, local.reason)
+    message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
+    return Refusal(status=400, message=message, param=param, code="unsupported_value")
+
+
+async def _in_time(result: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401
+    """Return the result of a call; refuse the request if it does not come, or is *too_late*."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await result
+    except TimeoutError as error:
+        raise RequestRefused(too_late) from error
+    except (NoReplicaError, ChannelLostError) as error:
+        raise RequestRefused(NO_ANSWERING_REPLICA) from error

@@ -1,0 +1,60 @@
+"""The places at the replicas that run: who may be called is `ReplicaWatch`'s word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.replicas.replica_watch import ReplicaWatch
+from serving.request.replica_pool import ReplicaPool
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping, Sequence
+
+    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.replicas.channels import Call
+    from serving.replicas.replica_watch import Pool
+    from serving.request.replica_pool import RoutedPrompt, Seat
+
+
+class ReplicaSeats:
+    """Implements `serving.replicas.backend.Seats` in the one process that gives places."""
+
+    def __init__(
+        self, config: EndpointConfig, handles: Mapping[Pool, Any], tls: ssl.SSLContext | None
+    ) -> None:
+        """Watch the replicas behind *handles*, one of Ray Serve for each pool and domain."""
+        self._pools = {
+            (pool.role, domain): ReplicaPool(pool)
+            for pool in config.pools
+            for domain in pool.replicas
+        }
+        self._live: dict[Pool, list[str] | None] = dict.fromkeys(self._pools)
+        self._watch = ReplicaWatch(handles, tls, self._changed)
+
+    async def seat(self, pool: Pool, prompt: RoutedPrompt, tried: Sequence[str]) -> Seat:
+        """See `Seats`."""
+        return await self._pools[pool].seat(prompt, tried)
+
+    def leave(self, pool: Pool, seat: Seat) -> None:
+        """See `Seats`."""
+        self._pools[pool].leave(seat)
+
+    def live(self, pool: Pool) -> Sequence[str] | None:
+        """See `Seats`."""
+        return self._live[pool]
+
+    def call(self, replica: str, method: str, arguments: dict[str, Any]) -> Call:
+        """See `Seats`."""
+        return self._watch.channels.call(replica, method, arguments)
+
+    def close(self) -> None:
+        """Stop watching, and cut the connections."""
+        self._watch.close()
+
+    def _changed(self, watch: ReplicaWatch) -> None:
+        for pool, replicas in self._pools.items():
+            live = watch.live(pool)
+            if live is not None and [*live] != self._live[pool]:
+                self._live[pool] = [*live]
+                replicas.update({name: place.group for name, place in live.items()})

@@ -1,0 +1,115 @@
+"""Which replicas there are: Ray Serve's word, and a connection to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from serving.cluster.serve_compat import live_replica_ids, place_of_replica
+from serving.replicas.channels import Channels
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+
+    from serving.protocol.messages import ChannelPlace
+
+    Pool = tuple[str, str]
+    """Role and domain."""
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+"""Interval at which the handles are asked, which costs some µs; Serve tells them of changes."""
+
+ASK_S = 10.0
+"""Longest time for a replica to say where it takes calls; it is asked again after it."""
+
+
+class ReplicaWatch:
+    """
+    Watches the replicas of some deployments.
+
+    A replica counts while Ray Serve names it and there is a connection to it: one that dies is gone
+    at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
+    while its controller restarts.
+
+    Attributes:
+        channels: the connections.
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[Pool, Any],
+        tls: ssl.SSLContext | None,
+        changed: Callable[[ReplicaWatch], None],
+    ) -> None:
+        """Begin to watch; *changed* is called with this whenever replicas came or went."""
+        self.channels = Channels(tls, self._changed)
+        self._handles = dict(handles)
+        self._tell = changed
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._known: dict[str, ChannelPlace] = {}
+        self._named: dict[Pool, frozenset[str]] = {}
+        self._seen: set[Pool] = set()
+        self._task = asyncio.create_task(self._run())
+
+    def live(self, pool: Pool) -> dict[str, ChannelPlace] | None:
+        """Return the replicas of a pool that can be called; `None`: not known yet."""
+        named, connected = self._named.get(pool), self.channels.connected
+        if named is None:
+            return None
+        live = {name: self._known[name] for name in sorted(named) if name in connected}
+        if live or not named:
+            self._seen.add(pool)
+        return live if pool in self._seen else None
+
+    def close(self) -> None:
+        """Stop watching, and cut the connections."""
+        self._task.cancel()
+        for task in self._asking.values():
+            task.cancel()
+        self.channels.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                logger.exception("Ray Serve's handles do not say what runs")
+            await asyncio.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Take what Ray Serve's handles say, and ask new replicas for their places."""
+        for pool, handle in self._handles.items():
+            named = live_replica_ids(handle)
+            if named is None or named == self._named.get(pool):
+                continue
+            self._named[pool] = named
+            for name in named - self._known.keys() - self._asking.keys():
+                self._asking[name] = asyncio.create_task(self._ask(handle, name))
+            self._arrange()
+
+    async def _ask(self, handle: Any, name: str) -> None:  # noqa: ANN401
+        """Ask a replica for its place until it answers, or is gone."""
+        while any(name in named for named in self._named.values()):
+            try:
+                async with asyncio.timeout(ASK_S):
+                    self._known[name] = await place_of_replica(handle, name)
+                break
+            except Exception as error:  # noqa: BLE001  (it may be ending)
+                logger.warning("replica %s does not say where it is: %r", name, error)
+                await asyncio.sleep(POLL_S)
+        del self._asking[name]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Connect to the replicas that are named and have said where they are."""
+        named = frozenset[str]().union(*self._named.values())
+        self._known = {name: place for name, place in self._known.items() if name in named}
+        self.channels.expect(self._known)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._tell(self)
