@@ -42,6 +42,7 @@ MARK = "MINICLUSTER_BENCHMARK"
 
 ROLES = {
     "endpoint": re.compile(r"ray::ServeReplica.*Ingress"),
+    "gate": re.compile(r"ray::ServeReplica.*Gate"),
     "decode": re.compile(r"ray::ServeReplica.*(Decode|Mixed)"),
     "engine": re.compile(r"VLLM::"),
     "prefill": re.compile(r"ray::ServeReplica.*Prefill"),
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, help="default: llama-3.1-8b-h100")
     parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
     parser.add_argument("--slowdown", type=float, default=4.0, help="of simulated engines")
+    parser.add_argument("--endpoints", type=int, default=1, help="endpoint processes")
     parser.add_argument("--streams", type=int, nargs="+", default=[48, 200])
     parser.add_argument("--tokens", type=int, default=300, help="of each answer")
     parser.add_argument("--prompt", type=int, default=100, help="tokens of each prompt")
@@ -104,7 +106,8 @@ def main() -> None:
     with terminable():
         try:
             engines = engine if given.engine == "simulated" else ()
-            run("serving", "up", plan, "--port", port, *engines)
+            count = ("--endpoints", str(given.endpoints))
+            run("serving", "up", plan, "--port", port, *engines, *count)
             model = json.loads(plan.read_text(encoding="utf-8"))["model"]["id"]
             asyncio.run(measured(port, model, 8, given, mark))  # connections are made, code is warm
             costs = [

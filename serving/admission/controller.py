@@ -7,7 +7,7 @@ import time
 from bisect import insort
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.routing import ANSWER_POLICY, find_policy
@@ -18,6 +18,7 @@ from serving.admission.policy import (
     Margin,
     PoolInFlight,
     RequestCost,
+    RequestSize,
     Shed,
     cluster_s,
     decide,
@@ -55,6 +56,18 @@ def read_admission(environment: Mapping[str, str]) -> bool:
     if value not in {"on", "off"}:
         raise InputError(ADMISSION, value, "on or off")
     return value == "on"
+
+
+KEY_IS_FULL = Shed(
+    reason="key",
+    message="This key has as many requests in flight as it may.",
+    retry_after_s=BUSY_RETRY_S,
+)
+
+
+def key_is_full(client: KeyHolder, requests: int) -> bool:
+    """Return whether a key with so many *requests* may have no further one."""
+    return client.max_concurrency is not None and requests >= client.max_concurrency
 
 
 class ResidualWindow:
@@ -310,25 +323,10 @@ class AdmissionController:
             median_tpot_s=self._tpot.quantile_s(0.5, 0.0, tenant),
         )
 
-    def cost(
-        self, kind: str, body: Mapping[str, Any], client: KeyHolder = ANONYMOUS
-    ) -> RequestCost:
-        """Return the cost of a request of *kind*; of text as answers to *client* suggest."""
-        estimate = self._tenant(client).token_counts[kind].estimate
-        return request_cost(kind, body, self._config, estimate)
-
-    def full(self, client: KeyHolder, arriving: int = 0) -> Shed | None:
-        """
-        Return the refusal of a key that has as many requests in flight as it may, if it has.
-
-        *arriving* requests are not admitted yet, and count: their bodies are being read.
-        """
-        if client.max_concurrency is None:
-            return None
-        if self._tenant(client).ongoing + arriving < client.max_concurrency:
-            return None
-        why = "This key has as many requests in flight as it may."
-        return Shed(reason="key", message=why, retry_after_s=BUSY_RETRY_S)
+    def cost(self, size: RequestSize, client: KeyHolder = ANONYMOUS) -> RequestCost:
+        """Return the cost of a request; of text as answers to *client* suggest."""
+        estimate = self._tenant(client).token_counts[size.kind].estimate
+        return request_cost(size, self._config, estimate)
 
     def admit(self, cost: RequestCost, client: KeyHolder = ANONYMOUS) -> InflightRequest | Shed:
         """
@@ -338,9 +336,8 @@ class AdmissionController:
         """
         now_s, tenant = self._clock(), self._tenant(client)
         tenant.weight, tenant.seen_s = client.weight, now_s
-        full = self.full(client)
-        if full is not None:
-            return full
+        if key_is_full(client, tenant.ongoing):
+            return KEY_IS_FULL
         wait_s = tenant.limit_wait_s(client, cost.all_tokens, now_s)
         if wait_s > 0:
             why = "This key has used up its requests per second or its tokens per minute."
@@ -356,6 +353,15 @@ class AdmissionController:
         tenant.ongoing += 1
         tenant.charge(cost.all_tokens)
         return found
+
+    def resume(self, cost: RequestCost, client: KeyHolder, domain: str) -> InflightRequest:
+        """Count a request that has been admitted into *domain* before, at another controller."""
+        step = self._config.step_model
+        own_s = 1.0 if step is None else work_s(step, cost, self.inflight.load(domain))
+        request = self.inflight.start(cost, domain, own_s)
+        request.client = client
+        self._tenant(client).ongoing += 1
+        return request
 
     def _tenant(self, client: KeyHolder) -> Tenant:
         found = self.tenants.get(client.name)

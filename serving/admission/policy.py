@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import step_time
 from serving.protocol.messages import Refusal
-from serving.request.length import answer_tokens, prompt_size, prompt_tokens, prompts_in
+from serving.request.length import answer_tokens, prompt_size, prompts_in
 from serving.request.prefill import must_be_local
 
 if TYPE_CHECKING:
@@ -66,30 +66,56 @@ class RequestCost:
         return prompts + self.sequences * self.output_tokens
 
 
-def request_cost(
-    kind: str, body: Mapping[str, Any], config: EndpointConfig, estimate: TokenEstimate
-) -> RequestCost:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
     """
-    Return the cost of a request that `serving.request.validation.check` accepted.
+    The size of one request, as its body has it.
 
-    An answer of unknown length counts as the longest planned one.
+    Attributes:
+        kind: `chat` or `completions`.
+        prompts: token ids and bytes of text of each prompt, as `prompt_size` returns them.
+        output_tokens: tokens of each answer, as requested; `None`: the request does not say.
+        sequences: answers to all prompts.
+        counted: whether the engine's count of prompt tokens is for one whole text.
+        local: whether the answering server has to compute the prompt (`must_be_local`).
     """
+
+    kind: str
+    prompts: tuple[tuple[int, int], ...]
+    output_tokens: int | None
+    sequences: int
+    counted: bool
+    local: bool
+
+
+def request_size(kind: str, body: Mapping[str, Any]) -> RequestSize:
+    """Return the size of a request that `serving.request.validation.check` accepted."""
     prompts = prompts_in(kind, body)
-    sizes = (min(prompt_tokens(each, estimate), float(config.max_model_len)) for each in prompts)
-    tokens, *others = sorted(sizes, reverse=True)
+    return RequestSize(
+        kind=kind,
+        prompts=tuple(map(prompt_size, prompts)),
+        output_tokens=answer_tokens(kind, body),
+        sequences=int(body.get("n") or 1) * len(prompts),
+        counted=len(prompts) == 1 and body.get("truncate_prompt_tokens") is None,
+        local=must_be_local(body) is not None,
+    )
+
+
+def request_cost(size: RequestSize, config: EndpointConfig, estimate: TokenEstimate) -> RequestCost:
+    """Return the cost of a request; an answer of unknown length counts as the longest planned."""
+    lengths = (min(estimate.tokens(*each), float(config.max_model_len)) for each in size.prompts)
+    tokens, *others = sorted(lengths, reverse=True)
     room = max(1.0, config.max_model_len - tokens)
     planned = room if config.workload is None else config.workload.longest_answer_tokens
-    requested = answer_tokens(kind, body)
-    counted = len(prompts) == 1 and body.get("truncate_prompt_tokens") is None
-    local = must_be_local(body) is not None or tokens <= config.routing.local_threshold_tokens
+    requested = size.output_tokens
     return RequestCost(
         prompt_tokens=tokens,
         output_tokens=float(min(planned if requested is None else max(1, requested), room)),
-        sequences=int(body.get("n") or 1) * len(prompts),
+        sequences=size.sequences,
         other_tokens=tuple(others),
-        local=local or not config.split,
-        kind=kind,
-        text_bytes=prompt_size(prompts[0])[1] if counted else 0,
+        local=size.local or not config.split or tokens <= config.routing.local_threshold_tokens,
+        kind=size.kind,
+        text_bytes=size.prompts[0][1] if size.counted else 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 
 from minicluster.workload.engine_steps import PATH as ENGINE_STEPS_PATH
-from serving.admission.controller import read_admission
-from serving.api.access_log import NO_ROUTE, RecordAnswers, record_of
+from serving.api.access_log import NO_ROUTE, RecordAnswers
 from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
-from serving.api.completions import CompletionRoutes
 from serving.api.drain import Drain
+from serving.api.endpoint import Endpoint
 from serving.api.errors import REQUEST_ID, error_response, refusal_of
 from serving.api.keys import KeyStore
+from serving.api.record import record_of
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
 from serving.protocol.messages import PATH_HEADER
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from serving.api.gate import Tickets
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import Backend
 
@@ -43,53 +45,59 @@ EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Re
 """Headers of answers that pages of other origins may read."""
 
 
-def api_app(
+def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
     config: EndpointConfig,
     backend: Backend,
+    gate: Tickets,
     environment: Mapping[str, str],
     *,
     host: str = "",
+    cache_secret: bytes = b"",
     former: Starlette | None = None,
 ) -> Starlette:
     """
     Build the application of one plan.
 
-    Its `state` has `count`, which counts answers that others give in its place, `drain`, which
-    ends its work (`Drain.finish`), and `completions`.
+    Its `state` has `endpoint`, `count`, which counts answers that others give in its place, and
+    `drain`, which ends its work (`Drain.finish`).
 
     Args:
         config: the plan.
         backend: the pools.
-        environment: names API keys, allowed origins and host names, the longest answer, the
-            admission switch and the exporter of traces (`serving.api.keys`, `serving.api.auth`,
-            `serving.request.length`, `serving.admission.controller`, `serving.api.tracing`). By
-            default no key is needed, no other site is allowed, the model's context is the limit,
-            requests that would miss the SLO are shed, and nothing is traced.
+        gate: admits requests.
+        environment: names API keys, allowed origins and host names, the longest answer and the
+            exporter of traces (`serving.api.keys`, `serving.api.auth`, `serving.request.length`,
+            `serving.api.tracing`). By default no key is needed, no other site is allowed, the
+            model's context is the limit, and nothing is traced.
         host: where the application listens; a name by which it may be called.
-        former: the application of the plan before, whose keys, tenants and counts are kept.
+        cache_secret: keeps the prefix caches of keys apart; by default it is random.
+        former: the application of the plan before, whose keys and secret are kept.
 
     Raises:
-        InputError: a key, limit or switch that cannot be used.
+        InputError: a key or limit that cannot be used.
     """
     origins = names_in(environment, ORIGINS)
     hosts = tuple(map(str.lower, (*names_in(environment, HOSTS), host)))
     if former is None:
         access = AccessControl(KeyStore(environment), origins, hosts)
         tracer = request_tracer(environment)
+        secret = cache_secret or secrets.token_bytes(32)
     else:
-        access, tracer = former.state.completions.access, former.state.tracer
-    completions = CompletionRoutes(
+        before: Endpoint = former.state.endpoint
+        access, tracer, secret = before.access, before.tracer, before.cache_secret
+    endpoint = Endpoint(
         config,
         backend,
+        gate,
         access,
+        tracer=tracer,
         token_limit=read_token_limit(environment),
-        sheds=read_admission(environment),
-        former=None if former is None else former.state.completions,
+        cache_secret=secret,
     )
     drain = Drain()
     recorded = Middleware(
         RecordAnswers,
-        metrics=completions.metrics,
+        gate=gate,
         tracer=tracer,
         headers={} if config.simulated is None else {ENGINE: str(config.simulated)},
     )
@@ -101,7 +109,7 @@ def api_app(
         expose_headers=EXPOSED,
     )
     app = Starlette(
-        routes=_routes(completions),
+        routes=_routes(endpoint),
         middleware=[
             recorded,
             *([cors] if origins else []),
@@ -111,27 +119,27 @@ def api_app(
         exception_handlers={HTTPException: _refused},  # of an unknown path, or a wrong method
     )
     app.router.redirect_slashes = False  # it would answer before keys and host are checked
-    app.state.completions, app.state.tracer = completions, tracer
-    app.state.count = partial(completions.metrics.answered, NO_ROUTE)
+    app.state.endpoint = endpoint
+    app.state.count = partial(gate.answered, NO_ROUTE)
     app.state.drain = drain.finish
     return app
 
 
-def _routes(completions: CompletionRoutes) -> list[Route]:
+def _routes(endpoint: Endpoint) -> list[Route]:
     """Return all routes; none answers by a name that the endpoint does not have."""
 
     def route(method: str, path: str, handler: Handler) -> Route:
         async def checked(request: Request) -> Response:
-            completions.access.check_host(request)
+            endpoint.access.check_host(request)
             return await handler(request)
 
         return Route(path, checked, methods=[method])
 
-    status = StatusRoutes(completions)
+    status = StatusRoutes(endpoint)
     return [
-        route("POST", "/v1/completions", partial(completions.answer, "completions")),
-        route("POST", "/v1/chat/completions", partial(completions.answer, "chat")),
-        route("POST", "/internal/prefill", completions.time_prefill),
+        route("POST", "/v1/completions", partial(endpoint.answer, "completions")),
+        route("POST", "/v1/chat/completions", partial(endpoint.answer, "chat")),
+        route("POST", "/internal/prefill", endpoint.time_prefill),
         route("GET", "/v1/models", status.models),
         route("GET", "/v1/models/{model:path}", status.model),
         route("GET", "/health", status.health),

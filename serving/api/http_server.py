@@ -23,8 +23,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.api.request_parser import EVENTS_PER_TURN, RequestParser
+from serving.api.stream import WRITE_CHUNK
 from serving.api.tls import TlsFiles, server_context
-from serving.api.tracker import WRITE_CHUNK
 from serving.protocol.messages import Refusal
 
 if TYPE_CHECKING:
@@ -126,7 +126,10 @@ class HttpServer:
         self._tls = tls
         self._loaded = None if tls is None else tls.changed_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Several endpoint processes listen at one port; the kernel deals connections out to them.
+        self._socket = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=True
+        )
         config = uvicorn.Config(
             HttpBoundary(app),
             http=partial(LimitedConnection, server=self),  # type: ignore[arg-type]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
 from minicluster.specs.slo import METRICS, PERCENTILES
 from minicluster.stats.quantiles import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Prediction
     from serving.admission.controller import AdmissionController
-    from serving.api.access_log import AnswerRecord
+    from serving.api.gate import AnswerReport
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import RequestPhases
 
@@ -32,7 +36,6 @@ SECONDS = (
 HISTOGRAMS = {
     "ttft": "Request to first token.",
     "tpot": "Per token after the first.",
-    "itl": "Gap between two chunks.",
     "e2e": "Request to last token.",
     PREFILL_QUEUE: "Wait inside the prefill engine.",
     PREFILL: "Prefill step.",
@@ -41,6 +44,8 @@ HISTOGRAMS = {
 
 MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
 """Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
+
+GAPS = "Gap between two chunks."
 
 COUNTERS = {
     "requests": ("Requests by path and outcome.", "path outcome"),
@@ -77,7 +82,8 @@ class Metrics:
             for name, (text, labels) in GAUGES.items()
         }
         self._seconds: dict[str, Histogram] = {}
-        self._limits_s: dict[str, float] = {}
+        self._gaps: GapHistogram | None = None
+        self._bounds_s: dict[str, list[float]] = {}
         self.take(config)
 
     def take(self, config: EndpointConfig) -> None:
@@ -85,18 +91,20 @@ class Metrics:
         self.recent = RecentLatencies()
         limits = {} if config.slo is None else config.slo.limits_s
         for name, text in HISTOGRAMS.items():
-            limit_s = limits.get(name, SECONDS[0])
-            if self._limits_s.get(name) == limit_s:
-                continue
-            if name in self._seconds:
-                self._registry.unregister(self._seconds[name])
-            self._limits_s[name] = limit_s
-            self._seconds[name] = Histogram(
-                f"minicluster_{name}_seconds",
-                text,
-                buckets=sorted({*SECONDS, limit_s}),
-                registry=self._registry,
-            )
+            bounds = sorted({*SECONDS, limits.get(name, SECONDS[0])})
+            if self._bounds_s.get(name) != bounds:
+                if name in self._seconds:
+                    self._registry.unregister(self._seconds[name])
+                self._bounds_s[name] = bounds
+                self._seconds[name] = Histogram(
+                    f"minicluster_{name}_seconds", text, buckets=bounds, registry=self._registry
+                )
+        bounds = sorted({*SECONDS, limits.get("itl", SECONDS[0])})
+        if self._gaps is None or self._gaps.bounds_s != bounds:
+            if self._gaps is not None:
+                self._registry.unregister(self._gaps)
+            self._gaps = GapHistogram(bounds)
+            self._registry.register(self._gaps)
         for gauge in self._gauges.values():
             gauge.clear()
         self._show(config, limits)
@@ -129,21 +137,20 @@ class Metrics:
         """Count an answer, of whatever route."""
         self._counters["http_responses"].labels(route, str(status)).inc()
 
-    def ended(self, record: AnswerRecord) -> None:
+    def ended(self, report: AnswerReport) -> None:
         """Count a request that ended, and observe its answer if that is complete."""
-        path = "none" if record.phases is None else record.phases.path
-        self._counters["requests"].labels(path, record.outcome).inc()
-        self.recent.outcomes[record.outcome] += 1
-        if record.outcome != "ok":
+        self._counters["requests"].labels(report.path, report.outcome).inc()
+        self.recent.outcomes[report.outcome] += 1
+        if report.outcome != "ok":
             return
-        for name, seconds in (("e2e", record.e2e_s), ("tpot", record.tpot_s)):
+        for name, seconds in (("e2e", report.e2e_s), ("tpot", report.tpot_s)):
             if seconds is not None:
                 self._seconds[name].observe(seconds)
-        for gap_s in record.gaps_s:
-            self._seconds["itl"].observe(gap_s)
-        self._counters["tokens"].labels("prompt").inc(record.prompt_tokens or 0)
-        self._counters["tokens"].labels("output").inc(record.output_tokens or 0)
-        self.recent.add(record)
+        assert self._gaps is not None  # noqa: S101  (`take` makes it)
+        self._gaps.observe(report.gaps_s)
+        self._counters["tokens"].labels("prompt").inc(report.prompt_tokens or 0)
+        self._counters["tokens"].labels("output").inc(report.output_tokens or 0)
+        self.recent.add(report)
 
     def shed(self, reason: str) -> None:
         """Count a request that was not admitted."""
@@ -187,24 +194,52 @@ LAST_GAPS = 10_000
 """Sizes of the window that `GET /plan` reports on: answers, and gaps between their tokens."""
 
 
+class GapHistogram(Collector):
+    """
+    The histogram of the gaps between tokens, which takes those of a whole answer at once.
+
+    There are as many as tokens; one by one they would cost more than all else of an answer.
+    """
+
+    def __init__(self, bounds_s: list[float]) -> None:
+        """Start empty, with these upper bounds."""
+        self.bounds_s = bounds_s
+        self._counts = np.zeros(len(bounds_s) + 1, dtype=np.int64)
+        self._sum_s = 0.0
+
+    def observe(self, gaps_s: Sequence[float]) -> None:
+        """Add gaps."""
+        gaps = np.asarray(gaps_s, dtype=float)
+        at = np.searchsorted(self.bounds_s, gaps)
+        self._counts += np.bincount(at, minlength=len(self._counts))
+        self._sum_s += float(gaps.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the histogram, as Prometheus's client asks for it."""
+        bounds = [*map(str, self.bounds_s), "+Inf"]
+        buckets = zip(bounds, np.cumsum(self._counts).tolist(), strict=True)
+        yield HistogramMetricFamily(
+            "minicluster_itl_seconds", GAPS, buckets=[*buckets], sum_value=self._sum_s
+        )
+
+
 class RecentLatencies:
     """The latencies of the last answers, and the outcomes of all requests."""
 
     def __init__(self) -> None:
         self.outcomes: Tally[str] = Tally()
-        self._last: deque[AnswerRecord] = deque(maxlen=LAST_ANSWERS)
+        self._last: deque[tuple[float, AnswerReport]] = deque(maxlen=LAST_ANSWERS)
         self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
 
-    def add(self, answer: AnswerRecord) -> None:
-        """Add a complete answer."""
-        self._last.append(answer)
+    def add(self, answer: AnswerReport) -> None:
+        """Add a complete answer, which has ended now."""
+        self._last.append((time.perf_counter(), answer))
         self._gaps_s.extend(answer.gaps_s)
 
     def summary(self) -> dict[str, Any]:
         """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
-        last = self._last
-        ends_s = [each.last_s for each in last if each.last_s is not None]
-        span_s = max(ends_s) - min(ends_s) if ends_s else 0.0
+        last = [answer for _, answer in self._last]
+        span_s = self._last[-1][0] - self._last[0][0] if last else 0.0
         return {
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,

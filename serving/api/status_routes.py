@@ -23,7 +23,7 @@ from serving.request.validation import check_model
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from serving.api.completions import CompletionRoutes
+    from serving.api.endpoint import Endpoint
     from serving.protocol.endpoint_config import EndpointConfig
 
 HERE = Path(__file__).parent
@@ -56,10 +56,10 @@ PAGE_HEADERS = {
 class StatusRoutes:
     """The routes that generate nothing; health, readiness, schema and page need no key."""
 
-    def __init__(self, completions: CompletionRoutes) -> None:
-        self._completions = completions
-        self._access = completions.access
-        config = completions.config
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._gate = endpoint.gate
+        self._access = endpoint.access
+        self._config = config = endpoint.config
         self._planned = _planned(config)
         self._schema = _schema(config, needs_key=bool(self._access.keys.current()))
         card = {
@@ -81,7 +81,7 @@ class StatusRoutes:
     async def model(self, request: Request) -> Response:
         """Describe the model, or an adapter."""
         self._access.client(request)
-        check_model(request.path_params["model"], self._completions.config.models)
+        check_model(request.path_params["model"], self._config.models)
         return JSONResponse(self._cards[request.path_params["model"]])
 
     async def health(self, _request: Request) -> Response:
@@ -95,47 +95,20 @@ class StatusRoutes:
         One domain that answers is enough, so that a load balancer does not turn a partial outage
         into a total one; with `?all=1` every domain has to.
         """
-        ready, lacking = await self._completions.readiness.check()
+        ready, lacking = await self._gate.ready()
         if request.query_params.get("all") == "1":
             ready = not lacking
         return JSONResponse({"ready": ready, "lacking": lacking}, status_code=200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus's text format."""
-        completions = self._completions
         self._access.client(request)
-        await completions.readiness.running.get()
-        text = completions.metrics.text(completions.admission)
-        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+        return PlainTextResponse(await self._gate.metrics_text(), media_type=CONTENT_TYPE)
 
     async def plan(self, request: Request) -> Response:
         """Return the plan, what is deployed, and what is measured."""
-        completions = self._completions
         self._access.client(request)
-        running = await completions.readiness.running.get()
-        replicas = {
-            pool.role: {
-                domain: {"planned": planned, "running": running.get((pool.role, domain), 0)}
-                for domain, planned in pool.replicas.items()
-            }
-            for pool in completions.config.pools
-        }
-        engines: dict[str, dict[str, Any]] = {}
-        for (role, domain), facts in (await completions.readiness.facts.get()).items():
-            engines.setdefault(role, {})[domain] = facts
-        margin = completions.admission.margin
-        measured = {
-            **completions.metrics.recent.summary(),
-            "outstanding": completions.admission.inflight.outstanding,
-            "margin": {"ttft_s": margin.ttft_s, "tpot_s": margin.tpot_s},
-        }
-        deployed = {
-            "replicas": replicas,
-            "engines": engines,
-            "max_output_tokens": completions.token_limit,
-            "admission": completions.admission.sheds,
-        }
-        return JSONResponse({"planned": self._planned, "deployed": deployed, "measured": measured})
+        return JSONResponse({"planned": self._planned, **await self._gate.state()})
 
     async def engine_steps(self, request: Request) -> Response:
         """
@@ -145,7 +118,7 @@ class StatusRoutes:
         """
         self._access.client(request)
         begin_s, end_s = (_seconds(request, name) for name in ("begin", "end"))
-        steps = await self._completions.backend.steps(begin_s, end_s)
+        steps = await self._gate.steps(begin_s, end_s)
         return JSONResponse({"columns": EngineStep._fields, "steps": steps})
 
     async def schema(self, _request: Request) -> Response:

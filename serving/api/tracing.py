@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from minicluster.errors import InputError
+from serving.api.access_log import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from starlette.types import Scope
 
-    from serving.api.access_log import AnswerRecord
+    from serving.api.record import AnswerRecord
 
 EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -92,7 +93,7 @@ class RequestTracer:
             TraceContextTextMapPropagator,
         )
 
-        facts = record.facts(scope)
+        facts = facts_of(record, scope)
         now_ns, now_s = time.time_ns(), time.perf_counter()
 
         def at(seconds: float) -> int:

@@ -123,6 +123,9 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         float | None,
         typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
     ] = None,
+    endpoints: Annotated[
+        int, typer.Option(help="Endpoint processes, which listen at one port.", min=1)
+    ] = 1,
     replace: Annotated[
         bool,
         typer.Option(
@@ -172,6 +175,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             token_limit=read_token_limit(os.environ),
             media_domains=read_media_domains(os.environ),
             lora_modules=adapters,
+            endpoints=endpoints,
         ),
         host=host,
         port=port or _free_port(host),

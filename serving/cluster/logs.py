@@ -12,7 +12,6 @@ from serving.cluster.state import LOGS, read_state
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ACCESS_LOG = "access.log"
 REPLICA = ":actor_name:ServeReplica:"
 
 ERROR = re.compile(r"\b((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (?!Traceback)(.+)")
@@ -26,9 +25,14 @@ ECHOES = (
 """Errors that only report another error."""
 
 
+def access_log_name(number: int) -> str:
+    """Return the name of the access log of an endpoint process."""
+    return "access.log" if number == 0 else f"access-{number}.log"
+
+
 def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
     """
-    Yield the file and the last *lines* lines of each replica's output, and of the access log.
+    Yield the file and the last *lines* lines of each replica's output, and of the access logs.
 
     Raises:
         NegativeAnswer: there is no log, of a running or a past deployment.
@@ -43,8 +47,7 @@ def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
         if name is not None:
             title = f"{name.removeprefix(REPLICA)} {Path(file).suffix[1:]}: {file}"
             yield title, "\n".join(text[-lines:])
-    access = directory / "serve" / ACCESS_LOG
-    if access.is_file():
+    for access in sorted((directory / "serve").glob("access*.log")):
         text = access.read_text(encoding="utf-8", errors="replace").splitlines()
         yield f"requests: {access}", "\n".join(text[-lines:])
 

@@ -85,6 +85,7 @@ def compile_app(
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
+        endpoints=target.endpoints,
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,

@@ -44,7 +44,7 @@ from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
 from serving.deployment.target import located, this_machine
 from serving.operations.status import is_gone, is_replaced, running_app
-from serving.protocol.app_spec import APP
+from serving.protocol.app_spec import APP, GATE, INGRESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -216,9 +216,7 @@ def run_application(app: Any) -> None:  # noqa: ANN401
 
 def wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], None]) -> None:
     """Wait for every replica; raises TargetFailed with the cause if one does not start."""
-    from serving.replicas.app import INGRESS  # noqa: PLC0415
-
-    names = {INGRESS, *(pool.name for pool in served.pools)}
+    names = {GATE, INGRESS, *(pool.name for pool in served.pools)}
     begun_s, deadline = time.time(), time.monotonic() + START_LIMIT_S
     while True:
         app = running_app()
@@ -470,15 +468,14 @@ def _drain(address: str) -> None:
 
     from serving.cluster.connection import connected  # noqa: PLC0415
     from serving.cluster.serve_compat import NO_REPLICA_ERRORS  # noqa: PLC0415
-    from serving.replicas.app import INGRESS  # noqa: PLC0415
 
     with connected(address):
         app = serve.status().applications.get(APP)
-        endpoint = None if app is None else app.deployments.get(INGRESS)
-        if endpoint is None or not endpoint.replica_states.get("RUNNING"):
+        gate = None if app is None else app.deployments.get(GATE)
+        if gate is None or not gate.replica_states.get("RUNNING"):
             return  # Serve would hold the call until there is one
         with suppress(RayError, *NO_REPLICA_ERRORS):
-            drained = serve.get_deployment_handle(INGRESS, APP).drain.remote()
+            drained = serve.get_deployment_handle(GATE, APP).drain.remote()
             drained.result(timeout_s=DRAIN_LIMIT_S)
 
 

@@ -25,7 +25,7 @@ from serving.deployment.target import this_machine
 from serving.operations.deploy import load, record, run_application, wait_until_running
 from serving.operations.scale import cluster_id_of, device_kind, retire, role_nodes
 from serving.operations.status import by_role, is_gone, running_app
-from serving.protocol.app_spec import APP
+from serving.protocol.app_spec import APP, GATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -238,11 +238,10 @@ def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) 
 def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
     """Return the deployments of the pools that serve, and the endpoint's settings."""
     from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
-    from serving.replicas.app import INGRESS  # noqa: PLC0415
 
     found = by_role(dict(running_app().deployments), running.generation)
     names = [name for each in found.values() for name in each]
-    settings: dict[str, Any] = running_deployment(APP, INGRESS).user_config
+    settings: dict[str, Any] = running_deployment(APP, GATE).user_config
     return names, settings
 
 
@@ -332,14 +331,13 @@ def _retire(
 
 
 def _ask_endpoint(limit_s: float, method: str, *given: object) -> Any:  # noqa: ANN401
-    """Return what a method of the endpoint returns; raises TargetFailed if it does not answer."""
+    """Return what a method of the gate returns; raises TargetFailed if it does not answer."""
     from ray import serve  # noqa: PLC0415
     from ray.exceptions import RayError  # noqa: PLC0415
 
     from serving.cluster.serve_compat import NO_REPLICA_ERRORS  # noqa: PLC0415
-    from serving.replicas.app import INGRESS  # noqa: PLC0415
 
-    call = getattr(serve.get_deployment_handle(INGRESS, APP), method).remote(*given)
+    call = getattr(serve.get_deployment_handle(GATE, APP), method).remote(*given)
     try:
         return call.result(timeout_s=limit_s)
     except (RayError, *NO_REPLICA_ERRORS) as error:

@@ -15,6 +15,9 @@ from serving.protocol.endpoint_config import EndpointConfig
 APP = "minicluster"
 """Name of the Ray Serve application."""
 
+INGRESS, GATE = "Ingress", "Gate"
+"""Names of the deployments of the endpoint processes and of the gate."""
+
 CORES = "MINICLUSTER_CORES"
 """Environment variable: cores of each replica; `;` separates replicas, `|` workers."""
 
@@ -134,12 +137,18 @@ class ServedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedApp:
-    """Everything that `serving up` starts; the same input gives the same value."""
+    """
+    Everything that `serving up` starts; the same input gives the same value.
+
+    Attributes:
+        endpoints: number of endpoint processes, which listen at one port.
+    """
 
     model_id: str
     pools: tuple[ServedPool, ...]
     nodes: tuple[RayNode, ...]
     endpoint: EndpointConfig
+    endpoints: int = 1
 
     def of(self, role: str) -> tuple[ServedPool, ...]:
         """Return the pools of one role, one per domain."""

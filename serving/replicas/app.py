@@ -18,7 +18,9 @@ from serving.api.keys import KEYS_FILE
 from serving.cluster.serve_compat import deployment_options, running_deployment, with_version
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
+from serving.protocol.app_spec import GATE, INGRESS
 from serving.protocol.endpoint_config import to_plain
+from serving.replicas.gate_server import GateServer
 from serving.replicas.ingress import CLOSE_S, Ingress
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
 from serving.request.length import MAX_OUTPUT_TOKENS
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from serving.api.tls import TlsFiles
     from serving.protocol.app_spec import ServedApp, ServedPool
 
-INGRESS = "Ingress"
 OPTIONS = "deployment_config"
 """Field of a pool's settings with the options of its Ray Serve deployment."""
 
 INGRESS_REQUESTS = 100_000
 """Serve's request limit of the ingress: never reached, because admission control is the limit."""
+
+WATCH_S = 1.0
+"""Interval at which Ray Serve looks at gate and endpoints: requests wait while one is gone."""
 
 GANG_CPUS = 0.001
 """CPUs of Ray that a simulated rank asks for: a gang's placement group has to hold something."""
@@ -79,27 +83,31 @@ def build_app(
         for name, value in os.environ.items()
         if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
     }
-    ingress = serve.deployment(
-        Ingress,
-        name=INGRESS,
-        num_replicas=1,
-        max_ongoing_requests=INGRESS_REQUESTS,
-        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-        graceful_shutdown_timeout_s=settings["drain_s"] + 2 * CLOSE_S,
-        ray_actor_options={
+    options = {
+        "max_ongoing_requests": INGRESS_REQUESTS,
+        "health_check_period_s": WATCH_S,
+        "graceful_shutdown_wait_loop_s": DRAIN_POLL_S,
+        "graceful_shutdown_timeout_s": settings["drain_s"] + 2 * CLOSE_S,
+        "ray_actor_options": {
             "num_cpus": 0,
             # The endpoint's address is the head's, and `serving scale` never stops that raylet.
             "resources": {"node:__internal_head__": 0.001},
             "runtime_env": {"env_vars": IN_ONE_THREAD | variables | {OWNER: owner}},
         },
-        user_config=settings,
+    }
+    gate = serve.deployment(
+        GateServer, name=GATE, num_replicas=1, user_config=settings, **options
+    ).bind(settings)
+    ingress = serve.deployment(
+        Ingress, name=INGRESS, num_replicas=served.endpoints, **options
+    ).bind(
+        pools=[with_version(gate, _version(GATE)), *bind_pools(served)], address=address, tls=tls
     )
-    bound = ingress.bind(settings, pools=bind_pools(served), address=address, tls=tls)
-    return with_version(bound, _version(repr((address, tls))))
+    return with_version(ingress, _version(repr((address, tls))))
 
 
 def endpoint_settings(served: ServedApp) -> dict[str, Any]:
-    """Return what `Ingress` serves by: the plan, the deployments by domain, and its drain."""
+    """Return what the gate tells endpoints: the plan, its deployments by domain, and its drain."""
     drains_s = [pool.llm_config[OPTIONS]["graceful_shutdown_timeout_s"] for pool in served.pools]
     return {
         "config": to_plain(served.endpoint),
@@ -127,19 +135,16 @@ def changed_app(
         app: its name.
         kept: names of the deployments to keep.
         added: bound deployments.
-        settings: other ones for the endpoint.
+        settings: other ones for the gate and its endpoints.
     """
-    ingress = running_deployment(app, INGRESS)
-    pools = [*(Application(running_deployment(app, name)) for name in kept), *added]
-    options: dict[str, Any] = {"_init_kwargs": {**ingress.init_kwargs, "pools": pools}}
+    gate, ingress = running_deployment(app, GATE), running_deployment(app, INGRESS)
     if settings is not None:
-        drain_s = settings["drain_s"] + 2 * CLOSE_S
-        options |= {
-            "_init_args": (settings,),
-            "user_config": settings,
-            "graceful_shutdown_timeout_s": drain_s,
-        }
-    return Application(ingress.options(**options))
+        options = {"graceful_shutdown_timeout_s": settings["drain_s"] + 2 * CLOSE_S}
+        gate = gate.options(user_config=settings, _init_args=(settings,), **options)
+        ingress = ingress.options(**options)
+    pools = [*(Application(running_deployment(app, name)) for name in kept), *added]
+    given = {**ingress.init_kwargs, "pools": [Application(gate), *pools]}
+    return Application(ingress.options(_init_kwargs=given))
 
 
 def owner_of(app: str) -> str | None:

@@ -252,8 +252,7 @@ class _Connection(asyncio.Protocol):
         elif kind == Kind.CALL:
             self._call(number, payload)
         elif kind == Kind.NOTICE:
-            take, arguments = _asked(payload, self._listener.notices)
-            take(self, **arguments)
+            self._notice(*_asked(payload, self._listener.notices))
         elif kind in {Kind.HOLD, Kind.GO_ON, Kind.CANCEL}:
             if (call := self.calls.get(number)) is not None:
                 call.told(kind)
@@ -271,6 +270,12 @@ class _Connection(asyncio.Protocol):
         self._listener.calls.add(call)
         call.task = self._loop.create_task(call.run(method, arguments))
         call.task.add_done_callback(partial(self._call_ended, number))
+
+    def _notice(self, take: Notice, arguments: dict[str, Any]) -> None:
+        try:
+            take(self, **arguments)
+        except Exception:
+            logger.exception("a notice was not taken")
 
     def _call_ended(self, number: int, _task: asyncio.Task[None]) -> None:
         self._listener.ended(self.calls.pop(number))

@@ -1,5 +1,5 @@
 """
-The OpenAI-compatible endpoint as a Ray Serve deployment.
+The endpoint processes as a Ray Serve deployment: each answers HTTP at the same port.
 
 It replaces Ray's `OpenAiIngress`, which imports the engine (8 s of start, 0.6 GB), batches, hides
 errors in 500s and lets clients forge KV transfers (docs/adr/0102). This module must not import
@@ -14,27 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.admission.controller import AdmissionController
 from serving.api.access_log import write_access_log
 from serving.api.app import api_app
 from serving.api.http_server import HttpLimits, HttpServer
-from serving.api.metrics import Metrics
-from serving.api.readiness import ReadyCheck
-from serving.cluster.logs import ACCESS_LOG
+from serving.cluster.logs import access_log_name
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
 from serving.cluster.token import channel_tls
+from serving.protocol.app_spec import GATE
 from serving.protocol.endpoint_config import from_plain
 from serving.replicas.backend import ReplicaBackend
-from serving.replicas.replica_seats import ReplicaSeats
+from serving.replicas.gate_server import plan_key
+from serving.replicas.remote_gate import GateConnection
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Mapping
-
     from starlette.applications import Starlette
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from serving.api.tls import TlsFiles
+    from serving.protocol.messages import ChannelPlace
 
 CLOSE_S = 5.0
 """Time for connections to close, after the last answer or the limit."""
@@ -46,41 +43,47 @@ IDLE_CONNECTIONS = 1024
 @serve.ingress()
 class Ingress:
     """
-    The endpoint: checks requests, sends them to decode, reports times in `Server-Timing`.
+    An endpoint process: checks requests, sends them to replicas, reports times in `Server-Timing`.
 
-    Its settings are those of `serving.replicas.app.endpoint_settings`. With other ones a request
-    in flight ends as it began, and the next one goes by the new plan to the new replicas.
+    The gate tells it the plan. With another one a request in flight ends as it began, and the next
+    one goes by the new plan to the new replicas.
     """
 
     def __init__(
         self,
-        settings: dict[str, Any],
         *,
         pools: object = None,  # noqa: ARG002
         address: tuple[str, int] | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
         """
-        Take the plan, and the names of the deployments that it calls.
+        Begin to look for the gate.
 
         With an *address* it listens there itself, with *tls* by HTTPS; without one Ray Serve's
         proxy forwards requests. Through *pools* Ray Serve finds the deployments to start.
         """
         keep_log_open()
-        write_access_log(serve_logs() / ACCESS_LOG)
-        self._settings = settings
+        rank = serve.get_replica_context().rank.rank
+        write_access_log(serve_logs() / access_log_name(rank))
         self._address = address
         self._tls = tls
         self._app: Starlette | None = None
-        self._tls_calls = channel_tls(os.environ, listens=False)
-        self._prepared: tuple[dict[str, Any], ReplicaBackend] | None = None
-        self._draining: set[asyncio.Task[int]] = set()
+        self._key = ""
+        self._drain_s = 0.0
+        self._draining: dict[str, asyncio.Task[int]] = {}
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application; Ray calls this once, in the replica."""
-        self._app = app = self._built(self._settings, _backend(self._settings, self._tls_calls))
+        """Return the application, once the gate has told the plan; Ray calls this once."""
+        told = asyncio.Event()
+
+        def take(news: dict[str, Any]) -> None:
+            self._serve_by(news)
+            told.set()
+
+        self._gate = GateConnection(_find_gate, channel_tls(os.environ, listens=False), take)
+        await told.wait()
 
         # A function, because uvicorn takes a bound method for the older interface.
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,60 +92,58 @@ class Ingress:
 
         if self._address is not None:
             host, port = self._address
-            limits = HttpLimits(connections=_connections(app))
+            limits = HttpLimits(connections=self._connections)
             self._server = HttpServer(
-                answer, host, port, limits=limits, tls=self._tls, count=app.state.count
+                answer, host, port, limits=limits, tls=self._tls, count=self._count
             )
             self._serving = asyncio.create_task(self._server.serve())
         loop = asyncio.get_running_loop()
-        before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
+        before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self._end(), loop).result())
         return answer
 
-    def _built(self, settings: dict[str, Any], backend: ReplicaBackend) -> Starlette:
-        """Return the application of *settings*, which goes on where that of now ends."""
-        config = from_plain(settings["config"])
-        host = "" if self._address is None else self._address[0]
-        return api_app(config, backend, os.environ, host=host, former=self._app)
+    def _serve_by(self, news: dict[str, Any]) -> None:
+        """Serve by the plan of the gate's news from the next request on."""
+        settings = news["settings"]
+        key, former_key, former = plan_key(settings), self._key, self._app
+        if key != former_key:
+            config, gate = from_plain(settings["config"]), self._gate.by_plan(key)
+            host = "" if self._address is None else self._address[0]
+            self._app = api_app(
+                config,
+                ReplicaBackend(config, gate),
+                gate,
+                os.environ,
+                host=host,
+                cache_secret=bytes.fromhex(news["cache_secret"]),
+                former=former,
+            )
+            self._key, self._drain_s = key, settings["drain_s"]
+            self._connections = IDLE_CONNECTIONS + 2 * config.answering.sequences
+            self._gate.plans.append(key)
+            self._gate.notify("serves_by", plan=key)
+            if self._server is not None:
+                self._server.allow(self._connections)
+        if former is not None and key != former_key:
+            self._drain(former_key, former)
+        if news["draining"] and self._app is not None:
+            self._drain(key, self._app)
 
-    async def prepare(self, settings: dict[str, Any]) -> list[str]:
-        """
-        Have the handles of *settings* ready to switch to: send a request through every domain.
-
-        Returns:
-            What is lacking; nothing: requests get through.
-        """
-        config = from_plain(settings["config"])
-        backend = _backend(settings, self._tls_calls)
-        check = ReadyCheck(config, backend, AdmissionController(config), Metrics(config))
-        _, lacking = await check.check()
-        if not lacking:
-            self._prepared = settings, backend
-        return lacking
-
-    async def reconfigure(self, settings: dict[str, Any]) -> None:
-        """Serve by *settings* from the next request on; Ray Serve calls this when they change."""
-        former, drain_s = self._app, self._settings["drain_s"]
-        if settings == self._settings or former is None:
+    def _drain(self, key: str, app: Starlette) -> None:
+        """Refuse new work of a plan's application, and tell the gate when the last has ended."""
+        if key in self._draining:
             return
-        prepared, backend = self._prepared or (None, None)
-        if backend is None or prepared != settings:
-            backend = _backend(settings, self._tls_calls)
-        self._app, self._prepared = self._built(settings, backend), None
-        self._settings = settings
-        if self._server is not None:
-            self._server.allow(_connections(self._app))
-        draining: asyncio.Task[int] = asyncio.create_task(former.state.drain(drain_s))
-        self._draining.add(draining)
-        draining.add_done_callback(self._draining.discard)
 
-    async def serves(self) -> dict[str, str]:
-        """Return the deployment that answers in each domain."""
-        servers: dict[str, str] = self._settings["servers"]
-        return servers
+        async def drained() -> int:
+            left: int = await app.state.drain(self._drain_s)
+            self._gate.plans = [each for each in self._gate.plans if each != key]
+            self._gate.notify("drained", plan=key, left=left)
+            return left
 
-    async def drain_former(self) -> int:
-        """Wait until requests of former plans have ended; return how many are left at the limit."""
-        return sum(await asyncio.gather(*self._draining))
+        self._draining[key] = asyncio.create_task(drained())
+
+    def _count(self, status: int) -> None:
+        assert self._app is not None  # noqa: S101  (for the type checker)
+        self._app.state.count(status)
 
     def check_health(self) -> None:
         """
@@ -155,34 +156,31 @@ class Ingress:
             error = None if self._serving.cancelled() else self._serving.exception()
             raise RuntimeError(f"the HTTP server at {self._address} has ended: {error!r}")
 
-    async def drain(self) -> int:
-        """Refuse new work, and let answers end; return how many are left at the limit."""
-        if self._app is None:
-            return 0
-        now = self._app.state.drain(self._settings["drain_s"])
-        return sum(await asyncio.gather(now, *self._draining))
+    async def _end(self) -> None:
+        """
+        Let answers end, without new ones.
 
-    async def __del__(self) -> None:
-        """Drain, and stop listening: Ray Serve, past which clients connect, knows of no request."""
-        await self.drain()
+        Where there are other endpoints, this one stops listening at first, so that the kernel gives
+        them the next connections; a lone one refuses new work until then.
+        """
+        if self._app is None:
+            return
+        alone = self._gate.news["endpoints"] <= 1 or self._gate.news["draining"]
+        if alone:
+            self._drain(self._key, self._app)
+            await asyncio.gather(*self._draining.values())
         if self._server is not None and self._serving is not None:
             self._server.stop()
-            await asyncio.wait({self._serving}, timeout=CLOSE_S)
+            limit_s = CLOSE_S if alone else self._drain_s
+            await asyncio.wait({self._serving}, timeout=limit_s)
+
+    async def __del__(self) -> None:
+        """End; Ray Serve, past which clients connect, knows of no request."""
+        await self._end()
+        self._gate.close()
 
 
-def _backend(settings: Mapping[str, Any], tls: ssl.SSLContext | None) -> ReplicaBackend:
-    """Return the pools of *settings*, which names a deployment of this application per domain."""
-    config = from_plain(settings["config"])
-    app = serve.get_replica_context().app_name
-    named = ((config.answering.role, settings["servers"]), ("prefill", settings["prefill"]))
-    handles = {
-        (role, domain): serve.get_deployment_handle(name, app)
-        for role, names in named
-        for domain, name in names.items()
-    }
-    return ReplicaBackend(config, ReplicaSeats(config, handles, tls))
-
-
-def _connections(app: Starlette) -> int:
-    sequences: int = app.state.completions.config.answering.sequences
-    return IDLE_CONNECTIONS + 2 * sequences
+async def _find_gate() -> ChannelPlace:
+    handle = serve.get_deployment_handle(GATE, serve.get_replica_context().app_name)
+    place: ChannelPlace = await handle.channel_place.remote()
+    return place

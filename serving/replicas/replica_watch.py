@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from serving.protocol.messages import ChannelPlace
 
-    Pool = tuple[str, str]
-    """Role and domain."""
-
 logger = logging.getLogger(__name__)
+
+Pool = tuple[str, str]
+"""Role and domain."""
 
 POLL_S = 0.1
 """Interval at which the handles are asked, which costs some µs; Serve tells them of changes."""

@@ -7,6 +7,7 @@ of earlier answers fit, chat template included (docs/adr/0131).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,12 @@ class TokenEstimate:
     overhead_tokens: float = 0.0
     tokens_per_byte: float = TOKENS_PER_BYTE
 
+    def tokens(self, ids: int, text_bytes: int) -> float:
+        """Return the tokens of a prompt of this size (`prompt_size`): of ids as many, exactly."""
+        if ids:
+            return float(ids)
+        return max(1.0, self.overhead_tokens + self.tokens_per_byte * text_bytes)
+
 
 DEFAULT_ESTIMATE = TokenEstimate()
 
@@ -137,10 +144,7 @@ def prompts_of(prompt: object) -> list[Any]:
 
 def prompt_tokens(prompt: object, estimate: TokenEstimate = DEFAULT_ESTIMATE) -> float:
     """Return the tokens of one prompt: exact for token ids, an estimate from the bytes of text."""
-    ids, size_bytes = prompt_size(prompt)
-    if ids:
-        return float(ids)
-    return max(1.0, estimate.overhead_tokens + estimate.tokens_per_byte * size_bytes)
+    return estimate.tokens(*prompt_size(prompt))
 
 
 def prompt_size(prompt: object) -> tuple[int, int]:
@@ -193,11 +197,17 @@ def prompt_blocks(prompt: object, salt: object = None) -> tuple[int, ...]:
     size = round(BLOCK_TOKENS / TOKENS_PER_BYTE)
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         whole, size = tuple(prompt), BLOCK_TOKENS
-    found, last = [], hash(str(salt))
+    blocks, last = [], _digest(str(salt).encode())
     for end in range(size, len(whole) + 1, size):
-        last = hash((last, whole[end - size : end]))
-        found.append(last)
-    return tuple(found)
+        block = whole[end - size : end]
+        last = hash((last, _digest(block) if isinstance(block, bytes) else block))
+        blocks.append(last)
+    return tuple(blocks)
+
+
+def _digest(text: bytes) -> int:
+    """Return a number that *text* determines in every process: the hash of Python's differs."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 
 def requested_tokens(kind: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -79,6 +79,7 @@ class ReplicaPool:
         self._most_requests = config.max_ongoing_requests
         self._most_waiting = config.max_ongoing_requests * sum(config.replicas.values())
         self._replicas: dict[str, _Replica] | None = None
+        self._expected: dict[str, _Replica] = {}
         self._seats: dict[int, tuple[_Replica, float]] = {}
         self._waiting: deque[_Waiting] = deque()
         self._rng = rng or random.Random()  # noqa: S311  (load balancing, not a secret)
@@ -97,11 +98,10 @@ class ReplicaPool:
         Args:
             groups: by name, what a replica steps together with; `None`: nothing.
         """
-        former = self._replicas or {}
-        self._replicas = {
-            name: former.get(name) or _Replica(name if group is None else group)
-            for name, group in groups.items()
-        }
+        former = self._expected if self._replicas is None else self._replicas
+        self._replicas = {name: former.get(name) or _Replica(name) for name in groups}
+        for name, group in groups.items():
+            self._replicas[name].group = name if group is None else group
         for gone in former.keys() - groups.keys():
             self._index.forget(gone)
         if not groups:
@@ -133,10 +133,13 @@ class ReplicaPool:
             raise
 
     def take(self, replica: str, prompt: RoutedPrompt) -> Seat:
-        """Count a request that is at *replica* already, full or not."""
+        """Count a request that is at *replica* already, full or not, known or not yet."""
         tokens = self._index.uncached_tokens(replica, *prompt)
         load = tokens if self._policy.counts_tokens else 1.0
-        at = (self._replicas or {}).get(replica) or _Replica(replica)
+        replicas = self._expected if self._replicas is None else self._replicas
+        at = replicas.get(replica) or _Replica(replica)
+        if self._replicas is None:
+            self._expected[replica] = at
         at.requests += 1
         at.load += load
         self._index.note(replica, prompt.blocks)

@@ -1,107 +1,28 @@
-"""One admitted request: its times, reported once to admission control and metrics, its stream."""
+"""The stream of an answer: its events, written as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from starlette.responses import StreamingResponse
 
 from serving.api.errors import refusal_of
-from serving.protocol.messages import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from types import TracebackType
 
     from starlette.types import Receive, Scope, Send
 
-    from serving.admission.controller import AdmissionController, InflightRequest
-    from serving.api.access_log import AnswerRecord
-    from serving.api.metrics import Metrics
-    from serving.protocol.messages import Answer, AnswerEnd, RequestPhases
+    from serving.api.record import AnswerRecord
+    from serving.protocol.messages import Answer, AnswerEnd
 
 WRITE_CHUNK = "write_chunk"
 """
 Key of a request's state: writes a chunk of its answer into the connection, past ASGI. It returns
 whether the client keeps up; if not, nothing was written.
 """
-
-
-class RequestTracker:
-    """
-    One admitted request; as a context it ends with an exception, and otherwise goes on.
-
-    For an answer in one piece the backend reports when its first token was there; it has no gaps.
-    """
-
-    def __init__(
-        self,
-        request: InflightRequest,
-        admission: AdmissionController,
-        metrics: Metrics,
-        record: AnswerRecord,
-        *,
-        streamed: bool,
-    ) -> None:
-        """Start; *record* gets what becomes known of the request."""
-        self.request = request
-        self.record = record
-        self._admission = admission
-        self._metrics = metrics
-        self._streamed = streamed
-        record.admitted_s = time.perf_counter()
-        record.sequences = request.cost.sequences
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        """End the request if it was refused, failed or was cancelled."""
-        if isinstance(error, RequestRefused):
-            self.end("failed" if error.refusal.status >= 500 else "refused")  # noqa: PLR2004
-        elif error is not None:
-            self.end("failed" if isinstance(error, Exception) else "cancelled")
-
-    def expect_first_token(self) -> None:
-        """Remove an answer in one piece from the prefill backlog when its first token is due."""
-        forecast = self.request.forecast
-        if not self._streamed and forecast is not None:
-            on_time = self._admission.inflight.first_token
-            asyncio.get_running_loop().call_later(forecast.ttft_s, on_time, self.request)
-
-    def first_token(self, phases: RequestPhases) -> float:
-        """Record the first token; return when it was there, by `time.perf_counter`."""
-        record, now_s = self.record, time.perf_counter()
-        reported_s = record.started_s + phases.prefill_s + phases.decode_s
-        first_s = now_s if self._streamed else min(reported_s, now_s)
-        record.phases, record.first_s, record.last_s = phases, first_s, now_s
-        ttft_s = first_s - record.started_s
-        self._metrics.first_token(ttft_s, phases)
-        self._admission.first_token(self.request, ttft_s if phases.as_planned else None)
-        return first_s
-
-    def token(self) -> None:
-        """Record a chunk after the first."""
-        now_s = time.perf_counter()
-        self.record.gaps_s.append(now_s - (self.record.last_s or now_s))
-        self.record.last_s = now_s
-
-    def end(self, outcome: str) -> None:
-        """Report the request; later calls change nothing."""
-        record = self.record
-        if record.outcome:
-            return
-        record.outcome = outcome
-        self._admission.end(self.request, record.tpot_s, record.prompt_tokens)
-        self._metrics.ended(record)
 
 
 class ReadAhead:
@@ -124,17 +45,17 @@ class AnswerStream(StreamingResponse):
 
     Where its client keeps up they go straight into the connection (`WRITE_CHUNK`), and otherwise,
     or where the server has no such way, through ASGI. If the engine fails midway the stream ends
-    with an error and without [DONE]. The tracker gets the outcome once, even if the stream never
+    with an error and without [DONE]. The record gets the outcome once, even if the stream never
     began: `ok` and `broken` as soon as the engine is done, or `cancelled`.
     """
 
     def __init__(
-        self, answer: Answer, tracker: RequestTracker, *, headers: dict[str, str], ahead: ReadAhead
+        self, answer: Answer, record: AnswerRecord, *, headers: dict[str, str], ahead: ReadAhead
     ) -> None:
         """Take an *answer* whose first events are there."""
         super().__init__(self._texts(), headers=headers, media_type="text/event-stream")
         self._answer = answer
-        self._tracker = tracker
+        self._record = record
         self._ahead = ahead
         self._unsent: list[bytes] = []
         self._news = asyncio.Event()
@@ -151,13 +72,13 @@ class AnswerStream(StreamingResponse):
             self._answer.forward(self)
             await super().__call__(scope, receive, send)
         finally:
-            self._tracker.end("cancelled")  # unless the engine has finished
+            self._record.end("cancelled")  # unless the engine has finished
             self._take()
             self._answer.close()
 
     def events(self, text: bytes) -> None:
         """Take events with tokens, at the engine's pace as long as there is room for them."""
-        self._tracker.token()
+        self._record.token()
         if self._all_sent and self._write_chunk is not None and self._write_chunk(text):
             return
         self._keep(text)
@@ -167,7 +88,7 @@ class AnswerStream(StreamingResponse):
 
     def ended(self, end: AnswerEnd) -> None:
         """Take the end, or the error that is it."""
-        record, outcome, text = self._tracker.record, "ok", end.text
+        record, outcome, text = self._record, "ok", end.text
         record.count(end.usage)
         if end.error is not None:
             outcome = "broken"
@@ -175,7 +96,7 @@ class AnswerStream(StreamingResponse):
             record.error = refusal.name
             text = f"data: {json.dumps(refusal.body)}\n\n"
         self._keep(text.encode())
-        self._tracker.end(outcome)
+        record.end(outcome)
         self._ended = True
 
     def _keep(self, text: bytes) -> None:

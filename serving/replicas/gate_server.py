@@ -1,0 +1,417 @@
+"""
+The gate as a Ray Serve deployment: one process that all endpoint processes ask.
+
+It admits requests, gives them places at replicas, and has the metrics, the readiness and the end of
+all of them. When it dies, Ray Serve starts another one, to which the endpoints tell what they have
+under way (`serving.replicas.remote_gate`); streams go on meanwhile. This module must not import
+vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray import serve
+
+from serving.admission.controller import AdmissionController, read_admission
+from serving.admission.policy import RequestSize
+from serving.admission.tenants import KeyHolder
+from serving.api.gate import AnswerReport, Gate
+from serving.api.metrics import Metrics
+from serving.api.readiness import ReadyCheck
+from serving.cluster.serve_compat import before_sigterm, keep_log_open
+from serving.cluster.token import channel_tls
+from serving.protocol.endpoint_config import from_plain
+from serving.protocol.messages import message_in, to_json
+from serving.replicas.backend import ReplicaBackend
+from serving.replicas.call_listener import CallListener
+from serving.replicas.replica_seats import ReplicaSeats
+from serving.replicas.replica_watch import Pool
+from serving.request.length import read_token_limit
+from serving.request.prefill import UNAVAILABLE
+from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from serving.protocol.messages import ChannelPlace, Refusal
+    from serving.replicas.call_listener import ServedCall
+
+
+def plan_key(settings: Mapping[str, Any]) -> str:
+    """Return the name of a plan's settings, which is the same in every process."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Plan:
+    """One plan: its settings, and its replicas; once it serves, its gate."""
+
+    gate: Gate
+
+    def __init__(self, settings: Mapping[str, Any], changed: Callable[[], None]) -> None:
+        """Watch the deployments that *settings* name, one for each domain, in this application."""
+        self.settings = settings
+        self.key = plan_key(settings)
+        self.config = config = from_plain(settings["config"])
+        app = serve.get_replica_context().app_name
+        named = ((config.answering.role, settings["servers"]), ("prefill", settings["prefill"]))
+        handles = {
+            (role, domain): serve.get_deployment_handle(name, app)
+            for role, names in named
+            for domain, name in names.items()
+        }
+        self.seats = ReplicaSeats(config, handles, channel_tls(os.environ, listens=False), changed)
+        self.backend = ReplicaBackend(config, self.seats)
+
+    def begin(self, former: Gate | None) -> None:
+        """Begin to serve, where *former* ends."""
+        self.gate = Gate(
+            self.config,
+            self.backend,
+            sheds=read_admission(os.environ),
+            token_limit=read_token_limit(os.environ),
+            former=former,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Endpoint:
+    """
+    What one endpoint process has.
+
+    Attributes:
+        tell: sends it news.
+        tickets: its requests in flight: plan and number.
+        seats: its places at replicas, by plan and number, with their pools.
+        plans: those by which it serves, or still ends requests; the last one serves.
+        left: answers that had not ended at the limit, by plan that it has ended.
+    """
+
+    tell: Callable[[dict[str, Any]], None] = lambda _news: None
+    tickets: set[tuple[str, int]] = field(default_factory=set)
+    seats: dict[tuple[str, int], tuple[Pool, Seat]] = field(default_factory=dict)
+    plans: list[str] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+
+
+class GateServer:
+    """
+    The gate of one application.
+
+    Its settings are those of `serving.replicas.app.endpoint_settings`. With other ones a request
+    in flight ends as it began, and the next one goes by the new plan to the new replicas.
+    """
+
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]
+        """Take the plan, and listen for endpoints."""
+        keep_log_open()
+        self._endpoints: dict[object, _Endpoint] = {}
+        self._news = asyncio.Condition()
+        self._cache_secret = secrets.token_hex(32)
+        self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prepared: _Plan | None = None
+        self._plan = _Plan(settings, self._tell)
+        self._plan.begin(None)
+        self._plans = {self._plan.key: self._plan}
+        called = (
+            *(self.join, self.admit, self.move, self.seat),
+            *(self.ready, self.metrics_text, self.state, self.steps),
+        )
+        noticed = (
+            *(self.first_token, self.ended, self.answered, self.shed),
+            *(self.leave, self.serves_by, self.drained),
+        )
+        self._listener = CallListener(
+            {each.__name__: each for each in called},
+            notices={each.__name__: each for each in noticed},
+            left=self._left,
+        )
+        await self._listener.listen(
+            ray.util.get_node_ip_address(), channel_tls(os.environ, listens=True)
+        )
+        loop = asyncio.get_running_loop()
+        before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
+
+    # What the command that deploys calls, through Ray Serve.
+
+    async def channel_place(self) -> ChannelPlace:
+        """Return where endpoints find the gate; they call this, too."""
+        return self._listener.place
+
+    async def prepare(self, settings: dict[str, Any]) -> list[str]:
+        """
+        Have *settings* ready to switch to: send a request through every domain.
+
+        Returns:
+            What is lacking; nothing: requests get through.
+        """
+        plan = self._prepared
+        if plan is None or plan.key != plan_key(settings):
+            if plan is not None:
+                plan.seats.close()
+            self._prepared = plan = _Plan(settings, self._tell)
+        config = plan.config
+        check = ReadyCheck(config, plan.backend, AdmissionController(config), Metrics(config))
+        _, lacking = await check.check()
+        return lacking
+
+    async def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Serve by *settings* from the next request on; Ray Serve calls this when they change."""
+        key, former = plan_key(settings), self._plan
+        if key == former.key:
+            return
+        plan, self._prepared = self._prepared, None
+        if plan is None or plan.key != key:
+            plan = _Plan(settings, self._tell)
+        plan.begin(former.gate)
+        self._plans[key] = self._plan = plan
+        self._tell()
+        self._start(self._end_former(former))
+
+    async def serves(self) -> dict[str, str]:
+        """Return the deployment that answers in each domain, once all endpoints have the plan."""
+        key = self._plan.key
+        if any(endpoint.plans[-1:] != [key] for endpoint in self._endpoints.values()):
+            return {}
+        servers: dict[str, str] = self._plan.settings["servers"]
+        return servers
+
+    async def drain_former(self) -> int:
+        """Wait until requests of former plans have ended; return how many are left at the limit."""
+        await self._until(lambda: len(self._plans) == 1)
+        return sum(sum(endpoint.left.values()) for endpoint in self._endpoints.values())
+
+    async def drain(self) -> int:
+        """Refuse new work, and let answers end; return how many are left at the limit."""
+        self._draining = True
+        self._tell()
+        await self._until(lambda: not any(each.plans for each in self._endpoints.values()))
+        return sum(sum(endpoint.left.values()) for endpoint in self._endpoints.values())
+
+    async def __del__(self) -> None:
+        """Drain: endpoints ask the gate until their last answer has ended."""
+        await self.drain()
+        self._listener.close()
+
+    # What endpoints call.
+
+    async def join(
+        self,
+        call: ServedCall,
+        plans: list[str],
+        tickets: list[dict[str, Any]],
+        seats: list[dict[str, Any]],
+    ) -> None:
+        """
+        Count an endpoint, with what it has under way, and tell it the news as long as it is there.
+
+        Args:
+            call: of the endpoint.
+            plans: as in `_Endpoint`; the endpoint may have been at a gate before.
+            tickets: its requests, as of `admit`, with `domain` and `waiting` as of `Gate.resume`.
+            seats: its places, as of `seat`, with the `replica`.
+        """
+        endpoint = self._endpoint(call)
+        endpoint.plans = [key for key in plans if key in self._plans]
+        for asked in tickets:
+            if (plan := self._plans.get(asked.pop("plan"))) is not None:
+                number, client = asked.pop("ticket"), KeyHolder(**asked.pop("client"))
+                size = RequestSize(**asked.pop("size"))
+                plan.gate.resume((call.connection, number), client, size, **asked)
+                endpoint.tickets.add((plan.key, number))
+        for asked in seats:
+            if (plan := self._plans.get(asked["plan"])) is not None:
+                pool, prompt = _pool_in(asked), _prompt_in(asked)
+                taken = plan.seats.take(pool, asked["replica"], prompt)
+                endpoint.seats[plan.key, asked["number"]] = pool, taken
+        call.begin(self._state_of_all())
+        endpoint.tell = lambda news: call.events(json.dumps(news).encode() + b"\n")
+        self._tell()
+        await asyncio.get_running_loop().create_future()  # until the connection ends
+
+    async def admit(
+        self,
+        call: ServedCall,
+        plan: str,
+        ticket: int,
+        client: dict[str, Any],
+        size: dict[str, Any],
+        *,
+        streamed: bool,
+    ) -> str | Refusal:
+        """See `Tickets.admit`."""
+        if plan not in self._plans:
+            return UNAVAILABLE["no_replica"]
+        admitted = await self._plans[plan].gate.admit(
+            (call.connection, ticket), KeyHolder(**client), RequestSize(**size), streamed=streamed
+        )
+        if isinstance(admitted, str):
+            self._endpoint(call).tickets.add((plan, ticket))
+        return admitted
+
+    async def move(self, call: ServedCall, plan: str, ticket: int) -> str:
+        """See `Tickets.move`."""
+        return await self._plans[plan].gate.move((call.connection, ticket))
+
+    async def seat(self, call: ServedCall, **asked: Any) -> str | None:  # noqa: ANN401
+        """
+        Give a request a place at a replica, by a number of the endpoint's, until `leave`.
+
+        Returns:
+            The replica's name; `None`: there is none.
+        """
+        plan, pool = self._plans.get(asked["plan"]), _pool_in(asked)
+        if plan is None:
+            return None
+        try:
+            seat = await plan.seats.seat(pool, _prompt_in(asked), asked["tried"])
+        except NoReplicaError:
+            return None
+        self._endpoint(call).seats[plan.key, asked["number"]] = pool, seat
+        return seat.replica
+
+    def leave(self, connection: object, plan: str, number: int) -> None:
+        """Take a place back, unless it has not been given."""
+        endpoint = self._endpoints.get(connection)
+        place = None if endpoint is None else endpoint.seats.pop((plan, number), None)
+        if place is not None and plan in self._plans:
+            self._plans[plan].seats.leave(*place)
+
+    def first_token(
+        self, connection: object, plan: str, ticket: int, phases: dict[str, Any], ttft_s: float
+    ) -> None:
+        """See `Tickets.first_token`."""
+        if plan in self._plans:
+            gate = self._plans[plan].gate
+            gate.first_token((connection, ticket), message_in(phases), ttft_s)
+
+    def ended(
+        self, connection: object, plan: str, ticket: int, report: dict[str, Any], gaps: str
+    ) -> None:
+        """See `Tickets.ended`; *gaps* has the gaps as base64 of 32-bit numbers."""
+        gaps_s = np.frombuffer(base64.b64decode(gaps), dtype="<f4").tolist()
+        if plan in self._plans:
+            report_of_it = AnswerReport(**report, gaps_s=gaps_s)
+            self._plans[plan].gate.ended((connection, ticket), report_of_it)
+        if (endpoint := self._endpoints.get(connection)) is not None:
+            endpoint.tickets.discard((plan, ticket))
+
+    def answered(self, _connection: object, route: str, status: int) -> None:
+        """See `Tickets.answered`."""
+        self._plan.gate.answered(route, status)
+
+    def shed(self, _connection: object, reason: str) -> None:
+        """See `Tickets.shed`."""
+        self._plan.gate.shed(reason)
+
+    async def ready(self, _call: ServedCall) -> tuple[bool, list[str]]:
+        """See `Tickets.ready`."""
+        return await self._plan.gate.ready()
+
+    async def metrics_text(self, _call: ServedCall) -> str:
+        """See `Tickets.metrics_text`."""
+        return await self._plan.gate.metrics_text()
+
+    async def state(self, _call: ServedCall) -> dict[str, Any]:
+        """See `Tickets.state`."""
+        return await self._plan.gate.state()
+
+    async def steps(self, _call: ServedCall, begin_unix_s: float, end_unix_s: float) -> Any:  # noqa: ANN401
+        """See `Tickets.steps`."""
+        return await self._plan.gate.steps(begin_unix_s, end_unix_s)
+
+    def serves_by(self, connection: object, plan: str) -> None:
+        """Take note that an endpoint serves by another plan now."""
+        self._endpoints[connection].plans.append(plan)
+        self._wake()
+
+    def drained(self, connection: object, plan: str, left: int) -> None:
+        """Take note that an endpoint has no more requests by a plan, or *left* at the limit."""
+        endpoint = self._endpoints[connection]
+        endpoint.left[plan] = left
+        endpoint.plans = [key for key in endpoint.plans if key != plan]
+        self._wake()
+
+    # Between the two.
+
+    def _endpoint(self, call: ServedCall) -> _Endpoint:
+        return self._endpoints.setdefault(call.connection, _Endpoint())
+
+    def _left(self, connection: object) -> None:
+        """Give back what an endpoint had that is gone."""
+        endpoint = self._endpoints.pop(connection, None)
+        if endpoint is None:
+            return
+        for key, number in endpoint.tickets:
+            if key in self._plans:
+                gone = AnswerReport(outcome="failed")
+                self._plans[key].gate.ended((connection, number), gone)
+        for (key, _), place in endpoint.seats.items():
+            if key in self._plans:
+                self._plans[key].seats.leave(*place)
+        self._tell()
+        self._wake()
+
+    def _state_of_all(self) -> dict[str, Any]:
+        """Return what endpoints have to know."""
+        plans = [*self._plans.values(), *([self._prepared] if self._prepared else [])]
+        return {
+            "settings": self._plan.settings,
+            "cache_secret": self._cache_secret,
+            "draining": self._draining,
+            "endpoints": len(self._endpoints),
+            "replicas": {plan.key: plan.seats.places() for plan in plans},
+        }
+
+    def _tell(self) -> None:
+        news = json.loads(to_json(self._state_of_all())) if self._endpoints else {}
+        for endpoint in self._endpoints.values():
+            endpoint.tell(news)
+
+    def _wake(self) -> None:
+        async def wake() -> None:
+            async with self._news:
+                self._news.notify_all()
+
+        self._start(wake())
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        async with self._news:
+            await self._news.wait_for(holds)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_former(self, plan: _Plan) -> None:
+        """Forget a plan once no endpoint has requests by it."""
+        await self._until(
+            lambda: not any(plan.key in each.plans for each in self._endpoints.values())
+        )
+        del self._plans[plan.key]
+        plan.seats.close()
+        self._tell()
+        self._wake()
+
+
+def _pool_in(asked: Mapping[str, Any]) -> Pool:
+    role, domain = asked["pool"]
+    return role, domain
+
+
+def _prompt_in(asked: Mapping[str, Any]) -> RoutedPrompt:
+    tokens, blocks = asked["prompt"]
+    return RoutedPrompt(tokens, tuple(blocks))
