@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from serving.api.app import api_app
 from serving.protocol.endpoint_config import EndpointConfig
 
+from .endpoint_app import endpoint_app
 from .fake_servers import FakeServers
 from .virtual_time import run
 
@@ -30,7 +30,7 @@ async def visiting(
     host: str = "",
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an endpoint in this process; for tests in virtual time."""
-    app = api_app(config, servers or FakeServers(), environment or {}, host=host)
+    app = endpoint_app(config, servers or FakeServers(), environment or {}, host=host)
     await asyncio.sleep(1.0)  # the clock starts at 0, which would hide a time taken for a duration
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -13,10 +13,10 @@ import uvicorn
 from fake_servers import FakeServers
 
 from minicluster.plan import read_plan
-from serving.api.app import api_app
 from serving.protocol.endpoint_config import endpoint_config
 from serving.protocol.messages import Refusal
 from serving.replicas.engine_request import engine_request
+from tests.serving.endpoint_app import endpoint_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -42,5 +42,5 @@ def main(plan: Path, port: int) -> None:
     given = read_plan(plan)
     nodes = {placement.node: "d0" for pool in given.pools for placement in pool.placement}
     config = endpoint_config(given.deployment, domains=nodes, plan=given)
-    app = api_app(config, SchemaServers(), {})
+    app = endpoint_app(config, SchemaServers(), {})
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

@@ -23,7 +23,7 @@ from serving.admission.controller import (
     ResidualWindow,
     read_admission,
 )
-from serving.admission.policy import Margin, RequestCost, Shed
+from serving.admission.policy import Margin, RequestCost, Shed, request_size
 from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.simulated.clock import EngineClock
@@ -126,22 +126,22 @@ def test_a_refused_text_erases_little_of_what_was_learned(config: EndpointConfig
     admission = AdmissionController(replace(config, slo=slo), seed=1, clock=clock)
     dense, long = ({"prompt": "x" * size, "max_tokens": 2} for size in (900, 2000))
     for client in (ALICE, BOB):  # texts of one say nothing of those of the other
-        assert admission.cost("completions", dense, client).prompt_tokens == 225
+        assert admission.cost(request_size("completions", dense), client).prompt_tokens == 225
         for _ in range(20):
-            cost = admission.cost("completions", dense, client)
+            cost = admission.cost(request_size("completions", dense), client)
             admission.end(_in(admission, cost, client), None, 800)
-    learned = admission.cost("completions", long, ALICE)
+    learned = admission.cost(request_size("completions", long), ALICE)
     assert learned.prompt_tokens > 1500  # refused for good; in truth it has 500
     for _ in range(100):
-        shed = admission.admit(admission.cost("completions", long, ALICE), ALICE)
+        shed = admission.admit(admission.cost(request_size("completions", long), ALICE), ALICE)
         assert isinstance(shed, Shed)
         assert shed.retry_after_s is None
-    once = admission.cost("completions", long, ALICE)
+    once = admission.cost(request_size("completions", long), ALICE)
     assert 0.9 * learned.prompt_tokens < once.prompt_tokens <= learned.prompt_tokens
-    while isinstance(admission.admit(admission.cost("completions", long, ALICE), ALICE), Shed):
+    while isinstance(admission.admit(admission.cost(request_size("completions", long), ALICE), ALICE), Shed):
         clock.now_s += 60
     assert clock.now_s <= 60 * 60  # it does not last
-    assert admission.cost("completions", long, BOB) == learned
+    assert admission.cost(request_size("completions", long), BOB) == learned
 
 
 def test_prompts_that_wait_for_decode_are_seen(mixed: EndpointConfig) -> None:
@@ -391,9 +391,9 @@ def test_token_ids_teach_nothing_of_texts(config: EndpointConfig) -> None:
     admission = AdmissionController(config, seed=1, clock=Clock())
     text = {"prompt": "x" * 900, "max_tokens": 2}
     ids = {"prompt": [1] * 900, "max_tokens": 2}
-    before = admission.cost("completions", text, ALICE)
+    before = admission.cost(request_size("completions", text), ALICE)
     for body, tokens in ((ids, 900), (text, None)):
         admission.end(
-            _in(admission, admission.cost("completions", body, ALICE), ALICE), None, tokens
+            _in(admission, admission.cost(request_size("completions", body), ALICE), ALICE), None, tokens
         )
-    assert admission.cost("completions", text, ALICE) == before
+    assert admission.cost(request_size("completions", text), ALICE) == before

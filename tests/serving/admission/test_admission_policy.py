@@ -25,6 +25,7 @@ from serving.admission.policy import (
     decide,
     forecast,
     request_cost,
+    request_size,
     work_s,
 )
 from serving.protocol.endpoint_config import EndpointConfig
@@ -401,10 +402,10 @@ def test_the_cost_of_a_request(
     """Of what the endpoint passes on; prompts of up to 300 tokens are decode's own."""
     routed = replace(config, routing=replace(config.routing, local_threshold_tokens=300))
     checked = check(kind, body, models=config.models, max_model_len=config.max_model_len)
-    cost = request_cost(kind, checked, routed, size)
+    cost = request_cost(request_size(kind, checked), routed, size)
     assert {name: getattr(cost, name) for name in expected} == expected
 
 
 def test_an_aggregated_plan_has_local_prompts_only(config: EndpointConfig) -> None:
     mixed = replace(config, pools=(replace(config.answering, role="mixed"),))
-    assert request_cost("completions", {"prompt": [5] * 400}, mixed, DEFAULT_ESTIMATE).local
+    assert request_cost(request_size("completions", {"prompt": [5] * 400}), mixed, DEFAULT_ESTIMATE).local

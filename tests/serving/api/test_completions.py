@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from serving.api.stream import ReadAhead
 
 from minicluster.specs.slo import SloSpec
-from serving.api.app import api_app
 from serving.api.errors import error_response
-from serving.api.tracker import ReadAhead
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import Refusal
+from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time
@@ -375,8 +375,8 @@ async def test_a_client_that_does_not_read_holds_nothing_of_the_engine(
     """
     servers = FakeServers(itl_s=0.01)
     ahead = ReadAhead(room_bytes)
-    monkeypatch.setattr("serving.api.completions.ReadAhead", lambda: ahead)
-    app = api_app(config, servers, {})
+    monkeypatch.setattr("serving.api.endpoint.ReadAhead", lambda: ahead)
+    app = endpoint_app(config, servers, {})
     reads, got = asyncio.Event(), []
 
     async def send(message: MutableMapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import httpx
 from starlette.applications import Starlette
 
-from serving.api.app import api_app
 from serving.protocol.endpoint_config import EndpointConfig
+from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE
 from tests.serving.virtual_time import in_virtual_time
@@ -23,7 +23,7 @@ async def _streaming(
     config: EndpointConfig,
 ) -> AsyncIterator[tuple[Starlette, httpx.AsyncClient, asyncio.Task[httpx.Response]]]:
     """Yield an endpoint, a client, and its stream of three seconds that has just begun."""
-    app = api_app(config, FakeServers(itl_s=1.0), {})
+    app = endpoint_app(config, FakeServers(itl_s=1.0), {})
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = asyncio.create_task(client.post(COMPLETIONS, json={**ONE, "stream": True}))
@@ -58,5 +58,5 @@ async def test_a_drain_ends_at_its_limit_and_at_once_without_work(config: Endpoi
     async with _streaming(config) as (app, _, answer):
         assert await app.state.drain(0.05) == 1
         assert not answer.done()
-    idle = api_app(config, FakeServers(), {})
+    idle = endpoint_app(config, FakeServers(), {})
     assert await asyncio.wait_for(idle.state.drain(1e9), 1.0) == 0

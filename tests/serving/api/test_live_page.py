@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from serving.api.app import api_app
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
 from tests.browser import Page, opened
+from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY
 
@@ -35,7 +35,7 @@ def _page(
 ) -> Iterator[Page]:
     """Have the page of an endpoint, up in a thread, open in a browser."""
     [port] = free_ports(1)
-    app = api_app(config, servers, environment or {})
+    app = endpoint_app(config, servers, environment or {})
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -14,12 +14,12 @@ import httpx
 import pytest
 import uvloop
 
-from serving.api.app import api_app
 from serving.api.http_server import HttpServer
 from serving.api.tls import TlsFiles
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig
 from tests.certificates import write_certificate
+from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE
 
@@ -33,7 +33,7 @@ async def endpoint(
     config: EndpointConfig, servers: FakeServers, tls: TlsFiles | None = None
 ) -> AsyncIterator[int]:
     [port] = free_ports(1)
-    app = api_app(config, servers, {"MINICLUSTER_ADMISSION": "off"})
+    app = endpoint_app(config, servers, {"MINICLUSTER_ADMISSION": "off"})
     server = HttpServer(app, HOST, port, tls=tls)
     serving = asyncio.create_task(server.serve())
     try:
