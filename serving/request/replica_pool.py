@@ -117,7 +117,7 @@ class ReplicaPool:
             NoReplicaError: there is no replica, or too many requests wait.
         """
         candidates = self._with_room(tried)
-        if candidates and not self._waiting:
+        if candidates:  # none of those that wait may go there: they would have been let in
             return self._seated(candidates, prompt)
         if self.live == 0 or len(self._waiting) >= self._most_waiting:
             raise NoReplicaError
@@ -158,14 +158,18 @@ class ReplicaPool:
         return [name for name in untried if replicas[name].requests < self._most_requests]
 
     def _let_in(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
+        """Give the places that are free to those that wait, in the order in which they came."""
+        kept: deque[_Waiting] = deque()
+        while self._waiting and self._with_room(()):
+            first = self._waiting.popleft()
             candidates = self._with_room(first.tried)
-            if not candidates:
-                return
-            self._waiting.popleft()
-            if not first.seat.done():  # nobody waits for it any more
+            if first.seat.done():  # nobody waits for it any more
+                continue
+            if candidates:
                 first.seat.set_result(self._seated(candidates, first.prompt))
+            else:
+                kept.append(first)  # it waits for another replica
+        self._waiting.extendleft(reversed(kept))
 
     def _seated(self, candidates: list[str], prompt: RoutedPrompt) -> Seat:
         assert self._replicas is not None  # noqa: S101  (for the type checker)
