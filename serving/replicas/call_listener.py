@@ -195,6 +195,8 @@ class ServedCall:
             self.task.cancel()
 
     def _write(self, kind: Kind, payload: bytes) -> None:
+        if len(payload) > MOST_BYTES:
+            raise EngineFailed(f"an answer has {len(payload)} bytes; expected at most {MOST_BYTES}")
         self.connection.write(frame(kind, self._number, payload))
 
 
@@ -253,7 +255,10 @@ class _Connection(asyncio.Protocol):
             self._call(number, payload)
         elif kind == Kind.NOTICE:
             take, arguments = _asked(payload, self._listener.notices)
-            take(self, **arguments)
+            try:
+                take(self, **arguments)
+            except Exception:  # the calls on this connection are not to blame
+                logger.exception("a notice was dropped")
         elif kind in {Kind.HOLD, Kind.GO_ON, Kind.CANCEL}:
             if (call := self.calls.get(number)) is not None:
                 call.told(kind)
@@ -317,6 +322,7 @@ class _Connection(asyncio.Protocol):
         """Close the connection."""
         peer = self.transport.get_extra_info("peername")
         logger.warning("channel of %s closed: %s", peer, reason)
+        self._listener.strangers.pop(self, None)
         self.transport.abort()
 
 

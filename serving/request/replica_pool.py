@@ -173,11 +173,14 @@ class ReplicaPool:
 
     def _seated(self, candidates: list[str], prompt: RoutedPrompt) -> Seat:
         assert self._replicas is not None  # noqa: S101  (for the type checker)
-        own = [self._replicas[name].load for name in candidates]
+        own = [replica.load for replica in self._replicas.values()]
+        more: list[float] | None = None
         if self._policy.by_prefix:
-            more = [self._index.uncached_tokens(name, *prompt) for name in candidates]
-            own = [load + tokens for load, tokens in zip(own, more, strict=True)]
-        loads = loads_in_groups(own, [self._replicas[name].group for name in candidates])
+            more = [self._index.uncached_tokens(name, *prompt) for name in self._replicas]
+        # Replicas that are no candidates count in their groups.
+        groups = [replica.group for replica in self._replicas.values()]
+        by_name = dict(zip(self._replicas, loads_in_groups(own, groups, more), strict=True))
+        loads = [by_name[name] for name in candidates]
         best = self._policy.choose(loads, self._rng, self._turn)
         self._turn += 1
         return self.take(candidates[best], prompt)
