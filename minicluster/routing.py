@@ -8,7 +8,7 @@ function below with `@routing_policy`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -204,7 +204,9 @@ class PrefixIndex:
         self._kept.pop(replica, None)
 
 
-def loads_in_groups(own: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+def loads_in_groups(
+    own: Sequence[float], groups: Sequence[Hashable], more: Sequence[float] | None = None
+) -> list[float]:
     """
     Return the loads that a policy compares: of equal ones, that of the less loaded group is less.
 
@@ -214,11 +216,15 @@ def loads_in_groups(own: Sequence[float], groups: Sequence[Hashable]) -> list[fl
     Args:
         own: what each replica has outstanding.
         groups: the group of each replica.
+        more: what the request would add at each; nothing: the same at all.
     """
+    members = Counter(groups)
     total: dict[Hashable, float] = {}
     for group, load in zip(groups, own, strict=True):
-        total[group] = total.get(group, 0) + load
-    return [OWN * load + total[group] for group, load in zip(groups, own, strict=True)]
+        if members[group] > 1:  # of a replica that is alone its own load says all
+            total[group] = total.get(group, 0.0) + load
+    added = own if more is None else [a + b for a, b in zip(own, more, strict=True)]
+    return [OWN * load + total.get(group, 0.0) for group, load in zip(groups, added, strict=True)]
 
 
 class Balancer:

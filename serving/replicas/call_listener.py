@@ -195,6 +195,8 @@ class ServedCall:
             self.task.cancel()
 
     def _write(self, kind: Kind, payload: bytes) -> None:
+        if len(payload) > MOST_BYTES:
+            raise EngineFailed(f"an answer has {len(payload)} bytes; expected at most {MOST_BYTES}")
         self.connection.write(frame(kind, self._number, payload))
 
 
@@ -322,6 +324,7 @@ class _Connection(asyncio.Protocol):
         """Close the connection."""
         peer = self.transport.get_extra_info("peername")
         logger.warning("channel of %s closed: %s", peer, reason)
+        self._listener.strangers.pop(self, None)
         self.transport.abort()
 
 

@@ -128,6 +128,10 @@ class Call:
         else:
             self._fail(error)
 
+    def refuse(self, reason: str) -> None:
+        """Take note that it cannot be sent."""
+        self._fail(EngineFailed(reason))
+
     def _fail(self, error: Exception) -> None:
         self.result.set_exception(error)
         self.result.exception()  # asyncio would log that nobody looked, of a call that is given up
@@ -144,6 +148,7 @@ class Channel(asyncio.Protocol):
     The connection to one process.
 
     Attributes:
+        place: of the process.
         closed: it has ended, or could not be made.
     """
 
@@ -158,7 +163,7 @@ class Channel(asyncio.Protocol):
         """Begin to connect to *place*; *ended* is called when that fails, or has ended."""
         self.loop = asyncio.get_running_loop()
         self.closed = False
-        self._place = place
+        self.place = place
         self._secret = bytes.fromhex(place.secret)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._calls: dict[int, Call] = {}
@@ -174,7 +179,7 @@ class Channel(asyncio.Protocol):
         self._connecting = asyncio.create_task(self._connect(tls))
 
     async def _connect(self, tls: ssl.SSLContext | None) -> None:
-        place = self._place
+        place = self.place
         try:
             await self.loop.create_connection(lambda: self, place.host, place.port, ssl=tls)
         except OSError as error:
@@ -195,8 +200,12 @@ class Channel(asyncio.Protocol):
         if self.closed:
             call.lost(ChannelLostError(f"the connection to {self._name} has ended"))
             return call
+        asked = to_json({"method": method, "arguments": arguments})
+        if len(asked) > MOST_BYTES:  # it would end the connection, and all other calls on it
+            call.refuse(f"a call has {len(asked)} bytes; expected at most {MOST_BYTES}")
+            return call
         self._calls[number] = call
-        self.send(Kind.CALL, number, to_json({"method": method, "arguments": arguments}))
+        self.send(Kind.CALL, number, asked)
         return call
 
     def notify(self, method: str, arguments: dict[str, Any]) -> None:
@@ -221,7 +230,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def _name(self) -> str:
-        return f"{self._place.host}:{self._place.port}"
+        return f"{self.place.host}:{self.place.port}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the greeting."""
@@ -369,15 +378,21 @@ class Channels:
         place = self._places.get(name)
         if place is None:
             return
-        former = self.connected.pop(name, None) or self._open.pop(name, None)
-        if former is not None:
-            former.give_up("its process has another place")
+        former = self._open.get(name)
+        if former is not None and former.place == place:  # calls on it go on
+            former.when_ready(lambda: self._ready(name, former))
+            return
         channel = Channel(place, self._tls, ended=lambda: self._lost(name, channel))
         self._open[name] = channel
         channel.when_ready(lambda: self._ready(name, channel))
+        if former is not None:
+            former.give_up("its process has another place")
+            if self.connected.pop(name, None) is not None:
+                self._changed()
 
     def _ready(self, name: str, channel: Channel) -> None:
-        if self._open.get(name) is channel and name in self._places:
+        known = self.connected.get(name) is channel
+        if not known and self._open.get(name) is channel and name in self._places:
             self.connected[name] = channel
             self._changed()
 

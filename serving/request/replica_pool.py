@@ -117,7 +117,7 @@ class ReplicaPool:
             NoReplicaError: there is no replica, or too many requests wait.
         """
         candidates = self._with_room(tried)
-        if candidates and not self._waiting:
+        if candidates:  # none of those that wait may go there: they would have been let in
             return self._seated(candidates, prompt)
         if self.live == 0 or len(self._waiting) >= self._most_waiting:
             raise NoReplicaError
@@ -161,22 +161,29 @@ class ReplicaPool:
         return [name for name in untried if replicas[name].requests < self._most_requests]
 
     def _let_in(self) -> None:
-        while self._waiting:
-            first = self._waiting[0]
+        """Give the places that are free to those that wait, in the order in which they came."""
+        kept: deque[_Waiting] = deque()
+        while self._waiting and self._with_room(()):
+            first = self._waiting.popleft()
             candidates = self._with_room(first.tried)
-            if not candidates:
-                return
-            self._waiting.popleft()
-            if not first.seat.done():  # nobody waits for it any more
+            if first.seat.done():  # nobody waits for it any more
+                continue
+            if candidates:
                 first.seat.set_result(self._seated(candidates, first.prompt))
+            else:
+                kept.append(first)  # it waits for another replica
+        self._waiting.extendleft(reversed(kept))
 
     def _seated(self, candidates: list[str], prompt: RoutedPrompt) -> Seat:
         assert self._replicas is not None  # noqa: S101  (for the type checker)
-        own = [self._replicas[name].load for name in candidates]
+        own = [replica.load for replica in self._replicas.values()]
+        more: list[float] | None = None
         if self._policy.by_prefix:
-            more = [self._index.uncached_tokens(name, *prompt) for name in candidates]
-            own = [load + tokens for load, tokens in zip(own, more, strict=True)]
-        loads = loads_in_groups(own, [self._replicas[name].group for name in candidates])
+            more = [self._index.uncached_tokens(name, *prompt) for name in self._replicas]
+        # Replicas that are no candidates count in their groups.
+        groups = [replica.group for replica in self._replicas.values()]
+        by_name = dict(zip(self._replicas, loads_in_groups(own, groups, more), strict=True))
+        loads = [by_name[name] for name in candidates]
         best = self._policy.choose(loads, self._rng, self._turn)
         self._turn += 1
         return self.take(candidates[best], prompt)

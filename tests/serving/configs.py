@@ -5,6 +5,9 @@ from __future__ import annotations
 from minicluster.plan import Routing
 from serving.protocol.endpoint_config import EndpointConfig, PoolConfig
 
+ONGOING = dict.fromkeys(("prefill", "decode", "mixed"), 64)
+"""Requests that a replica of each role has at once, in tests of something else."""
+
 
 def unplanned(
     *,
@@ -16,8 +19,9 @@ def unplanned(
 ) -> EndpointConfig:
     """Return the configuration of one prefill and one decode replica."""
     size = {"gpu": "cpu", "tp": 1, "max_num_batched_tokens": 2048, "kv_bytes": 1e9}
+    size |= {"max_num_seqs": max_num_seqs, "max_ongoing_requests": ONGOING["decode"]}
     pools = tuple(
-        PoolConfig(role=role, replicas={"d0": 1}, max_num_seqs=max_num_seqs, **size)  # type: ignore[arg-type]
+        PoolConfig(role=role, replicas={"d0": 1}, **size)  # type: ignore[arg-type]
         for role in ("prefill", "decode")
     )
     return EndpointConfig(

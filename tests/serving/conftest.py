@@ -19,6 +19,7 @@ from serving.deployment.target import Target
 from serving.measurement.demo_model import MOE_SHAPE, DemoShape, make_demo_model
 from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from tests.plans import with_lora
+from tests.serving.configs import ONGOING
 
 from . import plans
 from .adapters import RANK, make_adapter
@@ -118,7 +119,9 @@ def exact_plan(demo_model: Path) -> Plan:
 def config(plan: Plan) -> EndpointConfig:
     """Return a plan of one replica each: 10 ms a step and 0.1 ms a prompt token."""
     tight = plan.under(slo=SloSpec(ttft_s=0.5, tpot_s=0.05))
-    return endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=tight, plan_hash="cafe")
+    return endpoint_config(
+        plan.deployment, domains={"laptop": "d0"}, ongoing=ONGOING, plan=tight, plan_hash="cafe"
+    )
 
 
 @pytest.fixture(scope="session")

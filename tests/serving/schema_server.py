@@ -16,6 +16,7 @@ from minicluster.plan import read_plan
 from serving.protocol.endpoint_config import endpoint_config
 from serving.protocol.messages import Refusal
 from serving.replicas.engine_request import engine_request
+from tests.serving.configs import ONGOING
 from tests.serving.endpoint_app import endpoint_app
 
 if TYPE_CHECKING:
@@ -41,6 +42,6 @@ class SchemaServers(FakeServers):
 def main(plan: Path, port: int) -> None:
     given = read_plan(plan)
     nodes = {placement.node: "d0" for pool in given.pools for placement in pool.placement}
-    config = endpoint_config(given.deployment, domains=nodes, plan=given)
+    config = endpoint_config(given.deployment, domains=nodes, ongoing=ONGOING, plan=given)
     app = endpoint_app(config, SchemaServers(), {})
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

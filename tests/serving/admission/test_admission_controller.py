@@ -29,6 +29,7 @@ from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
 from tests.plans import STEP
+from tests.serving.configs import ONGOING
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 from tests.serving.virtual_time import run as run_virtual
 
@@ -60,7 +61,7 @@ def mixed(small_model: Path) -> EndpointConfig:
     )
     deployment = replace(make_deployment(small_model), pools=(pool,))
     plan = make_plan(deployment).under(slo=SloSpec(ttft_s=0.5, tpot_s=2.0))
-    return endpoint_config(deployment, domains={"laptop": "d0"}, plan=plan)
+    return endpoint_config(deployment, domains={"laptop": "d0"}, ongoing=ONGOING, plan=plan)
 
 
 def _alone(config: EndpointConfig, slo: SloSpec | None = None) -> AdmissionController:

@@ -17,6 +17,7 @@ from serving.admission.controller import InflightRequests
 from serving.admission.policy import RequestCost, forecast, work_s
 from serving.protocol.endpoint_config import endpoint_config
 from sizing.simulation.planned import simulate_plan
+from tests.serving.configs import ONGOING
 from tests.serving.plans import make_deployment, make_plan, make_pool
 
 LIMIT_S = 0.5
@@ -41,7 +42,7 @@ def _compared(plan: Plan, rate: float, seed: int) -> dict[str, NDArray[np.float6
     arrivals = drawn(load, RequestSource(), count=600, seed=seed)
     seen = simulate_plan(plan, arrivals, seed=seed)
     inflight = InflightRequests(
-        endpoint_config(plan.deployment, domains={"laptop": "d0"}, plan=plan)
+        endpoint_config(plan.deployment, domains={"laptop": "d0"}, ongoing=ONGOING, plan=plan)
     )
     local = len(plan.pools) == 1
     ends: list[tuple[float, int, str]] = []

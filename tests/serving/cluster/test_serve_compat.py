@@ -13,10 +13,8 @@ from ray.serve.api import RunTarget
 from ray.serve.deployment import Application, Deployment
 from ray.serve.generated.serve_pb2 import DeploymentInfo as DeploymentInfoProto
 from ray.serve.generated.serve_pb2 import DeploymentRoute
-from ray.serve.handle import DeploymentHandle
 
 from serving.cluster.loopback import loopback
-from serving.cluster.serve_compat import DIRECT_CALLS
 from tests.serving.forks import Forks
 
 
@@ -34,7 +32,6 @@ def test_every_private_name_is_there() -> None:
     assert {"_init_args", "_init_kwargs"} <= signature(Deployment.options).parameters.keys()
     assert "external_scaler_enabled" in signature(RunTarget).parameters
     assert hasattr(ServeControllerClient, "get_serve_details")
-    assert DIRECT_CALLS.keys() <= signature(DeploymentHandle.options).parameters.keys()
     assert "_controller" in getsource(ServeControllerClient.__init__)
     leave = getsource(Replica._perform_graceful_shutdown)
     assert leave.index("_drain_ongoing_requests") < leave.index("await self.shutdown()")

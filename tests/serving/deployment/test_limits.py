@@ -48,14 +48,14 @@ def test_a_replica_that_leaves_may_end_what_it_has(
 
 
 @pytest.mark.parametrize(
-    ("role", "replicas", "rate", "deadline_s", "ongoing", "queued"),
+    ("role", "replicas", "rate", "deadline_s", "ongoing"),
     [
-        ("prefill", 1, 1.0, 7.0, 4 + 14, 18),
-        ("prefill", 2, 1.0, 7.0, 4 + 7, 22),
-        ("prefill", 3, 1.0, 7.0, 4 + 5, 27),
-        ("prefill", 1, 5.0, 7.0, 4 + 35, 39),  # a load beyond the capacity bounds the queue
-        ("prefill", 1, 1.0, None, 4 + 120, 124),  # twice the TTFT of 30 s
-        ("decode", 1, 1.0, None, 16 + 120, 136),
+        ("prefill", 1, 1.0, 7.0, 4 + 14),
+        ("prefill", 2, 1.0, 7.0, 4 + 7),
+        ("prefill", 3, 1.0, 7.0, 4 + 5),
+        ("prefill", 1, 5.0, 7.0, 4 + 35),  # a load beyond the capacity bounds the queue
+        ("prefill", 1, 1.0, None, 4 + 120),  # twice the TTFT of 30 s
+        ("decode", 1, 1.0, None, 16 + 120),
     ],
 )
 def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a table)
@@ -65,33 +65,30 @@ def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a t
     rate: float,
     deadline_s: float | None,
     ongoing: int,
-    queued: int,
 ) -> None:
     """Of two requests a second a replica takes its share until the deadline, beyond its batch."""
     placement = places(("laptop", tuple(range(replicas))))
     pool = replace(plan.deployment.pool(role), replicas=replicas, placement=placement)
     loaded = plan.under(workload=replace(plan.workload, requests_per_s=rate))
     found = limits(pool, loaded, deadlines_s=(deadline_s, None))
-    assert (found["max_ongoing_requests"], found["max_queued_requests"]) == (ongoing, queued)
+    assert found["max_ongoing_requests"] == ongoing
 
 
 def test_without_a_plan_the_queue_has_an_end(plan: Plan) -> None:
-    """Ray Serve's own default is none."""
-    placement = places(("laptop", (0, 1, 2)))
-    pool = replace(plan.deployment.pool("decode"), replicas=3, placement=placement)
-    assert limits(pool, None)["max_queued_requests"] == 3_000
+    assert limits(plan.deployment.pool("decode"), None)["max_ongoing_requests"] == 1_000
 
 
 def test_verify_expects_what_was_compiled(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deadlines and token limit of `serving up` are the endpoint's, and `serving verify`'s."""
+    """Deadlines and token limit of `serving up` are the endpoint's, and `serving verify`'s, as is the queue."""
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
     found = bounds(deployed(plan, **given))
     app = compile_app(plan.deployment, DeployTarget(kind="cpu", **given), plan=plan)
-    for pool in app.pools:
+    for pool, told in zip(app.pools, app.endpoint.pools, strict=True):
         assert found[pool.role].items() <= pool.llm_config["deployment_config"].items()
+        assert told.max_ongoing_requests == found[pool.role]["max_ongoing_requests"]
     slow = {**given, "target": "simulated", "slowdown": 8.0}
     app_slow = compile_app(
         plan.deployment, DeployTarget(kind="simulated", slowdown=8.0, **given), plan=plan

@@ -1,4 +1,4 @@
-"""Frames of a token channel: what is sent arrives, however it is cut; anything else is named."""
+"""Frames of a channel: what is sent arrives, however it is cut; anything else is named."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_greeting_is_read_and_another_version_is_named() -> None:
     greeting = hello(nonce)
     assert (nonce_in(greeting), proof_in(greeting)) == (nonce, b"")
     assert proof_in(greeting + b"proof") == b"proof"
-    later = greeting.replace(b"\x00\x01", b"\x00\x02", 1)
-    with pytest.raises(FrameError, match="version 2; expected 1"):
+    later = greeting.replace(b"\x00\x02", b"\x00\x03", 1)
+    with pytest.raises(FrameError, match="version 3; expected 2"):
         nonce_in(later)
     for nothing in (b"", b"GET / HTTP/1.1\r\n", greeting[:-1]):
         with pytest.raises(FrameError, match="no greeting"):
@@ -74,7 +74,7 @@ def test_a_proof_is_of_one_secret_side_and_greeting() -> None:
     proofs = {
         proof(secret, side, nonce)
         for secret in (b"a", b"b")
-        for side in (b"endpoint", b"replica")
+        for side in (b"caller", b"listener")
         for nonce in (b"1", b"2")
     }
     assert len(proofs) == 8

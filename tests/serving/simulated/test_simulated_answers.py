@@ -270,11 +270,10 @@ def test_a_prompt_is_computed_once_for_prefill_and_decode() -> None:
     async def go() -> None:
         prefill, decode = engine(prefill_only=True), engine()
         source = KvSource(prefill, PATH)
-        computing = SimulatedAnswers(prefill, RULES, {}, source=source, domain="d0", lease_s=9.0)
+        computing = SimulatedAnswers(prefill, RULES, {}, source=source, lease_s=9.0)
         answering = SimulatedAnswers(decode, RULES, {})
 
         async def fetch(place: Any, start_in_s: float) -> Any:  # noqa: ANN401
-            assert (place["domain"], place["replica"]) == ("d0", "p7")
             return source.fetch(place["key"], start_in_s)
 
         answering.pull_by(KvSink(decode, fetch))

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -325,24 +324,6 @@ def test_a_pull_that_is_cancelled_is_lost_as_any_other() -> None:
         assert pair.is_empty()
 
     run_virtual(run())
-
-
-def test_a_pull_is_no_part_of_the_request_that_lets_it_begin() -> None:
-    """Ray Serve cancels what was called in the context of a request whose client has left."""
-    request, seen = ContextVar("request", default="none"), []
-
-    def look() -> float:
-        seen.append(request.get())
-        return 0.0
-
-    async def run() -> None:
-        pair = Pair(pause_s=look)
-        key = await pair.prefilled(500)
-        request.set("of a client that leaves")
-        assert await pair.pull(key, 500, 3).more_than(2) == 3
-
-    run_virtual(run())
-    assert seen == ["none"]
 
 
 def test_a_kv_cache_that_is_not_fetched_is_dropped() -> None:
