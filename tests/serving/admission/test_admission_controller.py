@@ -139,7 +139,9 @@ def test_a_refused_text_erases_little_of_what_was_learned(config: EndpointConfig
         assert shed.retry_after_s is None
     once = admission.cost(request_size("completions", long), ALICE)
     assert 0.9 * learned.prompt_tokens < once.prompt_tokens <= learned.prompt_tokens
-    while isinstance(admission.admit(admission.cost(request_size("completions", long), ALICE), ALICE), Shed):
+    while isinstance(
+        admission.admit(admission.cost(request_size("completions", long), ALICE), ALICE), Shed
+    ):
         clock.now_s += 60
     assert clock.now_s <= 60 * 60  # it does not last
     assert admission.cost(request_size("completions", long), BOB) == learned
@@ -395,6 +397,8 @@ def test_token_ids_teach_nothing_of_texts(config: EndpointConfig) -> None:
     before = admission.cost(request_size("completions", text), ALICE)
     for body, tokens in ((ids, 900), (text, None)):
         admission.end(
-            _in(admission, admission.cost(request_size("completions", body), ALICE), ALICE), None, tokens
+            _in(admission, admission.cost(request_size("completions", body), ALICE), ALICE),
+            None,
+            tokens,
         )
     assert admission.cost(request_size("completions", text), ALICE) == before

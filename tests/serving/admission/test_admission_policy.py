@@ -408,4 +408,6 @@ def test_the_cost_of_a_request(
 
 def test_an_aggregated_plan_has_local_prompts_only(config: EndpointConfig) -> None:
     mixed = replace(config, pools=(replace(config.answering, role="mixed"),))
-    assert request_cost(request_size("completions", {"prompt": [5] * 400}), mixed, DEFAULT_ESTIMATE).local
+    assert request_cost(
+        request_size("completions", {"prompt": [5] * 400}), mixed, DEFAULT_ESTIMATE
+    ).local

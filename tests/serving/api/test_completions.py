@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.api.stream import ReadAhead
 
 from minicluster.specs.slo import SloSpec
 from serving.api.errors import error_response
+from serving.api.stream import ReadAhead
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import Refusal
 from tests.serving.endpoint_app import endpoint_app

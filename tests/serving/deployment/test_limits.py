@@ -58,7 +58,7 @@ def test_a_replica_that_leaves_may_end_what_it_has(
         ("decode", 1, 1.0, None, 16 + 120),
     ],
 )
-def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a table)
+def test_the_queue_ends_where_the_deadline_does(
     plan: Plan,
     role: str,
     replicas: int,
