@@ -22,6 +22,7 @@ from minicluster.plan.prediction import ClassPrediction as ClassPrediction
 from minicluster.plan.prediction import Confidence as Confidence
 from minicluster.plan.prediction import Cost as Cost
 from minicluster.plan.prediction import Deployable as Deployable
+from minicluster.plan.prediction import EndpointLoad as EndpointLoad
 from minicluster.plan.prediction import Headroom as Headroom
 from minicluster.plan.prediction import Latency as Latency
 from minicluster.plan.prediction import Prediction as Prediction

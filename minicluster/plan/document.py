@@ -29,6 +29,7 @@ from minicluster.plan.prediction import (
     Confidence,
     Cost,
     Deployable,
+    EndpointLoad,
     Headroom,
     Prediction,
     StepModel,
@@ -190,7 +191,8 @@ class Plan(Spec, Shown):
     A cluster order: pools, the load they are for, and the latencies promised.
 
     `engine`, and the step model of a calibration, repeat what `inputs` say of them. `confidence` is
-    what was simulated; `None` on a calibrated machine.
+    what was simulated; `None` on a calibrated machine. `endpoint` is `None` in plans of versions
+    that did not count it.
     """
 
     inputs: Inputs
@@ -204,6 +206,7 @@ class Plan(Spec, Shown):
     deployable: Deployable
     provenance: Provenance
     confidence: Confidence | None = None
+    endpoint: EndpointLoad | None = None
 
     def _check(self) -> None:
         roles = [pool.role for pool in self.pools]

@@ -194,6 +194,28 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLoad(Spec):
+    """
+    What the planned load takes of the hosts in front of the engines.
+
+    Attributes:
+        processes: endpoint processes, which listen at one port; the gate is one more.
+        cores: cores that they keep busy, all together, on average.
+        gate_cores: the same of the gate, of which there is one.
+        memory_bytes: memory of all of them.
+    """
+
+    processes: int
+    cores: float
+    gate_cores: float
+    memory_bytes: float
+
+    def _check(self) -> None:
+        if self.processes < 1:
+            raise InputError("processes", self.processes, "at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence(Spec):
     """
     How sure the promise is, and of what.

@@ -124,8 +124,11 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
     ] = None,
     endpoints: Annotated[
-        int, typer.Option(help="Endpoint processes, which listen at one port.", min=1)
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Endpoint processes, which listen at one port (default: the plan's).", min=1
+        ),
+    ] = None,
     replace: Annotated[
         bool,
         typer.Option(
@@ -198,6 +201,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             " of the plan's model, not measurements; devices were not checked"
         )
     typer.echo(f"checked: {_checked(ready)}")
+    _warn_of_cores(planned, state.slowdown)
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
     trust = "" if tls is None else f"--cacert {tls.cert} "
     key = '-H "Authorization: Bearer $KEY" ' if KEYS_FILE in os.environ else ""
@@ -205,6 +209,18 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo(f"try:   curl -N {trust}{key}{url} -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
+
+
+def _warn_of_cores(plan: Plan | None, slowdown: float) -> None:
+    """Say so if this machine has fewer cores than the plan's load takes in front of the engines."""
+    if plan is None or plan.endpoint is None:
+        return
+    needed, there = (plan.endpoint.cores + plan.endpoint.gate_cores) / slowdown, os.cpu_count()
+    if there is not None and needed > there:
+        typer.echo(
+            f"warning: the plan's load keeps {needed:.1f} cores of endpoint processes and their"
+            f" gate busy; this machine has {there}: it will not carry that load"
+        )
 
 
 def _adapters(named: list[str], kind: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ def compile_app(
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
-        endpoints=target.endpoints,
+        endpoints=target.endpoints or _planned_endpoints(plan, target.slowdown),
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,
@@ -98,6 +98,13 @@ def compile_app(
             adapters=tuple(target.lora_modules),
         ),
     )
+
+
+def _planned_endpoints(plan: Plan | None, slowdown: float) -> int:
+    """Return the plan's number of endpoint processes; engines that are slow need fewer."""
+    if plan is None or plan.endpoint is None:
+        return 1
+    return math.ceil(plan.endpoint.processes / slowdown)
 
 
 def hash_of(plan: Plan | Deployment) -> str:

@@ -62,7 +62,7 @@ class DeployTarget:
         media_domains: hosts from which engines may fetch what a request names by URL.
         lora_modules: folders of LoRA adapters, by the names that requests give; simulated engines
             take the names alone.
-        endpoints: number of endpoint processes.
+        endpoints: number of endpoint processes; `None`: the plan's, or one.
         generation: of the plan's replicas; each `serving up --replace` begins the next one.
     """
 
@@ -74,7 +74,7 @@ class DeployTarget:
     token_limit: int | None = None
     media_domains: tuple[str, ...] = NO_MEDIA
     lora_modules: Mapping[str, str] = field(default_factory=dict)
-    endpoints: int = 1
+    endpoints: int | None = None
     generation: int = 1
 
     @property

@@ -59,6 +59,9 @@ nothing is deployed there yet (no listener, or 404 of Ray Serve's proxy)."""
 OPEN_FILES = 65536
 """Limit of open files of a container's process: each connection of Ray or a client is one."""
 
+HEAD_CPUS = 3
+"""CPUs of the head for Ray's own processes, the proxy and the gate; each endpoint has one more."""
+
 STOP_MARGIN_S = 60.0
 """Time for the replicas, Ray and the commands to end, after the drain."""
 
@@ -108,6 +111,7 @@ def manifest_text(
         "stop_s": stop_s(served),
         "ray": RAY,
         "head_probe": HEAD_PROBE.format(port=PORT),
+        "head_cpus": HEAD_CPUS + served.endpoints,
         "budgets": {"head": 1} | Counter(node.role for node in served.nodes),
         "object_store_bytes": OBJECT_STORE_BYTES,
         "open_files": OPEN_FILES,

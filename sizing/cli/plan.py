@@ -149,7 +149,7 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     """Show every term of the prediction: equation, seconds, share, source; and the limits."""
     from minicluster.plan import read_plan
     from sizing.planner.explanation import explain_plan
-    from sizing.report.plan_screen import lora_text, offload_text
+    from sizing.report.plan_screen import endpoint_text, lora_text, offload_text
     from sizing.report.tables import explanation_tables, latency_table
 
     read = read_plan(plan)
@@ -158,6 +158,7 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
         *explanation_tables(explained),
         latency_table(read.prediction, read.promises),
     ]
+    tables.append(f"Endpoint: {endpoint_text(read)}")
     if read.engine.kv_offload is not None:
         tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
     if read.engine.lora is not None:

@@ -13,11 +13,14 @@ from minicluster.errors import NegativeAnswer
 from minicluster.plan import (
     Confidence,
     Deployable,
+    Deployment,
+    EndpointLoad,
     Plan,
     Provenance,
 )
 from minicluster.plan.document import leave_out_unset
 from minicluster.specs.workload import RATE_TOLERANCE
+from sizing.catalog.endpoint import endpoint_cost
 from sizing.planner.budget import search_within_budgets
 from sizing.planner.candidates import with_load
 from sizing.planner.deployment import deployment, spare_replicas
@@ -138,6 +141,18 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
         ),
         provenance=Provenance(version=version("minicluster"), inputs_hash=inputs_hash),
         confidence=_confidence(inputs, found),
+        endpoint=_endpoint(inputs, prediction, runs),
+    )
+
+
+def _endpoint(inputs: Inputs, prediction: Prediction, runs: Deployment) -> EndpointLoad:
+    """Return what stands in front of the engines; pools with spares have a spare process, too."""
+    rate = inputs.scenario.workload.requests_per_s
+    return endpoint_cost().load(
+        requests_per_s=rate,
+        output_tokens_per_s=prediction.output_tokens_per_s,
+        streams=rate * prediction.e2e.mean_s,
+        spare=any(pool.spare_replicas for pool in runs.pools),
     )
 
 

@@ -217,25 +217,36 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "KV offload", offload_text(plan.engine.kv_offload)
     if plan.engine.lora is not None:
         yield "LoRA", lora_text(plan)
-    if limit := endpoint_limit(plan):
-        yield "Endpoint", limit
+    if plan.endpoint is not None and (plan.endpoint.processes > 1 or gate_limit(plan)):
+        yield "Endpoint", endpoint_text(plan)
     if not plan.deployable.ok:
         rule = plan.deployable.rule_broken
         yield "Deployment", f"not deployable by {plan.deployable.profile}: {rule}"
 
 
-def endpoint_limit(plan: Plan) -> str:
-    """Say so where the one endpoint process of a deployment carries less than the plan; or ''."""
-    cost, tokens_per_s = endpoint_cost(), plan.prediction.output_tokens_per_s
+def endpoint_text(plan: Plan) -> str:
+    """Say what the load takes of the hosts in front of the engines, and where that is too much."""
+    load = plan.endpoint
+    if load is None:
+        return "not counted by the version that wrote this plan"
+    processes = "1 process" if load.processes == 1 else f"{load.processes} processes"
+    cores = load.cores + load.gate_cores
+    text = (
+        f"{processes} and a gate for {plan.prediction.output_tokens_per_s:,.0f} tokens/s:"
+        f" {cores:.1f} cores and {gigabytes(load.memory_bytes, 1)} of the first node's host"
+    )
+    return f"{text}; {limit}" if (limit := gate_limit(plan)) else text
+
+
+def gate_limit(plan: Plan) -> str:
+    """Say so where the one gate carries less than the plan; or nothing."""
+    carried = endpoint_cost().gate_requests_per_s
     rate = plan.workload.requests_per_s
-    cores = cost.cores(requests_per_s=rate, output_tokens_per_s=tokens_per_s)
-    if cores <= cost.busy_fraction:
+    if rate <= carried:
         return ""
-    carried = rate * cost.busy_fraction / cores
     return (
-        f"{tokens_per_s:,.0f} tokens/s keep {cores:.1f} cores of endpoint processes busy; `serving"
-        f" up` starts one, which carries about {carried:.3g} requests/s: split the load over"
-        f" {math.ceil(cores / cost.busy_fraction)} deployments"
+        f"the gate is the first limit: it carries about {carried:.0f} requests/s; split the load"
+        f" over {math.ceil(rate / carried)} deployments"
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from minicluster.plan import read_plan
+from minicluster.plan import plan_from, read_plan, to_json
 from sizing import catalog
+from sizing.catalog.endpoint import endpoint_cost
 from sizing.report import plan_page
-from sizing.report.plan_screen import endpoint_limit, plan_screen
+from sizing.report.plan_screen import answer_facts, plan_screen
 from tests.sizing.conftest import GOLDEN, QUICK, Sizing
 
 H100 = str(catalog.files("scenarios")["llama-3.1-70b-h100"])
@@ -38,20 +39,23 @@ def outline(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_plan_beyond_one_endpoint_process_says_so(sizing: Sizing, tmp_path: Path) -> None:
-    """And how many requests/s that process carries; other plans say nothing of it."""
+    """With cores and memory; other plans say nothing of it, and `explain` always does."""
     path = tmp_path / "plan.json"
     assert sizing("plan", H100, "-o", str(path), "--json").code == 0
     plan = read_plan(path)
-    assert endpoint_limit(plan) == ""
-    tokens_per_s = 10 * plan.prediction.output_tokens_per_s
-    load = replace(plan.inputs.scenario.workload, requests_per_s=10 * plan.workload.requests_per_s)
-    large = replace(
-        plan,
-        prediction=replace(plan.prediction, output_tokens_per_s=tokens_per_s),
-        inputs=replace(plan.inputs, scenario=replace(plan.inputs.scenario, workload=load)),
-    )
-    assert f"{tokens_per_s:,.0f} tokens/s" in endpoint_limit(large)
-    assert "split the load over" in endpoint_limit(large)
+    assert plan.endpoint is not None
+    assert plan.endpoint.processes == 1
+    assert "Endpoint" not in sizing("plan", H100).out
+    assert "Endpoint: 1 process and a gate" in sizing("explain", str(path)).out
+    load = endpoint_cost().load(requests_per_s=500, output_tokens_per_s=250_000, streams=20_000)
+    rate = replace(plan.inputs.scenario.workload, requests_per_s=500.0)
+    large = replace(plan.under(workload=rate), endpoint=load)
+    said = dict(answer_facts(large))["Endpoint"]
+    assert said.startswith(f"{load.processes} processes and a gate")
+    assert "the gate is the first limit" in said
+    unknown = replace(large, endpoint=None)
+    assert "Endpoint" not in dict(answer_facts(unknown))
+    assert plan_from(json.loads(to_json(large)), place="plan") == large
 
 
 def check_golden(name: str, plan: dict[str, Any]) -> None:
