@@ -58,7 +58,7 @@ def test_a_replica_that_leaves_may_end_what_it_has(
         ("decode", 1, 1.0, None, 16 + 120),
     ],
 )
-def test_the_queue_ends_where_the_deadline_does(  # noqa: PLR0913, PLR0917  (a table)
+def test_the_queue_ends_where_the_deadline_does(
     plan: Plan,
     role: str,
     replicas: int,
@@ -81,7 +81,7 @@ def test_without_a_plan_the_queue_has_an_end(plan: Plan) -> None:
 def test_verify_expects_what_was_compiled(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deadlines and token limit of `serving up` are the endpoint's, and `serving verify`'s, as is the queue."""
+    """Deadlines, limits of tokens and requests of `serving up` are those that `verify` expects."""
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
     found = bounds(deployed(plan, **given))

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -36,6 +37,8 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     """Leave this process's signals and logs alone: it is no worker of Ray."""
     monkeypatch.setattr("serving.replicas.ingress.before_sigterm", lambda _wait: None)
     monkeypatch.setattr("serving.replicas.ingress.serve_logs", lambda: tmp_path)
+    here = SimpleNamespace(get_replica_context=lambda: SimpleNamespace(app_name="minicluster"))
+    monkeypatch.setattr("serving.replicas.ingress.serve", here)
     kept = [*access_log.handlers]
     yield
     for handler in {*access_log.handlers} - {*kept}:
@@ -86,7 +89,7 @@ async def test_another_plan_takes_the_next_request(
     pools = {config.plan_hash: FakeServers(itl_s=1.0), "other": FakeServers()}
     monkeypatch.setattr(
         "serving.replicas.ingress._backend",
-        lambda found, _channels: pools[found["config"]["plan_hash"]],
+        lambda found, _tls: pools[found["config"]["plan_hash"]],
     )
     ingress = Endpoint(_settings(config, drain_s=60.0))
     transport = httpx.ASGITransport(app=await ingress.__serve_build_asgi_app__())
