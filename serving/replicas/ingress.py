@@ -73,6 +73,7 @@ class Ingress:
         self._tls = tls
         self._app: Starlette | None = None
         self._tls_calls = channel_tls(os.environ, listens=False)
+        self._backend: ReplicaBackend | None = None
         self._prepared: tuple[dict[str, Any], ReplicaBackend] | None = None
         self._draining: set[asyncio.Task[int]] = set()
         self._server: HttpServer | None = None
@@ -80,7 +81,8 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Ray calls this once, in the replica."""
-        self._app = app = self._built(self._settings, _backend(self._settings, self._tls_calls))
+        self._backend = _backend(self._settings, self._tls_calls)
+        self._app = app = self._built(self._settings, self._backend)
 
         # A function, because uvicorn takes a bound method for the older interface.
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,23 +117,31 @@ class Ingress:
         backend = _backend(settings, self._tls_calls)
         check = ReadyCheck(config, backend, AdmissionController(config), Metrics(config))
         _, lacking = await check.check()
-        if not lacking:
-            self._prepared = settings, backend
-        return lacking
+        if lacking:
+            backend.close()
+            return lacking
+        _, unused = self._prepared or (None, None)
+        if unused is not None:
+            unused.close()
+        self._prepared = settings, backend
+        return []
 
     async def reconfigure(self, settings: dict[str, Any]) -> None:
         """Serve by *settings* from the next request on; Ray Serve calls this when they change."""
-        former, drain_s = self._app, self._settings["drain_s"]
+        former, left, drain_s = self._app, self._backend, self._settings["drain_s"]
         if settings == self._settings or former is None:
             return
         prepared, backend = self._prepared or (None, None)
         if backend is None or prepared != settings:
+            if backend is not None:
+                backend.close()
             backend = _backend(settings, self._tls_calls)
         self._app, self._prepared = self._built(settings, backend), None
+        self._backend = backend
         self._settings = settings
         if self._server is not None:
             self._server.allow(_connections(self._app))
-        draining: asyncio.Task[int] = asyncio.create_task(former.state.drain(drain_s))
+        draining: asyncio.Task[int] = asyncio.create_task(_drained(former, left, drain_s))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
 
@@ -181,6 +191,14 @@ def _backend(settings: Mapping[str, Any], tls: ssl.SSLContext | None) -> Replica
         for domain, name in names.items()
     }
     return ReplicaBackend(config, ReplicaSeats(config, handles, tls))
+
+
+async def _drained(former: Starlette, backend: ReplicaBackend | None, drain_s: float) -> int:
+    """Let the answers of a former plan end; return how many are left, which may still go on."""
+    left: int = await former.state.drain(drain_s)
+    if not left and backend is not None:
+        backend.close()
+    return left
 
 
 def _connections(app: Starlette) -> int:
