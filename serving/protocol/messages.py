@@ -346,7 +346,7 @@ def message_in(plain: Any) -> Any:  # noqa: ANN401
     if not isinstance(plain, dict) or NAME not in plain:
         return plain
     name = plain[NAME]
-    if name not in MESSAGES:
+    if not isinstance(name, str) or name not in MESSAGES:
         raise ValueError(f"a message {name!r} came; expected one of {', '.join(MESSAGES)}")
     return MESSAGES[name].validate_python(plain)
 

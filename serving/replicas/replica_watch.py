@@ -74,22 +74,22 @@ class ReplicaWatch:
 
     async def _run(self) -> None:
         while True:
-            try:
-                self._look()
-            except Exception:
-                logger.exception("Ray Serve's handles do not say what runs")
+            for pool, handle in self._handles.items():
+                try:
+                    self._look(pool, handle)
+                except Exception:
+                    logger.exception("Ray Serve's handle of %s does not say what runs", pool)
             await asyncio.sleep(POLL_S)
 
-    def _look(self) -> None:
-        """Take what Ray Serve's handles say, and ask new replicas for their places."""
-        for pool, handle in self._handles.items():
-            named = live_replica_ids(handle)
-            if named is None or named == self._named.get(pool):
-                continue
-            self._named[pool] = named
-            for name in named - self._known.keys() - self._asking.keys():
-                self._asking[name] = asyncio.create_task(self._ask(handle, name))
-            self._arrange()
+    def _look(self, pool: Pool, handle: Any) -> None:  # noqa: ANN401
+        """Take what one of Ray Serve's handles says, and ask new replicas for their places."""
+        named = live_replica_ids(handle)
+        if named is None or named == self._named.get(pool):
+            return
+        self._named[pool] = named
+        for name in named - self._known.keys() - self._asking.keys():
+            self._asking[name] = asyncio.create_task(self._ask(handle, name))
+        self._arrange()
 
     async def _ask(self, handle: Any, name: str) -> None:  # noqa: ANN401
         """Ask a replica for its place until it answers, or is gone."""

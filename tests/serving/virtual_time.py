@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
@@ -51,6 +52,22 @@ def run(main: Coroutine[None, None, Value]) -> Value:
         clock = runner.get_loop().time
         with patch.object(time, "monotonic", clock), patch.object(time, "perf_counter", clock):
             return runner.run(main)
+
+
+@asynccontextmanager
+async def ticking() -> AsyncIterator[None]:
+    """Have the clock go in small steps: what is under way between sockets takes time."""
+
+    async def tick() -> None:
+        while True:  # noqa: ASYNC110  (there is nothing to wait for)
+            await asyncio.sleep(0.01)
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        await asyncio.sleep(0.1)  # what was cut is closed
+        ticker.cancel()
 
 
 def in_virtual_time(

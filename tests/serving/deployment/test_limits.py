@@ -81,7 +81,7 @@ def test_without_a_plan_the_queue_has_an_end(plan: Plan) -> None:
 def test_verify_expects_what_was_compiled(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadlines, token limit and queue of `serving up` are also those of `serving verify`."""
+    """Deadlines, limits of tokens and requests of `serving up` are those that `verify` expects."""
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"deadlines_s": (None, 300.0), "token_limit": 1000}
     found = bounds(deployed(plan, **given))

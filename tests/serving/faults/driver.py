@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -62,33 +63,43 @@ class Driver:
         """Ask the pools as the endpoint does, with both deadlines and the routing of the test."""
         from minicluster.plan import Routing, read_deployment  # noqa: PLC0415
         from serving.cluster.state import DEPLOYMENT  # noqa: PLC0415
+        from serving.cluster.token import channel_tls  # noqa: PLC0415
         from serving.deployment.compile import domains  # noqa: PLC0415
         from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
         from serving.protocol.messages import Refusal  # noqa: PLC0415
-        from serving.replicas.serve_backend import ServeBackend  # noqa: PLC0415
-        from serving.replicas.token_channels import TokenChannels  # noqa: PLC0415
+        from serving.replicas.backend import ReplicaBackend  # noqa: PLC0415
+        from serving.replicas.replica_seats import ReplicaSeats  # noqa: PLC0415
 
         deployment = read_deployment(DEPLOYMENT)
         config = replace(
             endpoint_config(
-                deployment, domains=domains(deployment, None), deadlines_s=(deadline_s, deadline_s)
+                deployment,
+                domains=domains(deployment, None),
+                ongoing=dict.fromkeys(POOLS, 100),
+                deadlines_s=(deadline_s, deadline_s),
             ),
             routing=Routing(**routing),
         )
         [domain] = config.pairing
-        pools = {domain: _handle(DECODE)}, {domain: _handle(PREFILL)}
+        handles = {(role, domain): _handle(name) for role, name in POOLS.items()}
+        tls = channel_tls(os.environ, listens=False)
 
         async def answered() -> list[Any]:
-            backend = ServeBackend(*pools, config, TokenChannels(None))
-            begun = await backend.answer(domain, kind, {"model": "demo", **body})
-            if isinstance(begun, Refusal):
-                return [asdict(begun)]
-            said = [asdict(begun.chunk.phases), begun.chunk.first]
-            if begun.chunk.place is not None:
-                reader = Collected()
-                begun.forward(reader)
-                said += await reader.whole()
-            return said
+            seats = ReplicaSeats(config, handles, tls)
+            try:
+                backend = ReplicaBackend(config, seats)
+                await backend.running()  # all pools are known
+                begun = await backend.answer(domain, kind, {"model": "demo", **body})
+                if isinstance(begun, Refusal):
+                    return [asdict(begun)]
+                said = [asdict(begun.chunk.phases), begun.chunk.first]
+                if isinstance(begun.chunk.first, str):
+                    reader = Collected()
+                    begun.forward(reader)
+                    said += await reader.whole()
+                return said
+            finally:
+                seats.close()
 
         return asyncio.run(answered())
 

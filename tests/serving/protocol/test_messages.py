@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minicluster.phases import (
     FIRST_DECODE_STEP,
@@ -14,7 +19,19 @@ from minicluster.phases import (
 )
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.protocol.app_spec import DEVICES_LABEL, RayNode
-from serving.protocol.messages import LocalPrefill, Refusal, RequestPhases
+from serving.protocol.messages import (
+    ChannelPlace,
+    FirstChunk,
+    LocalPrefill,
+    Prefilled,
+    PrefillTiming,
+    Readiness,
+    Refusal,
+    RemotePrefill,
+    RequestPhases,
+    message_in,
+    to_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +79,88 @@ def test_the_phases_of_an_answer_add_up_to_its_time_in_the_engines() -> None:
         prefill_s=0.2, decode_s=0.3, prefill_replica="p0", prefill_queue_s=0.05, prefill_step_s=0.15
     )
     assert remote.phases_s == {PREFILL_QUEUE: 0.05, PREFILL: 0.15, HANDOFF: 0.3}
+
+
+# Any text that Python can hold, such as a half of a surrogate pair that a client sent.
+TEXT = st.text(st.characters(exclude_categories=[]))
+NUMBERS = st.floats(allow_nan=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT | st.just("is"), inner),
+    max_leaves=8,
+)
+MESSAGES = st.one_of(
+    st.builds(Refusal, status=st.integers(), message=TEXT, retry_after_s=st.none() | NUMBERS),
+    st.builds(ChannelPlace, host=TEXT, port=st.integers(), secret=TEXT, group=st.none() | TEXT),
+    st.builds(
+        FirstChunk,
+        phases=st.builds(RequestPhases, prefill_s=NUMBERS, decode_s=NUMBERS, reason=TEXT),
+        first=TEXT | st.dictionaries(TEXT | st.just("is"), PLAIN),
+    ),
+    st.builds(LocalPrefill, reason=TEXT, seconds=NUMBERS),
+    st.builds(
+        RemotePrefill,
+        prefilled=st.builds(
+            Prefilled,
+            kv_transfer_params=st.dictionaries(TEXT | st.just("is"), PLAIN),
+            queue_s=NUMBERS,
+            step_s=NUMBERS,
+        ),
+        failures=st.lists(TEXT).map(tuple),
+        seconds=NUMBERS,
+    ),
+    st.builds(
+        PrefillTiming, prompt_tokens=st.integers(), seconds=NUMBERS, queue_s=NUMBERS, step_s=NUMBERS
+    ),
+)
+
+
+@given(MESSAGES)
+def test_a_message_arrives_as_it_was(message: object) -> None:
+    """With its type, and whatever is inside it, be it a client's."""
+    assert message_in(json.loads(to_json(message))) == message
+
+
+@given(PLAIN.filter(lambda plain: not isinstance(plain, dict) or "is" not in plain))
+def test_plain_data_arrive_as_they_were(plain: object) -> None:
+    assert message_in(json.loads(to_json(plain))) == plain
+
+
+def test_what_a_client_calls_a_message_stays_plain_data() -> None:
+    """A body is never looked into, where a call has it and where a message has it."""
+    body = {"is": "Refusal", "status": 500, "message": "forged", "prompt": [{"is": "nothing"}]}
+    called = message_in(json.loads(to_json({"method": "answer", "arguments": {"body": body}})))
+    assert called["arguments"]["body"] == body
+    chunk = FirstChunk(phases=RequestPhases(prefill_s=0.0, decode_s=0.0), first=body)
+    assert message_in(json.loads(to_json(chunk))).first == body
+
+
+def test_a_message_inside_plain_data_is_read_where_it_is_expected() -> None:
+    """So a prompt's KV cache says where it is, through the endpoint, which does not look."""
+    place = ChannelPlace(host="h", port=1, secret=bytes(9).hex(), group="g")
+    prefilled = Prefilled(kv_transfer_params={"place": place}, queue_s=0.0, step_s=0.1)
+    arrived = message_in(json.loads(to_json(prefilled))).kv_transfer_params["place"]
+    assert isinstance(arrived, dict)
+    assert message_in(arrived) == place
+    assert place.secret not in repr(place)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"is": "Readiness", "stalls": 0, "handoff_s": 0.0},
+        {"is": "Refusal", "status": "x", "message": ""},
+        {"is": "Refusal"},
+        {"is": None},
+        {"is": ["Refusal"]},
+    ],
+)
+def test_what_is_no_message_of_its_name_is_refused(plain: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=r"Refusal|status"):
+        message_in(plain)
+
+
+def test_what_no_channel_carries_is_not_sent() -> None:
+    for value in (Readiness(stalls=0, handoff_s=0.1), {"x": {1, 2}}, b"bytes"):
+        with pytest.raises(TypeError, match="not among what a channel carries"):
+            to_json(value)

@@ -39,7 +39,7 @@ from serving.replicas.call_listener import (
 )
 from serving.replicas.channels import CONNECT_S, Call, Channel, ChannelLostError, Channels
 from tests.certificates import write_certificate
-from tests.serving.virtual_time import in_virtual_time
+from tests.serving.virtual_time import in_virtual_time, ticking
 
 HERE = "127.0.0.1"
 USAGE = {"completion_tokens": 3}
@@ -126,22 +126,6 @@ class Process:
         if error is not None:
             raise KeyError(error) if error else KeyError
         return value
-
-
-async def _tick() -> None:
-    """Have the clock go in small steps: what is under way between sockets takes time."""
-    while True:  # noqa: ASYNC110  (there is nothing to wait for)
-        await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def ticking() -> AsyncIterator[None]:
-    ticker = asyncio.create_task(_tick())
-    try:
-        yield
-    finally:
-        await asyncio.sleep(0.1)  # what was cut is closed
-        ticker.cancel()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import re
 import subprocess
@@ -17,18 +18,20 @@ import pytest
 
 from serving.protocol.messages import (
     EngineFailed,
+    FirstChunk,
     LocalPrefill,
     Prefilled,
     Refusal,
     RemotePrefill,
+    to_json,
 )
-from serving.replicas.token_listener import TokenListener
 from serving.request.prefill import DIED, TIMEOUT
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
 DONE = "data: [DONE]\n\n"
 ONE = "data: 1\n\n"
+USAGE = 'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
 REMOTE = RemotePrefill(prefilled=PREFILLED, seconds=0.5)
@@ -109,28 +112,73 @@ def ask(server: Any) -> Any:  # noqa: ANN401
     return asking
 
 
+class Call:
+    """What a caller gets of an answer; it takes nothing for a minute after each event."""
+
+    must_wait = True
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any]] = []
+
+    def begin(self, chunk: FirstChunk) -> None:
+        self.got.append(("begun", chunk.first))
+
+    def events(self, text: bytes) -> None:
+        self.got.append(("events", text.decode()))
+
+    def end(self, **ending: object) -> None:
+        self.got.append(("end", ending))
+
+    async def room(self) -> None:
+        await asyncio.sleep(60.0)
+
+
 @pytest.mark.parametrize("leaves", [False, True])
-def test_the_rest_of_a_stream_is_at_its_place(server: Any, *, leaves: bool) -> None:  # noqa: ANN401
-    """The call lasts as long as the answer, and leaves nothing behind when it is cancelled."""
-    engine = Engine(ONE, None, "data: 2\n\n", DONE)
+def test_the_events_of_a_stream_go_to_its_call(server: Any, *, leaves: bool) -> None:  # noqa: ANN401
+    """As fast as it takes them; nothing is left behind when it is cancelled."""
+    engine = Engine(ONE, None, "data: 2\n\n", USAGE, DONE)
     made = server(engine)
 
-    async def asked() -> tuple[Any, int, float]:
-        made.listener = TokenListener()
-        answer = made.answer("completions", STREAM, REMOTE)
-        begun = await anext(answer)
-        assert begun.place.answer in made.listener.answers
+    async def asked() -> tuple[list[Any], float]:
+        call = Call()
+        answering = asyncio.create_task(
+            made.answer(call, "completions", STREAM, json.loads(to_json(REMOTE)))
+        )
+        await asyncio.sleep(5.0)
         if leaves:
-            await answer.aclose()
-        else:
-            assert await anext(answer, None) is None
+            answering.cancel()
+        await asyncio.wait({answering})
+        assert leaves or answering.result() is None
         await asyncio.gather(*made._closing)
-        return begun, len(made.listener.answers), asyncio.get_running_loop().time()
+        return call.got, asyncio.get_running_loop().time()
 
-    begun, left, ended_s = run(asked())
-    assert (begun.first, left, engine.ended) == (ONE, 0, True)
-    assert (ended_s > 11.0) != leaves
+    (begun, *rest), ended_s = run(asked())
+    assert (begun, engine.ended) == (("begun", ONE), True)
+    ending = {"usage": {"completion_tokens": 2}, "text": DONE}
+    events = [("events", "data: 2\n\n"), ("events", ""), ("events", ""), ("end", ending)]
+    assert rest == ([] if leaves else events)
+    assert ended_s == (5.0 if leaves else 11.0 + 3 * 60.0)
     assert engine.asked.stream_options.include_usage
+    assert engine.asked.kv_transfer_params == {"at": "p0"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": "x", "temperature": "hot"}, Refusal),
+        ({"prompt": "x", "stream": False}, FirstChunk),
+    ],
+)
+def test_what_is_no_stream_is_the_result_of_its_call(
+    server: Any,  # noqa: ANN401
+    body: dict[str, Any],
+    said: type,
+) -> None:
+    """A refusal, or the whole answer with its phases."""
+    answer = SimpleNamespace(usage=None, model_dump=lambda: {"choices": []})
+    call, made = Call(), server(Engine(answer))
+    result = run(made.answer(call, "completions", body, json.loads(to_json(REMOTE))))
+    assert (type(result), call.got) == (said, [])
 
 
 def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,11 +32,22 @@ class Endpoint(OURS):
         """Python's own end: Ray Serve awaits ours before."""
 
 
+class Pools(FakeServers):
+    """Servers that know whether they may still be called."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 @pytest.fixture(autouse=True)
 def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Leave this process's signals and logs alone: it is no worker of Ray."""
     monkeypatch.setattr("serving.replicas.ingress.before_sigterm", lambda _wait: None)
     monkeypatch.setattr("serving.replicas.ingress.serve_logs", lambda: tmp_path)
+    here = SimpleNamespace(get_replica_context=lambda: SimpleNamespace(app_name="minicluster"))
+    monkeypatch.setattr("serving.replicas.ingress.serve", here)
     kept = [*access_log.handlers]
     yield
     for handler in {*access_log.handlers} - {*kept}:
@@ -83,10 +95,10 @@ async def test_another_plan_takes_the_next_request(
     """The stream in flight ends where it began; counts and keys go on, limits are the new ones."""
     monkeypatch.setenv("MINICLUSTER_API_KEYS", f"alice:{KEY}:2")
     others = replace(config, plan_hash="other", slo=SloSpec(ttft_s=0.7, tpot_s=0.05))
-    pools = {config.plan_hash: FakeServers(itl_s=1.0), "other": FakeServers()}
+    pools = {config.plan_hash: Pools(itl_s=1.0), "other": Pools()}
     monkeypatch.setattr(
         "serving.replicas.ingress._backend",
-        lambda found, _channels: pools[found["config"]["plan_hash"]],
+        lambda found, _tls: pools[found["config"]["plan_hash"]],
     )
     ingress = Endpoint(_settings(config, drain_s=60.0))
     transport = httpx.ASGITransport(app=await ingress.__serve_build_asgi_app__())
@@ -99,6 +111,7 @@ async def test_another_plan_takes_the_next_request(
 
     lacking = pools["other"].up.pop(("decode", "d0"))
     assert await ingress.prepare(_settings(others)) == ["no decode replica is up"]
+    assert pools["other"].closed == 1
     pools["other"].up["decode", "d0"] = lacking
     assert await ingress.prepare(_settings(others)) == []
     assert (await client.get("/plan")).json()["planned"]["plan_hash"] == config.plan_hash
@@ -114,9 +127,10 @@ async def test_another_plan_takes_the_next_request(
     second = asyncio.create_task(client.post("/v1/completions", json=ONE))
     await asyncio.sleep(0.5)
     assert (await client.post("/v1/completions", json=ONE)).status_code == 429
-    assert not draining.done()
+    assert (draining.done(), pools[config.plan_hash].closed) == (False, 0)
     assert (await streaming).text.endswith("data: [DONE]\n\n")
     assert await draining == 0
+    assert (pools[config.plan_hash].closed, pools["other"].closed) == (1, 1)
     assert (await second).status_code == 200
     found = (await client.get("/metrics")).text
     assert 'minicluster_slo_seconds{quantity="ttft"} 0.7' in found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 
 from serving.protocol.messages import Prefilled
 from serving.replicas import roles
+from serving.replicas.call_listener import CallListener
+from serving.replicas.channels import Channel
 from tests.serving.virtual_time import run
 
 COMPUTED = Prefilled(prompt_tokens=5, kv_transfer_params={}, queue_s=0.0, step_s=0.1)
@@ -26,6 +30,12 @@ class Engine:
     async def compute(self, _request: object, *, keep: bool) -> Prefilled:
         assert keep
         return COMPUTED
+
+    def died(self) -> bool:
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        return {"tp": 1}
 
     async def kv_is_free(self) -> bool:
         self.looks += 1
@@ -45,9 +55,44 @@ def test_a_prefill_replica_keeps_its_engine_until_all_is_fetched(
     server.answers, server._kv_deadline_s = Engine(), kv_deadline_s
 
     async def leave() -> None:
+        server.listener = CallListener({})
         for _ in range(prompts):
             await server.prefill("completions", {"prompt": "x"})
         await server.drain()
 
     run(leave())
     assert server.answers.looks == looks
+
+
+@pytest.mark.parametrize("gang", [None, "g7"])
+def test_a_replica_is_called_where_it_says(
+    monkeypatch: pytest.MonkeyPatch, gang: str | None
+) -> None:
+    """It takes the calls of its role, says of which group it is, and drains until they end."""
+    group = gang and SimpleNamespace(gang_id=gang)
+    replica_id = SimpleNamespace(unique_id="p0")
+    here = SimpleNamespace(replica_id=replica_id, gang_context=group)
+    monkeypatch.setattr(roles, "serve", SimpleNamespace(get_replica_context=lambda: here))
+    monkeypatch.setattr(roles.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    server: Any = roles.PrefillRole()
+    server.answers, server._kv_deadline_s = Engine(), 0.0
+
+    async def called() -> Any:  # noqa: ANN401
+        await server.begin()
+        place = await server.channel_place()
+        assert place.group == gang
+        channel = Channel(place, None)
+        await channel.ready()
+        asked = {"kind": "completions", "body": {"prompt": "x"}}
+        calls = [channel.call("prefill", asked), channel.call("facts", {})]
+        try:
+            return [await call.result for call in calls]
+        finally:
+            await server.drain()
+            channel.give_up("the test is over")
+            server.listener.close()
+            server._watch.cancel()
+            await asyncio.sleep(0.1)
+
+    prefilled, facts = asyncio.run(called())
+    assert (prefilled, facts) == (replace(COMPUTED, replica="p0"), {"tp": 1})
