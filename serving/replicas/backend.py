@@ -119,9 +119,6 @@ class Seats(Protocol):
     def call(self, replica: str, method: str, arguments: dict[str, Any]) -> Call:
         """Call a replica; raises ChannelLostError where there is no connection to it."""
 
-    def close(self) -> None:
-        """Give no places any more, and cut what is connected."""
-
 
 class ReplicaBackend:
     """
@@ -136,10 +133,6 @@ class ReplicaBackend:
         self._seats = seats
         self._answering = config.answering.role
         self._answered_s: dict[str, float] = {}
-
-    def close(self) -> None:
-        """Call no replica any more; what is under way ends."""
-        self._seats.close()
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str] | None = None

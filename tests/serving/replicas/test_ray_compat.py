@@ -85,5 +85,6 @@ def test_ranks_of_a_group_are_a_gang(forks: Forks, moe_model: Path, tmp_path: Pa
     file = tmp_path / "plan.json"
     file.write_text(to_json(make_plan(make_deployment(moe_model, decode=decode))))
     said = forks.run(GANGS, str(file))
-    expected = ["Decode:demo 4 2 RESTART_GANG", "Ingress 1 None None", "Prefill:demo 1 None None"]
-    assert (sorted(said[:3]), sorted(said[3:])) == (expected, expected)
+    alone = [f"{name} 1 None None" for name in ("Gate", "Ingress", "Prefill:demo")]
+    expected = ["Decode:demo 4 2 RESTART_GANG", *alone]
+    assert (sorted(said[:4]), sorted(said[4:])) == (expected, expected)
