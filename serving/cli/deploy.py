@@ -129,6 +129,14 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             help="Endpoint processes, which listen at one port (default: the plan's).", min=1
         ),
     ] = None,
+    endpoint_hosts: Annotated[
+        int,
+        typer.Option(
+            help="Hosts of --address over which endpoint processes are spread, for a load balancer"
+            " in front of all of them; needs --host 0.0.0.0 (or ::).",
+            min=1,
+        ),
+    ] = 1,
     replace: Annotated[
         bool,
         typer.Option(
@@ -179,6 +187,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             media_domains=read_media_domains(os.environ),
             lora_modules=adapters,
             endpoints=endpoints,
+            endpoint_hosts=_endpoint_hosts(endpoint_hosts, host, address),
         ),
         host=host,
         port=port or _free_port(host),
@@ -209,6 +218,17 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo(f"try:   curl -N {trust}{key}{url} -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
+
+
+def _endpoint_hosts(hosts: int, host: str, address: str | None) -> int:
+    """Return the number of hosts of endpoints; raises InputError where they cannot be several."""
+    if hosts > 1 and address is None:
+        raise InputError(
+            "--endpoint-hosts", hosts, "1 without --address: a new cluster has one host"
+        )
+    if hosts > 1 and host not in {"0.0.0.0", "::"}:  # noqa: S104  (compared, not listened at)
+        raise InputError("--host", host, "0.0.0.0 or :: with --endpoint-hosts: each has its own")
+    return hosts
 
 
 def _warn_of_cores(plan: Plan | None, slowdown: float) -> None:

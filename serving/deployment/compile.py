@@ -85,7 +85,10 @@ def compile_app(
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
-        endpoints=target.endpoints or _planned_endpoints(plan, target.slowdown),
+        endpoint_hosts=target.endpoint_hosts,
+        endpoints=max(
+            target.endpoint_hosts, target.endpoints or _planned_endpoints(plan, target.slowdown)
+        ),
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,

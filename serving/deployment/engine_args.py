@@ -63,6 +63,7 @@ class DeployTarget:
         lora_modules: folders of LoRA adapters, by the names that requests give; simulated engines
             take the names alone.
         endpoints: number of endpoint processes; `None`: the plan's, or one.
+        endpoint_hosts: hosts over which they are spread; 1: all are on the head's.
         generation: of the plan's replicas; each `serving up --replace` begins the next one.
     """
 
@@ -75,6 +76,7 @@ class DeployTarget:
     media_domains: tuple[str, ...] = NO_MEDIA
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     endpoints: int | None = None
+    endpoint_hosts: int = 1
     generation: int = 1
 
     @property

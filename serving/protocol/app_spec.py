@@ -142,6 +142,7 @@ class ServedApp:
 
     Attributes:
         endpoints: number of endpoint processes, which listen at one port.
+        endpoint_hosts: hosts over which they are spread; 1: all are on the head's.
     """
 
     model_id: str
@@ -149,6 +150,7 @@ class ServedApp:
     nodes: tuple[RayNode, ...]
     endpoint: EndpointConfig
     endpoints: int = 1
+    endpoint_hosts: int = 1
 
     def of(self, role: str) -> tuple[ServedPool, ...]:
         """Return the pools of one role, one per domain."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def build_app(
         for name, value in os.environ.items()
         if name in ENDPOINT_VARIABLES or name.startswith(TRACING)
     }
-    options = {
+    options: dict[str, Any] = {
         "max_ongoing_requests": INGRESS_REQUESTS,
         "health_check_period_s": WATCH_S,
         "graceful_shutdown_wait_loop_s": DRAIN_POLL_S,
@@ -98,6 +99,10 @@ def build_app(
     gate = serve.deployment(
         GateServer, name=GATE, num_replicas=1, user_config=settings, **options
     ).bind(settings)
+    if served.endpoint_hosts > 1:
+        spread = {**options["ray_actor_options"], "resources": {}}
+        most = math.ceil(served.endpoints / served.endpoint_hosts)
+        options |= {"ray_actor_options": spread, "max_replicas_per_node": most}
     ingress = serve.deployment(
         Ingress, name=INGRESS, num_replicas=served.endpoints, **options
     ).bind(

@@ -7,11 +7,12 @@ import random
 import re
 import statistics
 import time
+import urllib.request
 
 import pytest
 
 from serving.protocol.messages import STALL_S
-from tests.serving.client import Reply, send
+from tests.serving.client import Reply, answers, send
 from tests.waiting import until
 
 from .conftest import TTFT_S, Compose
@@ -59,6 +60,25 @@ def test_deployed_as_planned(compose: Compose) -> None:
     done = compose.serving("verify", "--json")
     assert json.loads(done.stdout)["differences"] == [], done.stderr
     assert done.returncode == 0
+
+
+def test_two_hosts_answer_and_count_together(compose: Compose) -> None:
+    """Each has an endpoint process of its own; the metrics of either are those of the gate."""
+
+    urls = [f"http://{host.address}:8000" for host in compose.hosts.values()]
+    urls = [url for url in urls if answers(url)]
+    assert len(urls) == 2  # noqa: PLR2004
+    body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 2, "stream": True}
+    for url in urls * 2:
+        assert send(f"{url}/v1/completions", body).done
+    totals = [_ok(url) for url in urls]
+    assert totals[0] == totals[1] >= 4  # noqa: PLR2004
+
+
+def _ok(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310
+        text = answer.read().decode()
+    return sum(map(float, re.findall(r'requests_total{outcome="ok".*} ([.\d]+)', text)))
 
 
 @pytest.mark.parametrize("mbit_per_s", [50, 100, 200])
