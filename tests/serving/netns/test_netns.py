@@ -64,15 +64,14 @@ def test_deployed_as_planned(compose: Compose) -> None:
 
 def test_two_hosts_answer_and_count_together(compose: Compose) -> None:
     """Each has an endpoint process of its own; the metrics of either are those of the gate."""
-
     urls = [f"http://{host.address}:8000" for host in compose.hosts.values()]
     urls = [url for url in urls if answers(url)]
-    assert len(urls) == 2  # noqa: PLR2004
+    assert len(urls) == 2
     body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 2, "stream": True}
     for url in urls * 2:
         assert send(f"{url}/v1/completions", body).done
     totals = [_ok(url) for url in urls]
-    assert totals[0] == totals[1] >= 4  # noqa: PLR2004
+    assert totals[0] == totals[1] >= 4
 
 
 def _ok(url: str) -> float:
