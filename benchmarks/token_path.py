@@ -4,11 +4,14 @@ What a streamed token costs on its way: processor time of each process, by its r
     python benchmarks/token_path.py                        # 48 and 200 streams, about 3 minutes
     python benchmarks/token_path.py --streams 48 --repeat 5 --json
     python benchmarks/token_path.py --plan out/demo/plan.json --engine vllm --streams 16
+    python benchmarks/token_path.py --plan out/demo/plan.json --server vllm --streams 16
+    python benchmarks/token_path.py --plan out/demo/plan.json --server ray-llm --streams 16
 
 Deploys a plan (of an 8B model on simulated engines, unless one is given) on loopback, sends so many
 streams at once, and reads the kernel's clocks of all processes of the deployment before and after.
 Processor time barely depends on what else runs; gaps and times to first token do, so nothing else
-should run.
+should run. `--server` measures, with the same load, vLLM's own API server or Ray Serve LLM's own
+application, on one engine with the plan's model.
 """
 
 from __future__ import annotations
@@ -23,15 +26,21 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from minicluster.command import terminable
 from serving.cluster.ports import free_ports
 from serving.cluster.processes import cluster_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
@@ -41,9 +50,10 @@ MARK = "MINICLUSTER_BENCHMARK"
 """Environment variable that identifies the processes of this benchmark."""
 
 ROLES = {
-    "endpoint": re.compile(r"ray::ServeReplica.*Ingress"),
+    "endpoint": re.compile(r"ray::ServeReplica.*Ingress|openai.api_server"),
+    "proxy": re.compile(r"ray::ProxyActor"),
     "gate": re.compile(r"ray::ServeReplica.*Gate"),
-    "decode": re.compile(r"ray::ServeReplica.*(Decode|Mixed)"),
+    "decode": re.compile(r"ray::ServeReplica.*(Decode|Mixed|LLMServer)"),
     "engine": re.compile(r"VLLM::"),
     "prefill": re.compile(r"ray::ServeReplica.*Prefill"),
     "controller": re.compile(r"ray::ServeController"),
@@ -88,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
     parser.add_argument("--plan", type=Path, help="default: llama-3.1-8b-h100")
     parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
+    parser.add_argument("--server", choices=("serving", *SERVERS), default="serving")
     parser.add_argument("--slowdown", type=float, default=4.0, help="of simulated engines")
     parser.add_argument("--endpoints", type=int, default=1, help="endpoint processes")
     parser.add_argument("--streams", type=int, nargs="+", default=[48, 200])
@@ -102,22 +113,97 @@ def main() -> None:
         raise SystemExit("something is deployed from this directory; stop it: serving down")
     plan = given.plan or planned()
     [port] = free_ports(1)
-    engine = ("--engine", "simulated", "--slowdown", given.slowdown)
-    with terminable():
-        try:
-            engines = engine if given.engine == "simulated" else ()
-            count = ("--endpoints", str(given.endpoints))
-            run("serving", "up", plan, "--port", port, *engines, *count)
-            model = json.loads(plan.read_text(encoding="utf-8"))["model"]["id"]
-            asyncio.run(measured(port, model, 8, given, mark))  # connections are made, code is warm
-            costs = [
-                asyncio.run(measured(port, model, streams, given, mark))
-                for _ in range(given.repeat)
-                for streams in given.streams
-            ]
-        finally:
-            run("serving", "down")
+    with terminable(), deployed(given, plan, port, mark):
+        model = json.loads(plan.read_text(encoding="utf-8"))["model"]["id"]
+        asyncio.run(measured(port, model, 8, given, mark))  # connections are made, code is warm
+        costs = [
+            asyncio.run(measured(port, model, streams, given, mark))
+            for _ in range(given.repeat)
+            for streams in given.streams
+        ]
     print(json.dumps([asdict(cost) for cost in costs]) if given.json else table(costs))
+
+
+@contextmanager
+def deployed(given: argparse.Namespace, plan: Path, port: int, mark: str) -> Iterator[None]:
+    """Have the server that is measured."""
+    if given.server != "serving":
+        with other_server(given.server, plan, port, mark):
+            yield
+        return
+    engine = ("--engine", "simulated", "--slowdown", given.slowdown)
+    engines = engine if given.engine == "simulated" else ()
+    try:
+        run("serving", "up", plan, "--port", port, *engines, "--endpoints", given.endpoints)
+        yield
+    finally:
+        run("serving", "down")
+
+
+VLLM = """
+import os, sys
+source, model, port = sys.argv[1:]
+os.execv(sys.executable, [
+    sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", source,
+    "--served-model-name", model, "--host", "127.0.0.1", "--port", port,
+    "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager",
+])
+"""
+
+RAY_LLM = """
+import sys, time
+import ray
+from ray import serve
+from ray.serve.llm import LLMConfig, build_openai_app
+source, model, port = sys.argv[1:]
+config = LLMConfig(
+    model_loading_config={"model_id": model, "model_source": source},
+    engine_kwargs={"max_model_len": 2048, "max_num_seqs": 16, "enforce_eager": True},
+    placement_group_config={"bundle_per_worker": {"CPU": 1}},
+    accelerator_config={"kind": "cpu"},
+    deployment_config={"num_replicas": 1},
+    log_engine_metrics=False,
+)
+ray.init(num_cpus=8, include_dashboard=False)  # it waits for a CPU of each actor
+serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+serve.run(build_openai_app({"llm_configs": [config]}))
+time.sleep(3600)
+"""
+
+SERVERS = {"vllm": VLLM, "ray-llm": RAY_LLM}
+"""Programs that start other servers, of the folder of a model, its name and a port."""
+
+
+@contextmanager
+def other_server(server: str, plan: Path, port: int, mark: str) -> Iterator[None]:
+    """Have a server that is not ours."""
+    model = json.loads(plan.read_text(encoding="utf-8"))["model"]
+    source = str(Path(model["source"]).resolve())
+    line = [sys.executable, "-c", SERVERS[server], source, model["id"], str(port)]
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (OUT / f"{server}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=log)  # noqa: S603  (ours)
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while not answers(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"{server} did not start: see {log.name}")
+                time.sleep(1.0)
+            yield
+        finally:
+            for pid in cluster_processes(mark, MARK):
+                with suppress(psutil.Error):
+                    psutil.Process(pid).kill()
+            process.wait()
+
+
+def answers(port: int) -> bool:
+    """Return whether a server has a model."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/v1/models", timeout=5) as answer:
+            return b'"id"' in answer.read()
+    except OSError:
+        return False
 
 
 def planned() -> Path:
