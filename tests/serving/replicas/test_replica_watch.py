@@ -204,7 +204,7 @@ async def test_places_are_given_at_the_replicas_that_run() -> None:
     """Requests wait for the first one, none waits when all are gone, and a new one is empty."""
     async with ticking():
         handles = {PREFILL: Handle(), DECODE: Handle()}
-        seats = ReplicaSeats(unplanned(), handles, None, lambda: None)
+        seats = ReplicaSeats(unplanned(), handles, None)
         waiting = asyncio.create_task(seats.seat(PREFILL, ONE, []))
         await asyncio.sleep(5.0)
         assert (seats.live(PREFILL), waiting.done()) == (None, False)
