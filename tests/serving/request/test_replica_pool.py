@@ -177,10 +177,10 @@ async def test_a_request_that_waits_for_another_replica_holds_up_none_that_does_
     pool.pool.leave(at_a)
     assert (await behind).replica == "a"
     assert not retried.done()
-    pool.pool.leave(await behind)
-    assert await pool.dealt(1) == "a"
     pool.pool.leave(at_b)
     assert ((await retried).replica, also.done()) == ("b", False)
+    pool.pool.leave(await behind)
+    assert await pool.dealt(1) == "a"
     pool.pool.leave(await retried)
     assert (await also).replica == "b"
 
@@ -273,7 +273,7 @@ async def test_prompts_of_a_replica_that_left_are_forgotten() -> None:
 async def test_a_replica_without_requests_is_idle() -> None:
     """Whatever fractions of tokens there were estimated to be."""
     pool = Pool("least-tokens", "ab").pool
-    for seat in [pool.take("a", RoutedPrompt(tokens)) for tokens in (0.1, 0.2, 0.3)]:
+    for seat in [pool.take("a", RoutedPrompt(tokens)) for tokens in (1.1, 3.3, 1.7)]:
         pool.leave(seat)
     assert (await pool.seat(ONE)).replica == "a"
 
