@@ -1,19 +1,30 @@
 from __future__ import annotations
 
+import asyncio
+import pickle
+from contextlib import nullcontext
+from dataclasses import fields
 from inspect import getsource, signature
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from ray._private import services
 from ray._private.worker import Worker
 from ray.serve._private.client import ServeControllerClient
+from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.controller import ServeController
 from ray.serve._private.deployment_info import DeploymentInfo
-from ray.serve._private.replica import Replica, UserCallableWrapper
+from ray.serve._private.replica import Replica, ReplicaActor, UserCallableWrapper
 from ray.serve.api import RunTarget
+from ray.serve.context import ReplicaContext
 from ray.serve.deployment import Application, Deployment
 from ray.serve.generated.serve_pb2 import DeploymentInfo as DeploymentInfoProto
 from ray.serve.generated.serve_pb2 import DeploymentRoute
+from ray.serve.request_router import RequestRouter
 
+from serving.cluster import serve_compat
 from serving.cluster.loopback import loopback
 from tests.serving.forks import Forks
 
@@ -46,6 +57,38 @@ def test_every_private_name_is_there() -> None:
     end = getsource(UserCallableWrapper.call_destructor)
     assert "await" in end
     assert "self._callable.__del__" in end
+    assert isinstance(RequestRouter.curr_replicas, property)
+    called = [*signature(ReplicaActor.handle_request).parameters]
+    assert called[:3] == ["self", "pickled_request_metadata", "request_args"]
+    assert "gang_context" in {each.name for each in fields(ReplicaContext)}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_one_replica_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, *, ended: bool) -> None:
+    """Past the choice of the handle, which knows them all; one that has ended is an error."""
+    deployment = DeploymentID(name="Prefill:demo", app_name="minicluster")
+    ids = [ReplicaID(unique_id=name, deployment_id=deployment) for name in "ab"]
+    router = SimpleNamespace(
+        request_router=SimpleNamespace(curr_replicas=dict.fromkeys(ids)),
+        running_replicas_populated=lambda: True,
+    )
+    handle = SimpleNamespace(is_initialized=True, _router=SimpleNamespace(_asyncio_router=router))
+
+    def get_actor(name: str, namespace: str) -> Any:  # noqa: ANN401
+        assert (name, namespace) == (ids[1].to_full_id_str(), "serve")
+        if ended:
+            raise ValueError(name)
+
+        async def answer(metadata: bytes) -> str:
+            return f"{pickle.loads(metadata).call_method} of b"  # noqa: S301  (our own)
+
+        return SimpleNamespace(handle_request=SimpleNamespace(remote=answer))
+
+    monkeypatch.setattr(serve_compat.ray, "get_actor", get_actor)
+    assert serve_compat.live_replica_ids(handle) == {"a", "b"}
+    with pytest.raises(ValueError, match="b") if ended else nullcontext():
+        place = asyncio.run(serve_compat.place_of_replica(handle, "b"))
+        assert place == "channel_place of b"
 
 
 LOG = """

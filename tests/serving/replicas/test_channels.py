@@ -356,6 +356,7 @@ async def test_a_process_drains_until_its_last_call_has_ended() -> None:
     """Also calls that come meanwhile; without any at once."""
     async with connected() as (process, channel):
         await process.listener.drain()
+        await channel.call("give", {}).result
         _, first = await read(channel, count=5, pause_s=1.0)
         draining = asyncio.create_task(process.listener.drain())
         await asyncio.sleep(3.0)

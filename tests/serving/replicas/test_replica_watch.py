@@ -32,11 +32,13 @@ class Handle:
         named: those that it names; `None`: it does not know them yet; an error: it fails.
         silent: those that do not say where they are.
         failing: how often those are asked in vain which do say so.
+        asked: the names of those that were asked.
     """
 
     named: str | Exception | None = None
     silent: str = ""
     failing: int = 0
+    asked: list[str] = field(default_factory=list)
     replicas: dict[str, CallListener] = field(default_factory=dict)
 
     async def start(self, names: str) -> None:
@@ -57,6 +59,7 @@ class Handle:
         return None if self.named is None else frozenset(self.named)
 
     async def place_of(self, name: str) -> ChannelPlace:
+        self.asked.append(name)
         if name in self.silent:
             await asyncio.sleep(3600.0)
         if self.failing:
@@ -120,8 +123,12 @@ async def test_replicas_come_and_go_as_they_are_named() -> None:
         assert await watched.live() == "ab"
         watched.prefill.named = "b"
         assert await watched.live() == "b"
-        watched.prefill.named = "ab"
+        former = watched.prefill.replicas["a"]
+        await watched.prefill.start("a")  # elsewhere
         assert await watched.live() == "ab"
+        assert (watched.watch.live(PREFILL) or {})["a"] == watched.prefill.replicas["a"].place
+        assert watched.prefill.asked.count("a") == 2
+        former.close()
         assert watched.said[-3:] == ["ab", "b", "ab"]
         assert watched.watch.live(DECODE) is None
 
@@ -166,10 +173,11 @@ async def test_a_replica_is_asked_until_it_says_where_it_is(
         watched.prefill.silent = "a"
         await asyncio.sleep(ASK_S)
         assert await watched.live() == "bc"
+        assert [watched.prefill.asked.count(name) for name in "abc"] == [2, 2, 4]
         watched.prefill.named = "bc"  # nobody waits for the place of what is gone
         watched.prefill.silent = ""
         await asyncio.sleep(2 * ASK_S)
-        assert await watched.live() == "bc"
+        assert (await watched.live(), watched.prefill.asked.count("a")) == ("bc", 2)
         watched.prefill.named = "abc"
         assert await watched.live() == "abc"
 
@@ -191,11 +199,16 @@ async def test_who_stops_watching_cuts_the_connections() -> None:
         await watched.prefill.start("a")
         assert await watched.live() == "a"
         call = watched.watch.channels.call("a", "give", {"value": 7})
+        watched.prefill.failing = 10**9
+        await watched.prefill.start("b")
+        await asyncio.sleep(1.0)
         watched.watch.close()
         with pytest.raises(ChannelLostError):
             await call.result
-        await watched.prefill.start("b")
+        asked = len(watched.prefill.asked)
+        await watched.prefill.start("c")
         await asyncio.sleep(5.0)
+        assert len(watched.prefill.asked) == asked
         assert not any(each.connections for each in watched.prefill.replicas.values())
 
 

@@ -170,17 +170,19 @@ async def test_requests_wait_first_come_first_served() -> None:
 @in_virtual_time
 async def test_a_request_that_waits_for_another_replica_holds_up_none_that_does_not() -> None:
     """The one that may not go to the replica that has a place leaves it to those behind it."""
-    pool = Pool("least-tokens", "ab", places=1)
-    at_a, at_b = await pool.seat(), await pool.seat()
-    retried, behind = pool.wait(tried=["a"]), pool.wait()
+    pool = Pool("least-tokens", "abc", places=1)
+    at_a, at_b, _ = [await pool.seat() for _ in range(3)]
+    retried, also, behind = pool.wait(tried=["a"]), pool.wait(tried=["a"]), pool.wait()
     await asyncio.sleep(1.0)
     pool.pool.leave(at_a)
     assert (await behind).replica == "a"
     assert not retried.done()
+    pool.pool.leave(at_b)
+    assert ((await retried).replica, also.done()) == ("b", False)
     pool.pool.leave(await behind)
     assert await pool.dealt(1) == "a"
-    pool.pool.leave(at_b)
-    assert (await retried).replica == "b"
+    pool.pool.leave(await retried)
+    assert (await also).replica == "b"
 
 
 @in_virtual_time
@@ -254,6 +256,26 @@ async def test_what_was_sent_to_a_replica_that_left_is_forgotten() -> None:
     assert await pool.dealt(80, 80) == "ab"  # a has 50 and one place, then b is not yet full
     with pytest.raises(TimeoutError):
         await pool.seat()
+
+
+@in_virtual_time
+async def test_prompts_of_a_replica_that_left_are_forgotten() -> None:
+    """It has to compute them again, as another that is idle would."""
+    pool, prompt = Pool("prefix-aware", "ab").pool, RoutedPrompt(1000, (1, 2, 3))
+    pool.leave(pool.take("a", prompt))
+    pool.update({"b": None})
+    pool.update({"a": None, "b": None})
+    pool.take("a", RoutedPrompt(10))
+    assert (await pool.seat(prompt)).replica == "b"
+
+
+@in_virtual_time
+async def test_a_replica_without_requests_is_idle() -> None:
+    """Whatever fractions of tokens there were estimated to be."""
+    pool = Pool("least-tokens", "ab").pool
+    for seat in [pool.take("a", RoutedPrompt(tokens)) for tokens in (1.1, 3.3, 1.7)]:
+        pool.leave(seat)
+    assert (await pool.seat(ONE)).replica == "a"
 
 
 @in_virtual_time
