@@ -92,17 +92,15 @@ class _Endpoint:
 
     Attributes:
         tell: sends it news.
-        tickets: its requests in flight: plan and number.
-        seats: its places at replicas, by plan and number, with their pools.
+        tickets: its requests in flight, by plan and number, with the gates that have them.
+        seats: its places at replicas, by plan and number, with what gave them.
         plans: those by which it serves, or still ends requests; the last one serves.
-        left: answers that had not ended at the limit, by plan that it has ended.
     """
 
     tell: Callable[[dict[str, Any]], None] = lambda _news: None
-    tickets: set[tuple[str, int]] = field(default_factory=set)
-    seats: dict[tuple[str, int], tuple[Pool, Seat]] = field(default_factory=dict)
+    tickets: dict[tuple[str, int], Gate] = field(default_factory=dict)
+    seats: dict[tuple[str, int], tuple[ReplicaSeats, Pool, Seat]] = field(default_factory=dict)
     plans: list[str] = field(default_factory=list)
-    left: dict[str, int] = field(default_factory=dict)
 
 
 class GateServer:
@@ -117,7 +115,7 @@ class GateServer:
         """Take the plan, and listen for endpoints."""
         keep_log_open()
         self._endpoints: dict[object, _Endpoint] = {}
-        self._news = asyncio.Condition()
+        self._progress = asyncio.Condition()
         self._cache_secret = secrets.token_hex(32)
         self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,12 +124,12 @@ class GateServer:
         self._plan.begin(None)
         self._plans = {self._plan.key: self._plan}
         called = (
-            *(self.join, self.admit, self.move, self.seat),
+            *(self.news, self.admit, self.move, self.seat),
             *(self.ready, self.metrics_text, self.state, self.steps),
         )
         noticed = (
-            *(self.first_token, self.ended, self.answered, self.shed),
-            *(self.leave, self.serves_by, self.drained),
+            *(self.joins, self.first_token, self.ended, self.answered, self.shed),
+            *(self.leave, self.serves_by),
         )
         self._listener = CallListener(
             {each.__name__: each for each in called},
@@ -157,11 +155,7 @@ class GateServer:
         Returns:
             What is lacking; nothing: requests get through.
         """
-        plan = self._prepared
-        if plan is None or plan.key != plan_key(settings):
-            if plan is not None:
-                plan.seats.close()
-            self._prepared = plan = _Plan(settings, self._tell)
+        self._prepared = plan = self._ready_plan(settings)
         config = plan.config
         check = ReadyCheck(config, plan.backend, AdmissionController(config), Metrics(config))
         _, lacking = await check.check()
@@ -172,10 +166,13 @@ class GateServer:
         key, former = plan_key(settings), self._plan
         if key == former.key:
             return
-        plan, self._prepared = self._prepared, None
-        if plan is None or plan.key != key:
-            plan = _Plan(settings, self._tell)
-        plan.begin(former.gate)
+        plan = self._plans.get(key)
+        if plan is not None:  # a former one, which has not ended
+            plan.gate.metrics.take(plan.config)
+        else:
+            plan = self._ready_plan(settings)
+            self._prepared = None
+            plan.begin(former.gate)
         self._plans[key] = self._plan = plan
         self._tell()
         self._start(self._end_former(former))
@@ -190,15 +187,17 @@ class GateServer:
 
     async def drain_former(self) -> int:
         """Wait until requests of former plans have ended; return how many are left at the limit."""
-        await self._until(lambda: len(self._plans) == 1)
-        return sum(sum(endpoint.left.values()) for endpoint in self._endpoints.values())
+        await self._until(
+            lambda: all({*each.plans} <= {self._plan.key} for each in self._endpoints.values())
+        )
+        return sum(key != self._plan.key for key in self._tickets())
 
     async def drain(self) -> int:
         """Refuse new work, and let answers end; return how many are left at the limit."""
         self._draining = True
         self._tell()
         await self._until(lambda: not any(each.plans for each in self._endpoints.values()))
-        return sum(sum(endpoint.left.values()) for endpoint in self._endpoints.values())
+        return len(self._tickets())
 
     async def __del__(self) -> None:
         """Drain: endpoints ask the gate until their last answer has ended."""
@@ -207,35 +206,40 @@ class GateServer:
 
     # What endpoints call.
 
-    async def join(
+    def joins(
         self,
-        call: ServedCall,
+        connection: object,
         plans: list[str],
         tickets: list[dict[str, Any]],
         seats: list[dict[str, Any]],
     ) -> None:
         """
-        Count an endpoint, with what it has under way, and tell it the news as long as it is there.
+        Count an endpoint, with what it has under way.
 
         Args:
-            call: of the endpoint.
+            connection: of the endpoint.
             plans: as in `_Endpoint`; the endpoint may have been at a gate before.
             tickets: its requests, as of `admit`, with `domain` and `waiting` as of `Gate.resume`.
             seats: its places, as of `seat`, with the `replica`.
         """
-        endpoint = self._endpoint(call)
-        endpoint.plans = [key for key in plans if key in self._plans]
+        endpoint = self._endpoints[connection] = _Endpoint(plans=plans)
         for asked in tickets:
             if (plan := self._plans.get(asked.pop("plan"))) is not None:
                 number, client = asked.pop("ticket"), KeyHolder(**asked.pop("client"))
                 size = RequestSize(**asked.pop("size"))
-                plan.gate.resume((call.connection, number), client, size, **asked)
-                endpoint.tickets.add((plan.key, number))
+                plan.gate.resume((connection, number), client, size, **asked)
+                endpoint.tickets[plan.key, number] = plan.gate
         for asked in seats:
             if (plan := self._plans.get(asked["plan"])) is not None:
                 pool, prompt = _pool_in(asked), _prompt_in(asked)
                 taken = plan.seats.take(pool, asked["replica"], prompt)
-                endpoint.seats[plan.key, asked["number"]] = pool, taken
+                endpoint.seats[plan.key, asked["number"]] = plan.seats, pool, taken
+
+    async def news(self, call: ServedCall) -> None:
+        """Tell an endpoint that has joined all news, as long as it is there."""
+        endpoint = self._endpoints[call.connection]
+        if not endpoint.plans:
+            endpoint.plans = [self._plan.key]  # it serves as soon as it knows by what
         call.begin(self._state_of_all())
         endpoint.tell = lambda news: call.events(json.dumps(news).encode() + b"\n")
         self._tell()
@@ -254,16 +258,18 @@ class GateServer:
         """See `Tickets.admit`."""
         if plan not in self._plans:
             return UNAVAILABLE["no_replica"]
-        admitted = await self._plans[plan].gate.admit(
+        gate = self._plans[plan].gate
+        admitted = await gate.admit(
             (call.connection, ticket), KeyHolder(**client), RequestSize(**size), streamed=streamed
         )
         if isinstance(admitted, str):
-            self._endpoint(call).tickets.add((plan, ticket))
+            self._endpoints[call.connection].tickets[plan, ticket] = gate
         return admitted
 
     async def move(self, call: ServedCall, plan: str, ticket: int) -> str:
         """See `Tickets.move`."""
-        return await self._plans[plan].gate.move((call.connection, ticket))
+        gate = self._endpoints[call.connection].tickets[plan, ticket]
+        return await gate.move((call.connection, ticket))
 
     async def seat(self, call: ServedCall, **asked: Any) -> str | None:  # noqa: ANN401
         """
@@ -279,34 +285,32 @@ class GateServer:
             seat = await plan.seats.seat(pool, _prompt_in(asked), asked["tried"])
         except NoReplicaError:
             return None
-        self._endpoint(call).seats[plan.key, asked["number"]] = pool, seat
+        self._endpoints[call.connection].seats[plan.key, asked["number"]] = plan.seats, pool, seat
         return seat.replica
 
     def leave(self, connection: object, plan: str, number: int) -> None:
         """Take a place back, unless it has not been given."""
-        endpoint = self._endpoints.get(connection)
-        place = None if endpoint is None else endpoint.seats.pop((plan, number), None)
-        if place is not None and plan in self._plans:
-            self._plans[plan].seats.leave(*place)
+        place = self._endpoints[connection].seats.pop((plan, number), None)
+        if place is not None:
+            seats, pool, seat = place
+            seats.leave(pool, seat)
 
     def first_token(
         self, connection: object, plan: str, ticket: int, phases: dict[str, Any], ttft_s: float
     ) -> None:
         """See `Tickets.first_token`."""
-        if plan in self._plans:
-            gate = self._plans[plan].gate
+        gate = self._endpoints[connection].tickets.get((plan, ticket))
+        if gate is not None:
             gate.first_token((connection, ticket), message_in(phases), ttft_s)
 
     def ended(
         self, connection: object, plan: str, ticket: int, report: dict[str, Any], gaps: str
     ) -> None:
         """See `Tickets.ended`; *gaps* has the gaps as base64 of 32-bit numbers."""
-        gaps_s = np.frombuffer(base64.b64decode(gaps), dtype="<f4").tolist()
-        if plan in self._plans:
-            report_of_it = AnswerReport(**report, gaps_s=gaps_s)
-            self._plans[plan].gate.ended((connection, ticket), report_of_it)
-        if (endpoint := self._endpoints.get(connection)) is not None:
-            endpoint.tickets.discard((plan, ticket))
+        gate = self._endpoints[connection].tickets.pop((plan, ticket), None)
+        if gate is not None:
+            gaps_s = np.frombuffer(base64.b64decode(gaps), dtype="<f4").tolist()
+            gate.ended((connection, ticket), AnswerReport(**report, gaps_s=gaps_s))
 
     def answered(self, _connection: object, route: str, status: int) -> None:
         """See `Tickets.answered`."""
@@ -332,41 +336,41 @@ class GateServer:
         """See `Tickets.steps`."""
         return await self._plan.gate.steps(begin_unix_s, end_unix_s)
 
-    def serves_by(self, connection: object, plan: str) -> None:
-        """Take note that an endpoint serves by another plan now."""
-        self._endpoints[connection].plans.append(plan)
-        self._wake()
-
-    def drained(self, connection: object, plan: str, left: int) -> None:
-        """Take note that an endpoint has no more requests by a plan, or *left* at the limit."""
-        endpoint = self._endpoints[connection]
-        endpoint.left[plan] = left
-        endpoint.plans = [key for key in endpoint.plans if key != plan]
+    def serves_by(self, connection: object, plans: list[str]) -> None:
+        """Take note of the plans by which an endpoint serves, as in `_Endpoint`."""
+        self._endpoints[connection].plans = plans
         self._wake()
 
     # Between the two.
 
-    def _endpoint(self, call: ServedCall) -> _Endpoint:
-        return self._endpoints.setdefault(call.connection, _Endpoint())
+    def _ready_plan(self, settings: dict[str, Any]) -> _Plan:
+        """Return what has been prepared, if it is for *settings*; otherwise end that."""
+        plan = self._prepared
+        if plan is not None and plan.key == plan_key(settings):
+            return plan
+        if plan is not None:
+            plan.seats.close()
+        return _Plan(settings, self._tell)
+
+    def _tickets(self) -> list[str]:
+        """Return the plan of each request in flight."""
+        return [key for each in self._endpoints.values() for key, _ in each.tickets]
 
     def _left(self, connection: object) -> None:
         """Give back what an endpoint had that is gone."""
         endpoint = self._endpoints.pop(connection, None)
         if endpoint is None:
             return
-        for key, number in endpoint.tickets:
-            if key in self._plans:
-                gone = AnswerReport(outcome="failed")
-                self._plans[key].gate.ended((connection, number), gone)
-        for (key, _), place in endpoint.seats.items():
-            if key in self._plans:
-                self._plans[key].seats.leave(*place)
+        for (_, number), gate in endpoint.tickets.items():
+            gate.ended((connection, number), AnswerReport(outcome="failed"))
+        for seats, pool, seat in endpoint.seats.values():
+            seats.leave(pool, seat)
         self._tell()
         self._wake()
 
     def _state_of_all(self) -> dict[str, Any]:
         """Return what endpoints have to know."""
-        plans = [*self._plans.values(), *([self._prepared] if self._prepared else [])]
+        plans = [*([self._prepared] if self._prepared else []), *self._plans.values()]
         return {
             "settings": self._plan.settings,
             "cache_secret": self._cache_secret,
@@ -382,14 +386,14 @@ class GateServer:
 
     def _wake(self) -> None:
         async def wake() -> None:
-            async with self._news:
-                self._news.notify_all()
+            async with self._progress:
+                self._progress.notify_all()
 
         self._start(wake())
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        async with self._news:
-            await self._news.wait_for(holds)
+        async with self._progress:
+            await self._progress.wait_for(holds)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -397,14 +401,13 @@ class GateServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_former(self, plan: _Plan) -> None:
-        """Forget a plan once no endpoint has requests by it."""
+        """Forget a plan once no endpoint ends requests by it any more."""
         await self._until(
             lambda: not any(plan.key in each.plans for each in self._endpoints.values())
         )
-        del self._plans[plan.key]
-        plan.seats.close()
-        self._tell()
-        self._wake()
+        if plan is not self._plan and self._plans.pop(plan.key, None) is not None:
+            plan.seats.close()
+            self._tell()
 
 
 def _pool_in(asked: Mapping[str, Any]) -> Pool:

@@ -70,20 +70,27 @@ class Ingress:
         self._app: Starlette | None = None
         self._key = ""
         self._drain_s = 0.0
-        self._draining: dict[str, asyncio.Task[int]] = {}
+        self._drains: set[asyncio.Task[None]] = set()
+        self._refuses = self._ends = False
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application, once the gate has told the plan; Ray calls this once."""
-        told = asyncio.Event()
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(news: dict[str, Any]) -> None:
-            self._serve_by(news)
-            told.set()
+            try:
+                self._serve_by(news)
+            except Exception as error:
+                if not told.done():
+                    told.set_exception(error)  # this process cannot start
+                raise
+            if not told.done():
+                told.set_result(None)
 
         self._gate = GateConnection(_find_gate, channel_tls(os.environ, listens=False), take)
-        await told.wait()
+        await told
 
         # A function, because uvicorn takes a bound method for the older interface.
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,43 +110,48 @@ class Ingress:
 
     def _serve_by(self, news: dict[str, Any]) -> None:
         """Serve by the plan of the gate's news from the next request on."""
-        settings = news["settings"]
-        key, former_key, former = plan_key(settings), self._key, self._app
-        if key != former_key:
-            config, gate = from_plain(settings["config"]), self._gate.by_plan(key)
-            host = "" if self._address is None else self._address[0]
-            self._app = api_app(
-                config,
-                ReplicaBackend(config, gate),
-                gate,
-                os.environ,
-                host=host,
-                cache_secret=bytes.fromhex(news["cache_secret"]),
-                former=former,
-            )
-            self._key, self._drain_s = key, settings["drain_s"]
-            self._connections = IDLE_CONNECTIONS + 2 * config.answering.sequences
-            self._gate.plans.append(key)
-            self._gate.notify("serves_by", plan=key)
-            if self._server is not None:
-                self._server.allow(self._connections)
-        if former is not None and key != former_key:
-            self._drain(former_key, former)
-        if news["draining"] and self._app is not None:
-            self._drain(key, self._app)
+        settings, draining = news["settings"], news["draining"]
+        key = plan_key(settings)
+        # A gate that ends has all drain, and its successor has them serve again.
+        if key != self._key or (self._refuses and not draining and not self._ends):
+            self._begin(key, settings, bytes.fromhex(news["cache_secret"]))
+        if draining:
+            self._drain()
 
-    def _drain(self, key: str, app: Starlette) -> None:
-        """Refuse new work of a plan's application, and tell the gate when the last has ended."""
-        if key in self._draining:
+    def _begin(self, key: str, settings: dict[str, Any], cache_secret: bytes) -> None:
+        """Serve by a plan; requests by the former one end as they began."""
+        config, gate = from_plain(settings["config"]), self._gate.by_plan(key)
+        app = api_app(
+            config,
+            ReplicaBackend(config, gate),
+            gate,
+            os.environ,
+            host="" if self._address is None else self._address[0],
+            cache_secret=cache_secret,
+            former=self._app,
+        )
+        self._drain()
+        self._app, self._refuses = app, False
+        self._key, self._drain_s = key, settings["drain_s"]
+        self._connections = IDLE_CONNECTIONS + 2 * config.answering.sequences
+        self._gate.serve_by([*self._gate.plans, key])
+        if self._server is not None:
+            self._server.allow(self._connections)
+
+    def _drain(self) -> None:
+        """Refuse new work of the application, and tell the gate when the last has ended."""
+        if self._app is None or self._refuses:
             return
+        self._refuses = True
+        task = asyncio.create_task(self._drained(self._key, self._app, self._drain_s))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
 
-        async def drained() -> int:
-            left: int = await app.state.drain(self._drain_s)
-            self._gate.plans = [each for each in self._gate.plans if each != key]
-            self._gate.notify("drained", plan=key, left=left)
-            return left
-
-        self._draining[key] = asyncio.create_task(drained())
+    async def _drained(self, key: str, app: Starlette, limit_s: float) -> None:
+        await app.state.drain(limit_s)
+        plans = [*self._gate.plans]
+        plans.remove(key)
+        self._gate.serve_by(plans)
 
     def _count(self, status: int) -> None:
         assert self._app is not None  # noqa: S101  (for the type checker)
@@ -165,10 +177,11 @@ class Ingress:
         """
         if self._app is None:
             return
+        self._ends = True
         alone = self._gate.news["endpoints"] <= 1 or self._gate.news["draining"]
         if alone:
-            self._drain(self._key, self._app)
-            await asyncio.gather(*self._draining.values())
+            self._drain()
+            await asyncio.gather(*self._drains)
         if self._server is not None and self._serving is not None:
             self._server.stop()
             limit_s = CLOSE_S if alone else self._drain_s

@@ -8,6 +8,7 @@ import base64
 import itertools
 import json
 import logging
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,14 @@ WAIT_S = 15.0
 
 RETRY_S = 0.2
 """Time between two tries to find the gate."""
+
+FIND_S = 10.0
+"""Longest time for Ray Serve to name the gate; it is asked again after it."""
+
+PATIENT = frozenset({"seat", "ready"})
+"""
+What has its own limits: a place may be free late, and a probe may take as long as both deadlines.
+"""
 
 NO_GATE = Refusal(
     status=503,
@@ -94,6 +103,11 @@ class GateConnection:
         """Return the gate of a plan."""
         return RemoteGate(self, key)
 
+    def serve_by(self, plans: list[str]) -> None:
+        """Take other `plans`, and tell the gate."""
+        self.plans = plans
+        self.notify("serves_by", plans=plans)
+
     def under_way(self, key: str) -> _UnderWay:
         """Return what this process has under way by a plan."""
         return self._under_way.setdefault(key, _UnderWay({}, {}))
@@ -109,25 +123,33 @@ class GateConnection:
         Raises:
             RequestRefused: there is none for too long, or it has failed.
         """
-        call: Call | None = None
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(None if method in PATIENT else WAIT_S):
                 while True:
-                    await self._joined.wait()
-                    assert self._channel is not None  # noqa: S101  (it has joined)
-                    call = self._channel.call(method, asked)
-                    try:
-                        return await call.result
-                    except ChannelLostError:
-                        self._joined.clear()
+                    async with asyncio.timeout(WAIT_S):
+                        await self._joined.wait()
+                    with suppress(ChannelLostError):
+                        return await self._answer(method, asked)
         except TimeoutError as error:
             raise RequestRefused(NO_GATE) from error
         except EngineFailed as error:
             logger.warning("the gate failed to %s: %s", method, error)
             raise RequestRefused(NO_GATE) from error
+
+    async def _answer(self, method: str, asked: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return what the gate that has been joined answers; raises what `Call.result` raises."""
+        channel = self._channel
+        if channel is None:
+            raise ChannelLostError("the gate was lost right after it was joined")
+        call = channel.call(method, asked)
+        try:
+            return await call.result
+        except ChannelLostError:
+            if self._channel is channel:
+                self._joined.clear()
+            raise
         finally:
-            if call is not None and not call.result.done():
-                call.cancel()
+            call.cancel()  # unless it has ended
 
     def notify(self, method: str, **told: Any) -> None:  # noqa: ANN401
         """Tell the gate something; one that is away is told later what is under way then."""
@@ -163,7 +185,9 @@ class GateConnection:
         while True:
             gone = asyncio.Event()
             try:
-                channel = Channel(await self._find(), self._tls, ended=gone.set)
+                async with asyncio.timeout(FIND_S):
+                    place = await self._find()
+                channel = Channel(place, self._tls, ended=gone.set)
                 try:
                     await self._join(channel)
                     await gone.wait()
@@ -176,10 +200,11 @@ class GateConnection:
             self._joined.clear()
 
     async def _join(self, channel: Channel) -> None:
-        """Tell the gate what is under way; raises any error of the call."""
-        own = [(key, self._under_way[key]) for key in self.plans if key in self._under_way]
-        call = channel.call(
-            "join",
+        """Tell the gate what is under way, and ask for its news; raises any error of the call."""
+        own = self._under_way.items()
+        # A notice, so that the gate takes those after it, of what ends meanwhile, after it.
+        channel.notify(
+            "joins",
             {
                 "plans": self.plans,
                 "tickets": [
@@ -188,10 +213,12 @@ class GateConnection:
                 "seats": [{"plan": key, **each} for key, of in own for each in of.seats.values()],
             },
         )
+        call = channel.call("news", {})
         self._rest, self._channel = b"", channel
         news = await call.result
         call.forward(self)
         self._hear(news)
+        self.serve_by(self.plans)
         self._joined.set()
 
     def _hear(self, news: News) -> None:

@@ -98,8 +98,11 @@ class ReplicaPool:
         Args:
             groups: by name, what a replica steps together with; `None`: nothing.
         """
-        former = self._expected if self._replicas is None else self._replicas
-        self._replicas = {name: former.get(name) or _Replica(name) for name in groups}
+        former = self._replicas or {}
+        self._replicas = {
+            name: former.get(name) or self._expected.pop(name, None) or _Replica(name)
+            for name in groups
+        }
         for name, group in groups.items():
             self._replicas[name].group = name if group is None else group
         for gone in former.keys() - groups.keys():
@@ -136,10 +139,9 @@ class ReplicaPool:
         """Count a request that is at *replica* already, full or not, known or not yet."""
         tokens = self._index.uncached_tokens(replica, *prompt)
         load = tokens if self._policy.counts_tokens else 1.0
-        replicas = self._expected if self._replicas is None else self._replicas
-        at = replicas.get(replica) or _Replica(replica)
-        if self._replicas is None:
-            self._expected[replica] = at
+        at = (self._replicas or {}).get(replica)
+        if at is None:
+            at = self._expected.setdefault(replica, _Replica(replica))
         at.requests += 1
         at.load += load
         self._index.note(replica, prompt.blocks)
@@ -153,6 +155,8 @@ class ReplicaPool:
         at.requests -= 1
         # Rounding errors of the sum would keep an idle replica from ever being idle.
         at.load = at.load - load if at.requests else 0.0
+        if not at.requests and self._expected.get(seat.replica) is at:
+            del self._expected[seat.replica]
         self._let_in()
 
     def _with_room(self, tried: Collection[str]) -> list[str]:

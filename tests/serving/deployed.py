@@ -99,7 +99,7 @@ class Split:
         def holds() -> bool:
             with suppress(RuntimeError):
                 num_found = len(self.find(*self.replicas))
-                running = self("running") == {**whole, "Ingress": 1}
+                running = self("running") == {**whole, "Gate": 1, "Ingress": 1}
                 if running and num_found == sum(self.replicas.values()):
                     return bool(self("pairs", self.replicas["prefill"]) == pairs)
             return False

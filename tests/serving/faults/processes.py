@@ -17,6 +17,7 @@ TITLES = {
     "prefill": "ray::ServeReplica:minicluster:Prefill",
     "decode": "ray::ServeReplica:minicluster:Decode",
     "ingress": "ray::ServeReplica:minicluster:Ingress",
+    "gate": "ray::ServeReplica:minicluster:Gate",
     "controller": "ray::ServeController",
 }
 """How the titles of processes begin that Ray Serve starts."""
