@@ -143,18 +143,22 @@ class OneGate(GateServer):
 
 
 class OneEndpoint:
-    """An endpoint process: it serves by each plan that it is told, and ends former ones at once."""
+    """
+    An endpoint process: it serves by the plan that it is told.
+
+    Attributes:
+        told: the gate's news.
+        key: of the plan that it has been told last.
+        ends: whether its requests by former plans end at once, and all of them at a drain.
+    """
 
     tickets = itertools.count(1)
 
     def __init__(self, gates: Gates) -> None:
         self.told: list[dict[str, Any]] = []
+        self.key = ""
         self.ends = True
         self.connection = GateConnection(gates.find, None, self._take)
-
-    @property
-    def key(self) -> str:
-        return self.connection.plans[-1]
 
     @property
     def gate(self) -> RemoteGate:
@@ -162,15 +166,17 @@ class OneEndpoint:
 
     def _take(self, news: dict[str, Any]) -> None:
         self.told.append(news)
-        key, plans = plan_key(news["settings"]), self.connection.plans
-        if plans[-1:] != [key]:
-            self.connection.serve_by([*plans, key])
+        self.key, plans = plan_key(news["settings"]), self.connection.plans
+        if not news["draining"] and plans[-1:] != [self.key]:
+            self.connection.serve_by([*plans, self.key])
         if self.ends:
-            self.end_former()
+            self.end_former(but=0 if news["draining"] else 1)
 
-    def end_former(self) -> None:
-        """Have no request by a former plan any more."""
-        self.connection.serve_by(self.connection.plans[-1:])
+    def end_former(self, *, but: int = 1) -> None:
+        """Have no request any more by any plan but the last one, or by none."""
+        plans = self.connection.plans
+        if len(plans) > but:
+            self.connection.serve_by(plans[len(plans) - but :])
 
     async def admit(
         self, client: KeyHolder = ANONYMOUS, gate: RemoteGate | None = None

@@ -16,7 +16,7 @@ from serving.admission.tenants import KeyHolder
 from serving.api.gate import AnswerReport, Gate
 from serving.protocol.messages import Refusal, RequestPhases, RequestRefused
 from serving.replicas import remote_gate
-from serving.replicas.gate_server import plan_key
+from serving.replicas.gate_server import GateServer, plan_key
 from serving.replicas.remote_gate import NO_GATE, WAIT_S
 from serving.request.replica_pool import NoReplicaError, ReplicaPool, Seat
 from tests.serving.configs import unplanned
@@ -28,6 +28,7 @@ from .gates import (
     PHASES,
     PREFILL,
     SIZE,
+    Gates,
     OneEndpoint,
     Replicas,
     gated,
@@ -530,15 +531,15 @@ async def test_a_drain_lasts_until_no_endpoint_has_requests(replicas: Replicas) 
     async with gated(CONFIG, replicas) as (gates, [one, two]):
         gate = gates.gate
         assert gate is not None
+        one.ends = two.ends = False
         draining = asyncio.create_task(gate.drain())
         await asyncio.sleep(0.1)
         assert [each.told[-1]["draining"] for each in (one, two)] == [True, True]
         late = OneEndpoint(gates)
         await asyncio.sleep(0.1)
         assert late.told[0]["draining"] is True
-        one.connection.serve_by([])
+        one.end_former(but=0)
         one.lose()
-        late.connection.serve_by([])
         await asyncio.sleep(1.0)
         assert not draining.done()
         two.connection.close()
@@ -553,17 +554,17 @@ async def test_the_end_of_the_gate_waits_for_its_endpoints(replicas: Replicas) -
         gate = gates.gate
         assert gate is not None
         ticket = await _admitted(one)
-        ending = asyncio.create_task(type(gate).__mro__[1].__del__(gate))  # type: ignore[attr-defined]
+        one.ends = False
+        ending = asyncio.create_task(GateServer.__del__(gate))
         await asyncio.sleep(0.5)
         one.gate.leave(DECODE, await one.seat())
         one.end(ticket)
         assert not ending.done()
         gates.gate = None
-        for each in (one, two):
-            each.connection.serve_by([])
+        one.end_former(but=0)
         await ending
         await asyncio.sleep(0.1)
-        assert not one.connection._joined.is_set()
+        assert not any(each.connection._joined.is_set() for each in (one, two))
         gate.die()
 
 
@@ -588,10 +589,6 @@ async def test_an_endpoint_finds_the_gate_however_often_it_fails_to(
         assert answers == []
         await settled([one, two])
         assert isinstance(await one.admit(), int)
-
-
-class Stopped(Exception):
-    """The end of a request, as its client wants it."""
 
 
 @dataclass(eq=False)
@@ -641,62 +638,80 @@ class Request:
                 gate.ended(ticket, AnswerReport(outcome="ok", gaps_s=[0.1]))
 
 
+CLIENTS = (KeyHolder(name="alice", max_concurrency=5), KeyHolder())
+OFTEN = {"begin": 3, "go_on": 4, "turns": 2, "cancel": 1, "lose": 1, "restart": 1, "agree": 1}
 ACTS = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["begin"] * 3), st.integers(0, 1)),
-        st.tuples(st.sampled_from(["go_on"] * 4 + ["cancel"]), st.integers(0, 20)),
-        st.tuples(st.sampled_from(["lose"]), st.integers(0, 1)),
-        st.tuples(st.sampled_from(["turns"] * 2), st.integers(1, 9)),
-        st.tuples(st.sampled_from(["settle", "restart"]), st.just(0)),
+    st.tuples(
+        st.sampled_from([act for act in OFTEN for _ in range(OFTEN[act])]), st.integers(0, 9)
     ),
     max_size=40,
 )
 
 
-async def _interleaved(replicas: Replicas, acts: list[tuple[str, int]]) -> None:
-    clients = [KeyHolder(name="alice", max_concurrency=5), KeyHolder()]
-    async with gated(_few(3), replicas) as (gates, endpoints):
-        requests: list[Request] = []
+class Run:
+    """A gate, two endpoints, and the requests that came at them."""
 
-        async def agree() -> None:
-            await settled(endpoints)
-            await asyncio.sleep(0.3)
-            assert gates.gate is not None
-            live = [each for each in requests if not each.task.done()]
-            admitted = [each for each in live if each.ticket is not None]
-            seated = [each for each in live if each.seat is not None]
-            assert gates.gate.outstanding["all"] == len(admitted)
-            assert sum(gates.gate.seated.values()) == len(seated)
+    def __init__(self, gates: Gates, endpoints: list[OneEndpoint]) -> None:
+        self._gates, self._endpoints = gates, endpoints
+        self._requests: list[Request] = []
 
-        for act, number in acts:
-            if act == "begin":
-                requests.append(Request(endpoints[number], clients[len(requests) % 2]))
-                requests[-1].begin()
-            elif act in {"go_on", "cancel"} and requests:
-                chosen = requests[number % len(requests)]
-                chosen.go_on() if act == "go_on" else chosen.task.cancel()
-            elif act == "lose":
-                endpoints[number].lose()
-            elif act == "turns":
-                for _ in range(number):
-                    await asyncio.sleep(0)
-            elif act == "settle":
-                await agree()
-            elif act == "restart":
-                gates.die()
-                await asyncio.sleep(0.01)
-                await gates.start()
-        await agree()
-        for request in requests:
+    async def begin(self, number: int) -> None:
+        client = CLIENTS[len(self._requests) % len(CLIENTS)]
+        self._requests.append(Request(self._endpoints[number % 2], client))
+        self._requests[-1].begin()
+
+    async def go_on(self, number: int) -> None:
+        if self._requests:
+            self._requests[number % len(self._requests)].go_on()
+
+    async def cancel(self, number: int) -> None:
+        if self._requests:
+            self._requests[number % len(self._requests)].task.cancel()
+
+    async def lose(self, number: int) -> None:
+        self._endpoints[number % 2].lose()
+
+    async def restart(self, _number: int) -> None:
+        self._gates.die()
+        await asyncio.sleep(0.01)
+        await self._gates.start()
+
+    async def turns(self, number: int) -> None:
+        for _ in range(number):
+            await asyncio.sleep(0)
+
+    async def agree(self, _number: int = 0) -> None:
+        """Check that the gate counts what there is."""
+        await settled(self._endpoints)
+        await asyncio.sleep(0.3)
+        assert self._gates.gate is not None
+        live = [each for each in self._requests if not each.task.done()]
+        assert self._gates.gate.outstanding["all"] == sum(each.ticket is not None for each in live)
+        seated = sum(each.seat is not None for each in live)
+        assert sum(self._gates.gate.seated.values()) == seated
+
+    async def end(self) -> None:
+        """Check that nothing is left of requests that are given up."""
+        await self.agree()
+        for request in self._requests:
             request.task.cancel()
-        await asyncio.gather(*(each.task for each in requests), return_exceptions=True)
-        await agree()
-        assert gates.gate is not None
-        assert gates.gate.is_empty
+        tasks = [each.task for each in self._requests]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.agree()
+        assert self._gates.gate is not None
+        assert self._gates.gate.is_empty
+
+
+async def _interleaved(replicas: Replicas, acts: list[tuple[str, int]]) -> None:
+    async with gated(_few(3), replicas) as (gates, endpoints):
+        it = Run(gates, endpoints)
+        for act, number in acts:
+            await getattr(it, act)(number)
+        await it.end()
 
 
 @given(acts=ACTS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_counts_return_to_zero_whatever_happens_in_which_order(
     replicas: Replicas, acts: list[tuple[str, int]]
 ) -> None:
