@@ -57,6 +57,7 @@ SIMULATED = {
     f"tests/serving/simulated/test_{name}.py"
     for name in (
         "drain",
+        "endpoints",
         "interrupts",
         "replace",
         "simulated_cluster",

@@ -14,7 +14,8 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
     """Return replicas that are found as those of Ray Serve."""
     found = Replicas()
     gate, watch = "serving.replicas.gate_server", "serving.replicas.replica_watch"
-    monkeypatch.setattr(f"{gate}.serve.get_replica_context", lambda: SimpleNamespace(app_name="a"))
+    context = SimpleNamespace(app_name="a", rank=SimpleNamespace(rank=0))
+    monkeypatch.setattr(f"{gate}.serve.get_replica_context", lambda: context)
     monkeypatch.setattr(
         f"{gate}.serve.get_deployment_handle", lambda name, _app: SimpleNamespace(name=name)
     )

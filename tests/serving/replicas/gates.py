@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from serving.admission.tenants import ANONYMOUS, KeyHolder
 from serving.api.gate import AnswerReport
 from serving.protocol.endpoint_config import EndpointConfig, to_plain
 from serving.protocol.messages import ChannelPlace, FirstChunk, Prefilled, Refusal, RequestPhases
-from serving.replicas.call_listener import CallListener, whole
+from serving.replicas.call_listener import CallListener, ServedCall, whole
 from serving.replicas.gate_server import GateServer, plan_key
 from serving.replicas.remote_gate import GateConnection, RemoteGate
 from serving.request.replica_pool import RoutedPrompt, Seat
@@ -44,16 +46,25 @@ def settings_of(config: EndpointConfig, generation: str = "", drain_s: float = 1
 
 
 class Replicas:
-    """The replicas of all deployments, each with a channel, as Ray Serve would name them."""
+    """
+    The replicas of all deployments, each with a channel, as Ray Serve would name them.
+
+    Attributes:
+        named: their listeners, by deployment and name.
+        refuses: whether they refuse all requests.
+        itl_s: seconds between two tokens.
+        answered: requests that each has had.
+    """
 
     def __init__(self) -> None:
         self.named: dict[str, dict[str, CallListener]] = {}
         self.refuses = False
+        self.itl_s = 0.0
+        self.answered: Counter[str] = Counter()
 
     async def start(self, deployment: str, *names: str) -> None:
         """Have these, and no others, run in a deployment."""
         methods = {
-            "answer": whole(self.answer),
             "prefill": whole(self.prefill),
             "facts": whole(self.facts),
             "steps": whole(self.steps),
@@ -63,14 +74,28 @@ class Replicas:
             former.pop(name).close()
         for name in names:
             if name not in former:
-                listener = CallListener(methods)
+                listener = CallListener({**methods, "answer": partial(self.answer, name)})
                 await listener.listen(HERE, None)
                 former[name] = listener
 
-    async def answer(self, **_asked: object) -> FirstChunk | Refusal:
+    async def answer(
+        self, name: str, call: ServedCall, *, body: dict[str, Any], **_asked: object
+    ) -> FirstChunk | Refusal | None:
+        """Answer with as many tokens as are asked for, in one piece or in events."""
+        self.answered[name] += 1
         if self.refuses:
             return Refusal(status=503, message="It is full.")
-        return FirstChunk(phases=PHASES, first={})
+        tokens = body["max_tokens"]
+        usage = {"prompt_tokens": 3, "completion_tokens": tokens}
+        if not body.get("stream"):
+            await asyncio.sleep(self.itl_s * (tokens - 1))
+            return FirstChunk(phases=PHASES, first={"choices": [], "usage": usage})
+        call.begin(FirstChunk(phases=PHASES, first="data: 0\n\n"))
+        for number in range(1, tokens):
+            await asyncio.sleep(self.itl_s)
+            call.events(b"data: %d\n\n" % number)
+        call.end(usage=usage, text="data: [DONE]\n\n")
+        return None
 
     async def prefill(self, **_asked: object) -> Prefilled:
         return Prefilled(kv_transfer_params={}, queue_s=0.0, step_s=0.1, replica="p")

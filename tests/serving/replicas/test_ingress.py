@@ -1,28 +1,32 @@
-"""The endpoint as Ray Serve has it: its health, and its end."""
+"""Endpoint processes as Ray Serve has them, with a gate: plans, health, and the end."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from serving.api.access_log import access_log
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import EndpointConfig, to_plain
+from serving.protocol.endpoint_config import EndpointConfig
 from serving.replicas.ingress import Ingress
-from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY, ONE
 from tests.serving.virtual_time import in_virtual_time
 
+from .gates import HERE, Gates, Replicas, gated, settings_of
+
 OURS: Any = Ingress.__wrapped__  # type: ignore[attr-defined]
+
+STREAM = {**ONE, "max_tokens": 6, "stream": True}
 
 
 class Endpoint(OURS):
@@ -32,22 +36,57 @@ class Endpoint(OURS):
         """Python's own end: Ray Serve awaits ours before."""
 
 
-class Pools(FakeServers):
-    """Servers that know whether they may still be called."""
+class Endpoints:
+    """Endpoints at one port; *on_sigterm* are what they do at SIGTERM."""
 
-    closed = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        [self.port] = free_ports(1)
+        self.running: list[Any] = []
+        self.client = httpx.AsyncClient(base_url=f"http://{HERE}:{self.port}", timeout=100.0)
+        self._monkeypatch = monkeypatch
 
-    def close(self) -> None:
-        self.closed += 1
+    async def start(self, gates: Gates) -> Any:  # noqa: ANN401
+        """Start another one, and wait until it listens."""
+        self._monkeypatch.setattr("serving.replicas.ingress._find_gate", gates.find)
+        endpoint = Endpoint(address=(HERE, self.port))
+        await endpoint.__serve_build_asgi_app__()
+        self.running.append(endpoint)
+        while not endpoint._server._server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return endpoint
+
+    async def end(self, endpoint: Any) -> None:  # noqa: ANN401
+        """End one as Ray Serve does."""
+        self.running.remove(endpoint)
+        await OURS.__del__(endpoint)
+
+    def stream(self) -> asyncio.Task[httpx.Response]:
+        """Begin a stream of six tokens, on a connection of its own."""
+
+        async def read() -> httpx.Response:
+            base_url = str(self.client.base_url)
+            async with httpx.AsyncClient(base_url=base_url, timeout=100.0) as client:
+                return await client.post("/v1/completions", json=STREAM)
+
+        return asyncio.create_task(read())
+
+    async def ask(self, **body: object) -> httpx.Response:
+        """Send a short request, on a connection of its own."""
+        async with httpx.AsyncClient(base_url=self.client.base_url, timeout=100.0) as client:
+            return await client.post("/v1/completions", json={**ONE, **body})
+
+    async def series(self) -> dict[str, float]:
+        text = (await self.client.get("/metrics")).text
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
 
 @pytest.fixture(autouse=True)
 def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Leave this process's signals and logs alone: it is no worker of Ray."""
     monkeypatch.setattr("serving.replicas.ingress.before_sigterm", lambda _wait: None)
+    monkeypatch.setattr("serving.replicas.ingress.keep_log_open", lambda: None)
     monkeypatch.setattr("serving.replicas.ingress.serve_logs", lambda: tmp_path)
-    here = SimpleNamespace(get_replica_context=lambda: SimpleNamespace(app_name="minicluster"))
-    monkeypatch.setattr("serving.replicas.ingress.serve", here)
     kept = [*access_log.handlers]
     yield
     for handler in {*access_log.handlers} - {*kept}:
@@ -55,84 +94,262 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         handler.close()
 
 
-def _settings(config: EndpointConfig, drain_s: float = 1.0) -> dict[str, Any]:
-    """Return an endpoint's settings, without any deployment to call."""
-    return {"config": to_plain(config), "servers": {}, "prefill": {}, "drain_s": drain_s}
+@pytest.fixture
+def at_port(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Callable[..., Any]:
+    """Return what starts a gate and endpoints that listen, and ends them."""
 
-
-@pytest.mark.parametrize("dies", [True, False])
-def test_it_is_healthy_as_long_as_it_listens(config: EndpointConfig, *, dies: bool) -> None:
-    """A server that has ended is found out, and the port is free after the end."""
-    [port] = free_ports(1)
-
-    async def used() -> None:
-        address = ("127.0.0.1", port)
-        ingress = Endpoint(_settings(config), address=address)
-        await ingress.__serve_build_asgi_app__()
-        while True:
+    @asynccontextmanager
+    async def started(
+        config: EndpointConfig, number: int
+    ) -> AsyncIterator[tuple[Gates, Endpoints]]:
+        async with gated(config, replicas, endpoints=0) as (gates, _):
+            gates.settings = settings_of(config, drain_s=60.0)
+            gates.die()
+            await gates.start()
+            endpoints = Endpoints(monkeypatch)
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                break
-            except OSError:
-                await asyncio.sleep(0.01)
-        writer.close()
-        ingress.check_health()
-        if dies:
-            ingress._server.stop()
-            await asyncio.wait({ingress._serving})
-            with pytest.raises(RuntimeError, match=str(port)):
-                ingress.check_health()
-        await OURS.__del__(ingress)
+                for _ in range(number):
+                    await endpoints.start(gates)
+                yield gates, endpoints
+            finally:
+                await endpoints.client.aclose()
+                for each in [*endpoints.running]:
+                    await endpoints.end(each)
 
-    asyncio.run(asyncio.wait_for(used(), 30))
-    socket.create_server(("127.0.0.1", port)).close()
+    return started
+
+
+@in_virtual_time
+@pytest.mark.parametrize("dies", [True, False])
+async def test_it_is_healthy_as_long_as_it_listens(
+    at_port: Callable[..., Any], config: EndpointConfig, *, dies: bool
+) -> None:
+    """A server that has ended is found out, and the port is free after the end."""
+    async with at_port(config, 1) as (_, endpoints):
+        [endpoint] = endpoints.running
+        assert (await endpoints.client.get("/health")).status_code == 200
+        endpoint.check_health()
+        if dies:
+            endpoint._server.stop()
+            await asyncio.wait({endpoint._serving})
+            with pytest.raises(RuntimeError, match=str(endpoints.port)):
+                endpoint.check_health()
+    socket.create_server((HERE, endpoints.port)).close()
+
+
+@in_virtual_time
+async def test_one_that_cannot_begin_says_why(
+    at_port: Callable[..., Any],
+    config: EndpointConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray Serve has it fail to start; it does not wait for the gate for ever."""
+    async with at_port(config, 0) as (gates, endpoints):
+        monkeypatch.setenv("MINICLUSTER_API_KEYS", "alice")
+        with pytest.raises(InputError, match="MINICLUSTER_API_KEYS"):
+            await endpoints.start(gates)
+
+
+@in_virtual_time
+async def test_endpoints_at_one_port_share_all_counts(
+    at_port: Callable[..., Any],
+    config: EndpointConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: Replicas,
+) -> None:
+    """Whichever of them a request comes to, its key's limit is one, and so are the metrics."""
+    monkeypatch.setenv("MINICLUSTER_API_KEYS", f"alice:{KEY}:4")
+    replicas.itl_s = 1.0
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with at_port(config, 2) as (gates, endpoints):
+        endpoints.client.headers.update(headers)
+
+        async def asked() -> int:
+            async with httpx.AsyncClient(headers=headers, timeout=100.0) as client:
+                url = f"{endpoints.client.base_url}/v1/completions"
+                return (await client.post(url, json=STREAM)).status_code
+
+        answers = await asyncio.gather(*(asked() for _ in range(16)))
+        assert sorted(answers) == [200] * 4 + [429] * 12
+        found = await endpoints.series()
+        assert found['minicluster_requests_total{outcome="ok",path="remote"}'] == 4
+        assert found['minicluster_shed_total{reason="key"}'] == 12
+        assert found['minicluster_outstanding_requests{stage="all"}'] == 0
+        route = 'minicluster_http_responses_total{route="/v1/completions",status='
+        assert [found[f'{route}"{status}"}}'] for status in (200, 429)] == [4, 12]
+        assert gates.gate is not None
+        assert gates.gate.is_empty
 
 
 @in_virtual_time
 async def test_another_plan_takes_the_next_request(
-    config: EndpointConfig, monkeypatch: pytest.MonkeyPatch
+    at_port: Callable[..., Any],
+    config: EndpointConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: Replicas,
 ) -> None:
     """The stream in flight ends where it began; counts and keys go on, limits are the new ones."""
     monkeypatch.setenv("MINICLUSTER_API_KEYS", f"alice:{KEY}:2")
     others = replace(config, plan_hash="other", slo=SloSpec(ttft_s=0.7, tpot_s=0.05))
-    pools = {config.plan_hash: Pools(itl_s=1.0), "other": Pools()}
-    monkeypatch.setattr(
-        "serving.replicas.ingress._backend",
-        lambda found, _tls: pools[found["config"]["plan_hash"]],
-    )
-    ingress = Endpoint(_settings(config, drain_s=60.0))
-    transport = httpx.ASGITransport(app=await ingress.__serve_build_asgi_app__())
-    headers = {"Authorization": f"Bearer {KEY}"}
-    client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
-    streaming = asyncio.create_task(
-        client.post("/v1/completions", json={**ONE, "max_tokens": 6, "stream": True})
-    )
-    await asyncio.sleep(0.5)
+    other = settings_of(others, "2", drain_s=60.0)
+    replicas.itl_s = 3.0
+    async with at_port(config, 1) as (gates, endpoints):
+        client, gate = endpoints.client, gates.gate
+        client.headers["Authorization"] = f"Bearer {KEY}"
+        streaming = asyncio.create_task(client.post("/v1/completions", json=STREAM))
+        await asyncio.sleep(0.5)
+        await replicas.start("Prefill2", "p2")
+        await replicas.start("Decode2")
+        assert await gate.prepare(other) == ["no decode replica is up"]
+        await replicas.start("Decode2", "d2")
+        assert (await client.get("/plan")).json()["planned"]["plan_hash"] == config.plan_hash
+        await gate.reconfigure(other)
+        draining = asyncio.create_task(gate.drain_former())
+        await asyncio.sleep(0.1)
+        assert await gate.serves() == {"d0": "Decode2"}
+        assert (await client.get("/plan")).json()["planned"]["plan_hash"] == "other"
+        short = {**ONE, "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=short)).status_code == 200
+        assert replicas.answered == {"d": 1, "d2": 1}
+        # The key may have two requests in flight, and one of them is at the former plan's replicas.
+        second = asyncio.create_task(client.post("/v1/completions", json=STREAM))
+        await asyncio.sleep(0.5)
+        assert (await client.post("/v1/completions", json=ONE)).status_code == 429
+        assert not draining.done()
+        assert (await streaming).text.endswith("data: [DONE]\n\n")
+        assert await draining == 0
+        assert (await second).status_code == 200
+        found = await endpoints.series()
+        assert found['minicluster_slo_seconds{quantity="ttft"}'] == 0.7
+        assert found['minicluster_requests_total{outcome="ok",path="remote"}'] == 3
+        async with asyncio.timeout(1.0):
+            assert await gate.drain() == 0
 
-    lacking = pools["other"].up.pop(("decode", "d0"))
-    assert await ingress.prepare(_settings(others)) == ["no decode replica is up"]
-    assert pools["other"].closed == 1
-    pools["other"].up["decode", "d0"] = lacking
-    assert await ingress.prepare(_settings(others)) == []
-    assert (await client.get("/plan")).json()["planned"]["plan_hash"] == config.plan_hash
-    await ingress.reconfigure(_settings(others))
-    draining = asyncio.create_task(ingress.drain_former())
 
-    assert (await client.get("/plan")).json()["planned"]["plan_hash"] == "other"
-    before = len(pools["other"].seen)
-    assert (await client.post("/v1/completions", json=ONE)).status_code == 200
-    assert (len(pools["other"].seen), pools[config.plan_hash].open) == (before + 1, 1)
-    # The key may have two requests in flight, and one of them is at the former plan's replicas.
-    pools["other"].itl_s = 1.0
-    second = asyncio.create_task(client.post("/v1/completions", json=ONE))
-    await asyncio.sleep(0.5)
-    assert (await client.post("/v1/completions", json=ONE)).status_code == 429
-    assert (draining.done(), pools[config.plan_hash].closed) == (False, 0)
-    assert (await streaming).text.endswith("data: [DONE]\n\n")
-    assert await draining == 0
-    assert (pools[config.plan_hash].closed, pools["other"].closed) == (1, 1)
-    assert (await second).status_code == 200
-    found = (await client.get("/metrics")).text
-    assert 'minicluster_slo_seconds{quantity="ttft"} 0.7' in found
-    assert 'minicluster_requests_total{outcome="ok",path="remote"} 3.0' in found
-    assert await asyncio.wait_for(ingress.drain(), 1.0) == 0
+@in_virtual_time
+async def test_a_plan_that_comes_back_serves_and_drains_as_any_other(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas
+) -> None:
+    """Also while its first requests go on: each drain waits for all of them."""
+    other = settings_of(replace(config, plan_hash="other"), "2", drain_s=60.0)
+    replicas.itl_s = 1.0
+    async with at_port(config, 1) as (gates, endpoints):
+        await replicas.start("Decode2", "d2")
+        await replicas.start("Prefill2", "p2")
+        streams = [endpoints.stream()]
+        await asyncio.sleep(0.5)
+        for each in (other, gates.settings):
+            await gates.gate.reconfigure(each)
+            await asyncio.sleep(0.5)
+            streams.append(endpoints.stream())
+            await asyncio.sleep(0.5)
+        assert replicas.answered == {"d": 2, "d2": 1}
+        draining = asyncio.create_task(gates.gate.drain())
+        await asyncio.sleep(0.5)
+        assert (await endpoints.ask()).status_code == 503
+        assert await draining == 0
+        for stream in streams:
+            assert stream.done()
+            assert (await stream).text.endswith("data: [DONE]\n\n")
+
+
+@in_virtual_time
+async def test_the_end_of_a_lone_endpoint_refuses_new_work_until_the_last_answer(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas
+) -> None:
+    """Nothing else answers at its port; clients are told to come again."""
+    replicas.itl_s = 1.0
+    async with at_port(config, 1) as (gates, endpoints):
+        [endpoint] = endpoints.running
+        streaming = endpoints.stream()
+        await asyncio.sleep(0.5)
+        ending = asyncio.create_task(endpoints.end(endpoint))
+        await asyncio.sleep(0.5)
+        late = await endpoints.ask()
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "stopping")
+        assert (await streaming).text.endswith("data: [DONE]\n\n")
+        await ending
+        await asyncio.sleep(0.1)
+        assert gates.gate.is_empty
+        with pytest.raises(httpx.ConnectError):
+            await endpoints.ask()
+
+
+@in_virtual_time
+async def test_the_end_of_one_of_two_endpoints_is_not_noticed(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas
+) -> None:
+    """It listens no more at once, and its streams end first; the other has all new requests."""
+    replicas.itl_s = 1.0
+    async with at_port(config, 2) as (gates, endpoints):
+        streams = [endpoints.stream() for _ in range(6)]
+        await asyncio.sleep(0.5)
+        ending = asyncio.create_task(endpoints.end(endpoints.running[0]))
+        await asyncio.sleep(0.5)
+        answers = [await endpoints.ask(max_tokens=1) for _ in range(6)]
+        assert {each.status_code for each in answers} == {200}
+        for stream in streams:
+            assert (await stream).text.endswith("data: [DONE]\n\n")
+        await ending
+        await asyncio.sleep(0.1)
+        assert gates.gate.is_empty
+        assert await gates.gate.serves() == {"d0": "Decode"}
+
+
+@in_virtual_time
+@pytest.mark.parametrize("dies", [True, False])
+async def test_endpoints_serve_again_when_a_gate_that_had_them_drain_has_a_successor(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas, *, dies: bool
+) -> None:
+    """Whether its drain was over or not; the streams in flight are not touched."""
+    replicas.itl_s = 1.0
+    async with at_port(config, 2) as (gates, endpoints):
+        stream = endpoints.stream()
+        await asyncio.sleep(0.5)
+        draining = asyncio.create_task(gates.gate.drain())
+        await asyncio.sleep(0.5)
+        assert (await endpoints.ask()).status_code == 503
+        if dies:
+            draining.cancel()
+        else:
+            assert await draining == 0
+        gates.die()
+        gate = await gates.start()
+        await asyncio.sleep(1.0)
+        assert await gate.serves() == {"d0": "Decode"}
+        answers = [await endpoints.ask(max_tokens=1) for _ in range(4)]
+        assert {each.status_code for each in answers} == {200}
+        assert (await stream).text.endswith("data: [DONE]\n\n")
+        await asyncio.sleep(0.1)
+        assert gate.is_empty
+        async with asyncio.timeout(5.0):
+            assert await gate.drain() == 0
+
+
+@in_virtual_time
+async def test_requests_wait_while_there_is_no_gate(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas
+) -> None:
+    """Streams in flight go on; whoever has waited too long is told to come again."""
+    replicas.itl_s = 1.0
+    async with at_port(config, 2) as (gates, endpoints):
+        streams = [endpoints.stream() for _ in range(4)]
+        await asyncio.sleep(0.5)
+        gates.die()
+        waiting = [asyncio.create_task(endpoints.ask(max_tokens=1)) for _ in range(4)]
+        await asyncio.sleep(2.0)
+        gate = await gates.start()
+        await asyncio.sleep(1.0)
+        assert gate.outstanding == {"prefill": 0, "all": 4}
+        assert [(await each).status_code for each in waiting] == [200] * 4
+        for stream in streams:
+            assert (await stream).text.endswith("data: [DONE]\n\n")
+        await asyncio.sleep(0.1)
+        assert gate.is_empty
+        gates.die()
+        refused = await endpoints.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gate_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await endpoints.client.get("/health")).status_code == 200
+        await gates.start()
+        await asyncio.sleep(1.0)
