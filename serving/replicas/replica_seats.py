@@ -26,7 +26,7 @@ class ReplicaSeats:
         config: EndpointConfig,
         handles: Mapping[Pool, Any],
         tls: ssl.SSLContext | None,
-        changed: Callable[[], None],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Watch the replicas behind *handles*, one of Ray Serve for each pool and domain.
