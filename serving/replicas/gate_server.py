@@ -152,6 +152,8 @@ class GateServer:
         """
         Have *settings* ready to switch to: send a request through every domain.
 
+        What lacks something is not kept: it may be asked for again, or its replicas removed.
+
         Returns:
             What is lacking; nothing: requests get through.
         """
@@ -159,6 +161,10 @@ class GateServer:
         config = plan.config
         check = ReadyCheck(config, plan.backend, AdmissionController(config), Metrics(config))
         _, lacking = await check.check()
+        if lacking and plan is self._prepared:
+            plan.seats.close()
+            self._prepared = None
+            self._tell()
         return lacking
 
     async def reconfigure(self, settings: dict[str, Any]) -> None:

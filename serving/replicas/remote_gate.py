@@ -104,8 +104,11 @@ class GateConnection:
         return RemoteGate(self, key)
 
     def serve_by(self, plans: list[str]) -> None:
-        """Take other `plans`, and tell the gate."""
+        """Take other `plans`, and tell the gate; forget those that have ended."""
         self.plans = plans
+        self._under_way = {
+            key: of for key, of in self._under_way.items() if key in plans or of.tickets or of.seats
+        }
         self.notify("serves_by", plans=plans)
 
     def under_way(self, key: str) -> _UnderWay:

@@ -20,6 +20,7 @@ from serving.replicas.call_listener import CallListener, ServedCall, whole
 from serving.replicas.gate_server import GateServer, plan_key
 from serving.replicas.remote_gate import GateConnection, RemoteGate
 from serving.request.replica_pool import RoutedPrompt, Seat
+from tests.serving.virtual_time import ticking
 
 HERE = "127.0.0.1"
 DECODE, PREFILL = ("decode", "d0"), ("prefill", "d0")
@@ -52,14 +53,15 @@ class Replicas:
     Attributes:
         named: their listeners, by deployment and name.
         refuses: whether they refuse all requests.
-        itl_s: seconds between two tokens.
+        go_on: set while answers go on after their first token.
         answered: requests that each has had.
     """
 
     def __init__(self) -> None:
         self.named: dict[str, dict[str, CallListener]] = {}
         self.refuses = False
-        self.itl_s = 0.0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self.answered: Counter[str] = Counter()
 
     async def start(self, deployment: str, *names: str) -> None:
@@ -88,11 +90,12 @@ class Replicas:
         tokens = body["max_tokens"]
         usage = {"prompt_tokens": 3, "completion_tokens": tokens}
         if not body.get("stream"):
-            await asyncio.sleep(self.itl_s * (tokens - 1))
+            if tokens > 1:
+                await self.go_on.wait()
             return FirstChunk(phases=PHASES, first={"choices": [], "usage": usage})
         call.begin(FirstChunk(phases=PHASES, first="data: 0\n\n"))
         for number in range(1, tokens):
-            await asyncio.sleep(self.itl_s)
+            await self.go_on.wait()
             call.events(b"data: %d\n\n" % number)
         call.end(usage=usage, text="data: [DONE]\n\n")
         return None
@@ -251,33 +254,25 @@ class Gates:
         return await self.gate.channel_place()
 
 
-async def _tick() -> None:
-    """Have the clock go in small steps: what is under way between sockets takes time."""
-    while True:  # noqa: ASYNC110  (there is nothing to wait for)
-        await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def gated(
     config: EndpointConfig, replicas: Replicas, endpoints: int = 2
 ) -> AsyncIterator[tuple[Gates, list[OneEndpoint]]]:
     """Yield a gate with replicas `d` and `p`, and endpoints that have joined it."""
-    ticker = asyncio.create_task(_tick())
-    await replicas.start("Decode", "d")
-    await replicas.start("Prefill", "p")
-    gates = Gates(settings_of(config), replicas)
-    await gates.start()
-    joined = [OneEndpoint(gates) for _ in range(endpoints)]
-    try:
-        await settled(joined)
-        yield gates, joined
-    finally:
-        for each in joined:
-            each.connection.close()
-        gates.die()
-        replicas.close()
-        await asyncio.sleep(0.1)  # what was cut is closed
-        ticker.cancel()
+    async with ticking():
+        await replicas.start("Decode", "d")
+        await replicas.start("Prefill", "p")
+        gates = Gates(settings_of(config), replicas)
+        await gates.start()
+        joined = [OneEndpoint(gates) for _ in range(endpoints)]
+        try:
+            await settled(joined)
+            yield gates, joined
+        finally:
+            for each in joined:
+                each.connection.close()
+            gates.die()
+            replicas.close()
 
 
 async def settled(endpoints: list[OneEndpoint]) -> None:
