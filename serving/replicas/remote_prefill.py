@@ -50,11 +50,11 @@ class _Attempts:
 
     async def attempt(self, domain: str, step: PrefillAttempt) -> Prefilled | Refusal | None:
         """Call one replica; `None`: it failed, which is noted."""
-        begun_s = time.monotonic()
+        begun_s, tried = time.monotonic(), len(self._tried)
         call = asyncio.ensure_future(self._pool.call(domain, self._kind, self._body, self._tried))
         try:
             await asyncio.wait({call}, timeout=step.patience_s)
-            if not call.done() and self._is_busy(begun_s):
+            if not call.done() and self._is_busy(begun_s, tried):
                 await asyncio.wait({call}, timeout=step.timeout_s - step.patience_s)
             if not call.done():
                 self.failures.append(TIMEOUT)
@@ -71,8 +71,10 @@ class _Attempts:
             return None
         return answer
 
-    def _is_busy(self, begun_s: float) -> bool:
-        """Return whether the replica of the last call answers others meanwhile."""
+    def _is_busy(self, begun_s: float, tried: int) -> bool:
+        """Return whether the replica answers others meanwhile, or the call waits for a place."""
+        if len(self._tried) == tried:
+            return True
         return any(self._pool.answered_since(each, begun_s) for each in self._tried[-1:])
 
 

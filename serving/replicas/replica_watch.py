@@ -24,7 +24,10 @@ POLL_S = 0.1
 """Interval at which the handles are asked, which costs some µs; Serve tells them of changes."""
 
 ASK_S = 10.0
-"""Longest time for a replica to say where it takes calls; it is asked again after it."""
+"""Longest time for a replica to say where it takes calls."""
+
+ASK_AGAIN_S = 1.0
+"""Time until a replica that did not say it is asked again."""
 
 
 class ReplicaWatch:
@@ -100,7 +103,7 @@ class ReplicaWatch:
                 break
             except Exception as error:  # noqa: BLE001  (it may be ending)
                 logger.warning("replica %s does not say where it is: %r", name, error)
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(ASK_AGAIN_S)
         del self._asking[name]
         self._arrange()
 

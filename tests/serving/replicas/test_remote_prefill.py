@@ -18,14 +18,15 @@ DONE = Prefilled(kv_transfer_params={}, replica="p0", queue_s=0.0, step_s=0.1)
 BODY = {"messages": []}
 MALFORMED = Refusal(status=400, message="no")
 BROKEN = Refusal(status=500, message="the engine failed")
-HANGS, DIES, BUSY = "hangs", "dies", "busy"
+HANGS, DIES, BUSY, FULL = "hangs", "dies", "busy", "full"
 
 
 class Replicas:
     """
     Prefill replicas that behave as told, one behaviour a call; the deadline is 5 s.
 
-    A busy one has answered others when it is asked about, and this call after 4 s.
+    A busy one has answered others when it is asked about, and this call after 4 s. Where all are
+    full, a call waits 4 s for a place.
     """
 
     def __init__(self, live: int, *behaviours: object) -> None:
@@ -44,9 +45,12 @@ class Replicas:
 
     async def call(self, domain: str, kind: str, body: object, tried: list[Any]) -> Any:  # noqa: ANN401
         assert (kind, body, tried) == ("chat", BODY, self.asked)
+        behaviour = self._behaviours.pop(0)
+        if behaviour == FULL:
+            await asyncio.sleep(4.0)
+            behaviour = DONE
         self.asked.append(domain)
         tried.append(domain)
-        behaviour = self._behaviours.pop(0)
         if behaviour == BUSY:
             await asyncio.sleep(4.0)
             return DONE
@@ -81,6 +85,7 @@ def _ask(replicas: Replicas, fallback: str = "fail") -> Any:  # noqa: ANN401
         ((DIES, DONE), (DIED,), [], 0.0),
         ((BROKEN, DONE), (DIED,), [], 0.0),
         ((HANGS, DONE), (TIMEOUT,), [2.5], 2.5),  # at half of the deadline
+        ((FULL,), (), [], 4.0),  # no replica has failed
         ((BUSY,), (), [], 4.0),  # it has a queue: a second call would only make that longer
     ],
 )

@@ -14,7 +14,7 @@ from serving.protocol.messages import ChannelPlace
 from serving.replicas.call_listener import CallListener, whole
 from serving.replicas.channels import ChannelLostError
 from serving.replicas.replica_seats import ReplicaSeats
-from serving.replicas.replica_watch import ASK_S, ReplicaWatch
+from serving.replicas.replica_watch import ASK_AGAIN_S, ASK_S, ReplicaWatch
 from serving.request.replica_pool import NoReplicaError, RoutedPrompt
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, ticking
@@ -168,6 +168,7 @@ async def test_a_replica_is_asked_until_it_says_where_it_is(
         assert await watched.live() is None
         await watched.prefill.start("c")
         with caplog.at_level(logging.WARNING):
+            await asyncio.sleep(3 * ASK_AGAIN_S)
             assert await watched.live() == "c"
         assert caplog.text.count("replica c does not say where it is") == 3
         watched.prefill.silent = "a"
