@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ pytestmark = pytest.mark.simulated
 
 ENDPOINTS = 2
 STREAMS = 40
-SHORT = {"tokens": 50, "max_tokens": 4}
+SHORT: dict[str, Any] = {"tokens": 50, "max_tokens": 4}
 BACK_S = 60.0
 """Within which Ray Serve has started what was killed, on a busy machine too; it takes seconds."""
 
@@ -73,6 +76,15 @@ class Deployed:
     def wait_until(self, requests: int) -> None:
         """Wait until the gate counts so many requests."""
         until(lambda: outstanding(self.url) == requests, f"{requests} requests in flight")
+
+    def answers(self, requests: int) -> bool:
+        """Return whether requests, one after the other, are all answered."""
+        replies = (send(f"{self.url}/v1/completions", body_of(0, **SHORT)) for _ in range(requests))
+        return all(each.done for each in replies)
+
+    def ends(self, bodies: list[dict[str, Any]], streams: list[Future[Reply]]) -> list[str]:
+        """Return what is wrong with each stream, when it has ended."""
+        return [self.wrong(body, each.result()) for body, each in zip(bodies, streams, strict=True)]
 
     def wrong(self, body: dict[str, Any], reply: Reply) -> str:
         """Say what is wrong with an answer; empty: it is whole."""
@@ -120,9 +132,7 @@ def test_an_endpoint_that_is_killed_takes_its_own_streams_alone(deployed: Deploy
         assert outstanding(deployed.url) <= STREAMS - lost
     assert [deployed.wrong(*each) for each in zip(new, answers, strict=True)] == [""] * len(new)
     assert max(each.first_s for each in answers) < deployed.limits.first_s / 2
-    ends = [
-        deployed.wrong(*each) for each in zip(bodies, (s.result() for s in streams), strict=True)
-    ]
+    ends = deployed.ends(bodies, streams)
     assert len([end for end in ends if end]) == lost, ends
     deployed.wait_until(0)
     until(lambda: len(deployed.listening()) == ENDPOINTS, "there is a second one again", BACK_S)
@@ -147,12 +157,38 @@ def test_a_gate_that_is_killed_is_not_noticed_by_any_client(deployed: Deployed) 
     [successor] = deployed.find("gate")
     assert successor.pid != gate.pid
     assert [reply for reply in load.replies if not reply.done] == [], away_s
-    ends = [
-        deployed.wrong(*each) for each in zip(bodies, (s.result() for s in streams), strict=True)
-    ]
-    assert ends == [""] * len(bodies)
+    assert deployed.ends(bodies, streams) == [""] * len(bodies)
     deployed.wait_until(0)
     assert series(deployed.url)['minicluster_outstanding_requests{stage="prefill"}'] == 0
+
+
+def test_an_endpoint_that_is_ended_is_not_noticed_by_any_client(deployed: Deployed) -> None:
+    """At SIGTERM its streams end first, and the other one has all that is new."""
+    bodies = [body_of(3000 + seed, tokens=50, max_tokens=60) for seed in range(STREAMS)]
+    ended, other = deployed.find("ingress")
+    with under_way(deployed.url, bodies) as streams:
+        deployed.wait_until(STREAMS)
+        os.kill(ended.pid, signal.SIGTERM)
+        until(lambda: deployed.listening() == {other.pid}, "one listens alone")
+        new = [body_of(3900 + number, **SHORT) for number in range(8)]
+        answers = [send(f"{deployed.url}/v1/completions", body) for body in new]
+    assert [deployed.wrong(*each) for each in zip(new, answers, strict=True)] == [""] * len(new)
+    assert deployed.ends(bodies, streams) == [""] * STREAMS
+    deployed.wait_until(0)
+    until(lambda: len(deployed.listening()) == ENDPOINTS, "there is a second one again", BACK_S)
+
+
+def test_a_gate_that_is_ended_has_a_successor(deployed: Deployed) -> None:
+    """At SIGTERM new requests are refused until streams in flight have ended; then it is over."""
+    bodies = [body_of(4000 + seed, tokens=50, max_tokens=30) for seed in range(4)]
+    [gate] = deployed.find("gate")
+    with under_way(deployed.url, bodies) as streams:
+        deployed.wait_until(len(bodies))
+        os.kill(gate.pid, signal.SIGTERM)
+    assert deployed.ends(bodies, streams) == [""] * len(bodies)
+    until(lambda: gate.pid not in {each.pid for each in deployed.find("gate")}, "it has ended")
+    until(lambda: deployed.answers(4 * ENDPOINTS), "both endpoints serve again", BACK_S)
+    deployed.wait_until(0)
 
 
 def test_no_request_fails_while_a_plan_is_replaced_behind_two_endpoints(deployed: Deployed) -> None:
