@@ -113,6 +113,14 @@ def _wide(plan: Plan) -> Plan:
     return replace(plan, pools=pools)
 
 
+def _is_gone(process: Process) -> bool:
+    """Return whether a process has ended, so that no connection can come to it."""
+    try:
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_an_endpoint_that_is_killed_takes_its_own_streams_alone(deployed: Deployed) -> None:
     """
     The others are whole, new connections are answered at once, and the gate gives all back.
@@ -127,6 +135,7 @@ def test_an_endpoint_that_is_killed_takes_its_own_streams_alone(deployed: Deploy
         assert lost + deployed.held_by(other) == STREAMS
         assert lost > 0
         kill(victim)
+        until(lambda: _is_gone(victim), "its sockets are closed")
         new = [body_of(900 + number, **SHORT) for number in range(8)]
         answers = [send(f"{deployed.url}/v1/completions", body) for body in new]
         assert outstanding(deployed.url) <= STREAMS - lost
