@@ -23,7 +23,7 @@ from tests.sizing.conftest import QUICK
 TOP = {
     *("schema_version", "model", "engine", "step_model", "inputs", "slo", "workload", "pools"),
     *("routing", "prediction", "cost", "headroom", "calibration", "validated_on", "deployable"),
-    *("provenance", "confidence"),
+    *("provenance", "confidence", "endpoint"),
 }
 
 
