@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from serving.replicas.call_listener import ServedCall
 
 
+LEAVE_S = 2.0
+"""Time for endpoints that end with the gate to say so, before it leaves the others."""
+
+
 def plan_key(settings: Mapping[str, Any]) -> str:
     """Return the name of a plan's settings, which is the same in every process."""
     text = json.dumps(settings, sort_keys=True)
@@ -95,12 +99,14 @@ class _Endpoint:
         tickets: its requests in flight, by plan and number, with the gates that have them.
         seats: its places at replicas, by plan and number, with what gave them.
         plans: those by which it serves, or still ends requests; the last one serves.
+        ends: whether its process is about to end.
     """
 
     tell: Callable[[dict[str, Any]], None] = lambda _news: None
     tickets: dict[tuple[str, int], Gate] = field(default_factory=dict)
     seats: dict[tuple[str, int], tuple[ReplicaSeats, Pool, Seat]] = field(default_factory=dict)
     plans: list[str] = field(default_factory=list)
+    ends: bool = False
 
 
 class GateServer:
@@ -129,7 +135,7 @@ class GateServer:
         )
         noticed = (
             *(self.joins, self.first_token, self.ended, self.answered, self.shed),
-            *(self.leave, self.serves_by),
+            *(self.leave, self.serves_by, self.ends),
         )
         self._listener = CallListener(
             {each.__name__: each for each in called},
@@ -140,7 +146,7 @@ class GateServer:
             ray.util.get_node_ip_address(), channel_tls(os.environ, listens=True)
         )
         loop = asyncio.get_running_loop()
-        before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.drain(), loop).result())
+        before_sigterm(lambda: asyncio.run_coroutine_threadsafe(self._end(), loop).result())
 
     # What the command that deploys calls, through Ray Serve.
 
@@ -206,9 +212,14 @@ class GateServer:
         return len(self._tickets())
 
     async def __del__(self) -> None:
-        """Drain: endpoints ask the gate until their last answer has ended."""
-        await self.drain()
+        """End; Ray Serve calls this."""
+        await self._end()
         self._listener.close()
+
+    async def _end(self) -> None:
+        """Wait for the last answers of endpoints that end; the others wait for another gate."""
+        await asyncio.sleep(LEAVE_S)
+        await self._until(lambda: not any(each.ends for each in self._endpoints.values()))
 
     # What endpoints call.
 
@@ -346,6 +357,10 @@ class GateServer:
         """Take note of the plans by which an endpoint serves, as in `_Endpoint`."""
         self._endpoints[connection].plans = plans
         self._wake()
+
+    def ends(self, connection: object) -> None:
+        """Take note that an endpoint ends with its last answer."""
+        self._endpoints[connection].ends = True
 
     # Between the two.
 

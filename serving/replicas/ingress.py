@@ -112,7 +112,7 @@ class Ingress:
         """Serve by the plan of the gate's news from the next request on."""
         settings, draining = news["settings"], news["draining"]
         key = plan_key(settings)
-        # A gate that ends has all drain, and its successor has them serve again.
+        # A gate that had all drain may have died, and its successor has them serve again.
         if key != self._key or (self._refuses and not draining and not self._ends):
             self._begin(key, settings, bytes.fromhex(news["cache_secret"]))
         if draining:
@@ -178,6 +178,7 @@ class Ingress:
         if self._app is None:
             return
         self._ends = True
+        self._gate.notify("ends")
         alone = self._gate.news["endpoints"] <= 1 or self._gate.news["draining"]
         if alone:
             self._drain()

@@ -548,23 +548,27 @@ async def test_a_drain_lasts_until_no_endpoint_has_requests(replicas: Replicas) 
 
 
 @in_virtual_time
-async def test_the_end_of_the_gate_waits_for_its_endpoints(replicas: Replicas) -> None:
-    """What is under way gets places until it has ended; then the connections are cut."""
+async def test_the_end_of_the_gate_waits_for_endpoints_that_end(replicas: Replicas) -> None:
+    """Those that end, too, have it until they are gone; the others go on at the next gate."""
     async with gated(CONFIG, replicas) as (gates, [one, two]):
         gate = gates.gate
         assert gate is not None
-        ticket = await _admitted(one)
-        one.ends = False
+        ticket, kept = await _admitted(one), await _admitted(two)
         ending = asyncio.create_task(GateServer.__del__(gate))
-        await asyncio.sleep(0.5)
+        one.connection.notify("ends")
+        await asyncio.sleep(100.0)
         one.gate.leave(DECODE, await one.seat())
         one.end(ticket)
         assert not ending.done()
-        gates.gate = None
-        one.end_former(but=0)
+        successor = await gates.start()
+        one.connection.close()
         await ending
+        await settled([two])
+        assert successor.outstanding["all"] == 1
+        assert isinstance(await two.admit(), int)
+        two.end(kept)
         await asyncio.sleep(0.1)
-        assert not any(each.connection._joined.is_set() for each in (one, two))
+        assert successor.outstanding["all"] == 1
         gate.die()
 
 

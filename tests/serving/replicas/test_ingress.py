@@ -19,6 +19,7 @@ from serving.api.access_log import access_log
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.replicas import remote_gate
+from serving.replicas.gate_server import GateServer
 from serving.replicas.ingress import Ingress
 from tests.serving.http_client import KEY, ONE
 from tests.serving.virtual_time import in_virtual_time
@@ -363,6 +364,25 @@ async def test_requests_wait_while_there_is_no_gate(
         assert (await endpoints.client.get("/health")).status_code == 200
         await gates.start()
         await asyncio.sleep(1.0)
+
+
+@in_virtual_time
+async def test_all_end_with_the_last_answer(
+    at_port: Callable[..., Any], config: EndpointConfig, replicas: Replicas
+) -> None:
+    """Where gate and endpoints are ended at once, the gate is there until they have ended."""
+    replicas.go_on.clear()
+    async with at_port(config, 2) as (gates, endpoints):
+        streams = await endpoints.streams(4)
+        gone = asyncio.create_task(GateServer.__del__(gates.gate))
+        ending = [asyncio.create_task(endpoints.end(each)) for each in [*endpoints.running]]
+        await asyncio.sleep(60.0)
+        assert not any(each.done() for each in (gone, *ending))
+        replicas.go_on.set()
+        for stream in streams:
+            assert (await stream).text.endswith(WHOLE)
+        await asyncio.gather(gone, *ending)
+        assert gates.gate.is_empty
 
 
 async def serving_by(gate: OneGate, deployment: str) -> None:

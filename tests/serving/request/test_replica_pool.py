@@ -290,6 +290,23 @@ async def test_a_request_that_is_there_already_is_counted_there() -> None:
 
 
 @in_virtual_time
+async def test_a_replica_that_is_known_late_has_what_is_there_already() -> None:
+    """Whether it comes first or after others; what has ended meanwhile is no load."""
+    pool = ReplicaPool(replace(unplanned().prefilling, max_ongoing_requests=2))
+    seats = [pool.take(name, ONE) for name in "abbc"]
+    pool.update({"a": None})
+    pool.leave(seats[3])
+    pool.update(dict.fromkeys("abc"))
+    taken = [(await pool.seat(ONE)).replica for _ in range(3)]
+    assert sorted(taken) == ["a", "c", "c"]
+    waiting = asyncio.create_task(pool.seat(ONE))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    pool.leave(seats[1])
+    assert (await waiting).replica == "b"
+
+
+@in_virtual_time
 async def test_prompts_that_begin_alike_go_to_one_replica_until_it_has_too_much_to_do() -> None:
     """The policy compares what each replica would have to compute, new tokens included."""
     pool = Pool("prefix-aware", "abc")
