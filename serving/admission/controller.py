@@ -156,7 +156,7 @@ class InflightRequests:
     """
     The counts of admitted requests by domain and pool.
 
-    They are exact while one endpoint admits all requests: `serving.replicas.app` starts one.
+    They are exact because one process admits all requests: the gate.
     """
 
     def __init__(self, config: EndpointConfig) -> None:
@@ -267,7 +267,7 @@ class InflightRequests:
 
 class AdmissionController:
     """
-    Admission for one endpoint: `serving.admission.policy` on the requests in flight.
+    Admission of a gate: `serving.admission.policy` on the requests in flight.
 
     Attributes:
         inflight: the requests in flight.

@@ -210,7 +210,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             " of the plan's model, not measurements; devices were not checked"
         )
     typer.echo(f"checked: {_checked(ready)}")
-    _warn_of_cores(planned, state.slowdown)
+    _warn_of_cores(planned, state.slowdown, address)
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
     trust = "" if tls is None else f"--cacert {tls.cert} "
     key = '-H "Authorization: Bearer $KEY" ' if KEYS_FILE in os.environ else ""
@@ -231,9 +231,9 @@ def _endpoint_hosts(hosts: int, host: str, address: str | None) -> int:
     return hosts
 
 
-def _warn_of_cores(plan: Plan | None, slowdown: float) -> None:
+def _warn_of_cores(plan: Plan | None, slowdown: float, address: str | None) -> None:
     """Say so if this machine has fewer cores than the plan's load takes in front of the engines."""
-    if plan is None or plan.endpoint is None:
+    if plan is None or plan.endpoint is None or address is not None:  # the head may be elsewhere
         return
     needed, there = (plan.endpoint.cores + plan.endpoint.gate_cores) / slowdown, os.cpu_count()
     if there is not None and needed > there:

@@ -92,7 +92,7 @@ def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
     """
     Return the names of the replicas that *handle* can call now; `None`: it does not know yet.
 
-    The handle learns from the controller, and at once from a call that finds a replica dead.
+    The handle learns from the controller, and knows them while that restarts.
     """
     if not handle.is_initialized:
         handle._init()  # noqa: SLF001

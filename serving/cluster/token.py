@@ -92,7 +92,7 @@ def refuse_missing_certificates(environ: Mapping[str, str]) -> None:
 
 def channel_tls(environ: Mapping[str, str], *, listens: bool) -> ssl.SSLContext | None:
     """
-    Return the TLS of the token channels: by Ray's own certificates where Ray uses TLS.
+    Return the TLS of the channels: by Ray's own certificates where Ray uses TLS.
 
     Both sides show the cluster's certificate, as Ray's processes do; its names are not compared,
     because replicas are called by addresses.

@@ -86,9 +86,7 @@ def compile_app(
         model_id=deployment.model.id,
         pools=tuple(pools),
         endpoint_hosts=target.endpoint_hosts,
-        endpoints=max(
-            target.endpoint_hosts, target.endpoints or _planned_endpoints(plan, target.slowdown)
-        ),
+        endpoints=_endpoints(target, plan),
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,
@@ -108,6 +106,12 @@ def _planned_endpoints(plan: Plan | None, slowdown: float) -> int:
     if plan is None or plan.endpoint is None:
         return 1
     return math.ceil(plan.endpoint.processes / slowdown)
+
+
+def _endpoints(target: DeployTarget, plan: Plan | None) -> int:
+    """Return the number of endpoint processes, the same on each of their hosts."""
+    wanted = target.endpoints or _planned_endpoints(plan, target.slowdown)
+    return math.ceil(wanted / target.endpoint_hosts) * target.endpoint_hosts
 
 
 def hash_of(plan: Plan | Deployment) -> str:

@@ -12,7 +12,7 @@ import hmac
 import struct
 from enum import IntEnum
 
-HEADER = struct.Struct("!IIB")
+HEADER = struct.Struct("!IQB")
 VERSION = 2
 MAGIC = b"minicluster"
 NONCE_BYTES = 16

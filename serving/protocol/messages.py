@@ -353,7 +353,7 @@ def message_in(plain: Any) -> Any:  # noqa: ANN401
 
 class Backend(Protocol):
     """
-    The engines as the endpoint calls them: behind Ray Serve's handles, or without any engine.
+    The engines as the endpoint calls them, over channels, or without any engine.
 
     `serving.api` uses these methods and nothing else of an engine.
     """

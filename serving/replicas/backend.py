@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,8 +109,11 @@ class Seats(Protocol):
     async def seat(self, pool: Pool, prompt: RoutedPrompt, tried: Sequence[str]) -> Seat:
         """Return a place for a request; see `ReplicaPool.seat`."""
 
-    def leave(self, pool: Pool, seat: Seat) -> None:
-        """Give a place back."""
+    def leave(self, pool: Pool, seat: Seat, *, answered: bool = False) -> None:
+        """Give a place back; *answered*: with a whole result."""
+
+    async def answered_within(self, pool: Pool, replica: str, age_s: float) -> bool:
+        """Return whether a replica has answered any request in the last *age_s*."""
 
     def live(self, pool: Pool) -> Sequence[str] | None:
         """Return the names of the replicas that can be called; `None`: not known yet."""
@@ -132,7 +134,6 @@ class ReplicaBackend:
         self._config = config
         self._seats = seats
         self._answering = config.answering.role
-        self._answered_s: dict[str, float] = {}
 
     async def answer(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str] | None = None
@@ -165,7 +166,7 @@ class ReplicaBackend:
 
     async def _begun(
         self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]
-    ) -> tuple[Any, Call, Callable[[], None]]:
+    ) -> tuple[Any, Call, Callable[..., None]]:
         """
         Call a method of one replica of a pool, none of *tried*, to which its name is appended.
 
@@ -194,7 +195,7 @@ class ReplicaBackend:
     async def _whole(self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]) -> Any:  # noqa: ANN401
         """Return the result of a call that has no events."""
         result, _, leave = await self._begun(pool, method, asked, tried)
-        leave()
+        leave(answered=True)
         return result
 
     async def _prefilled(
@@ -220,9 +221,9 @@ class ReplicaBackend:
         live = self._seats.live(("prefill", domain))
         return None if live is None else len(live)
 
-    def answered_since(self, replica: str, time_s: float) -> bool:
+    async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
         """See `PrefillPool`."""
-        return self._answered_s.get(replica, 0.0) >= time_s
+        return await self._seats.answered_within(("prefill", domain), replica, age_s)
 
     async def call(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
@@ -232,7 +233,6 @@ class ReplicaBackend:
         answer: Prefilled | Refusal = await self._whole(
             ("prefill", domain), "prefill", asked, tried
         )
-        self._answered_s[tried[-1]] = time.monotonic()
         return answer
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:

@@ -123,7 +123,7 @@ class GateServer:
         self._endpoints: dict[object, _Endpoint] = {}
         self._progress = asyncio.Condition()
         self._cache_secret = secrets.token_hex(32)
-        self._draining = False
+        self._draining = self._telling = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared: _Plan | None = None
         self._plan = _Plan(settings, self._tell)
@@ -131,7 +131,7 @@ class GateServer:
         self._plans = {self._plan.key: self._plan}
         called = (
             *(self.news, self.admit, self.move, self.seat),
-            *(self.ready, self.metrics_text, self.state, self.steps),
+            *(self.answered_within, self.ready, self.metrics_text, self.state, self.steps),
         )
         noticed = (
             *(self.joins, self.first_token, self.ended, self.answered, self.shed),
@@ -183,8 +183,10 @@ class GateServer:
             plan.gate.metrics.take(plan.config)
         else:
             plan = self._ready_plan(settings)
-            self._prepared = None
             plan.begin(former.gate)
+        if self._prepared not in {None, plan}:
+            self._prepared.seats.close()
+        self._prepared = None
         self._plans[key] = self._plan = plan
         self._tell()
         self._start(self._end_former(former))
@@ -227,6 +229,7 @@ class GateServer:
         self,
         connection: object,
         plans: list[str],
+        cache_secret: str | None,
         tickets: list[dict[str, Any]],
         seats: list[dict[str, Any]],
     ) -> None:
@@ -236,10 +239,12 @@ class GateServer:
         Args:
             connection: of the endpoint.
             plans: as in `_Endpoint`; the endpoint may have been at a gate before.
+            cache_secret: what the gate before gave it, which goes on; `None`: there was none.
             tickets: its requests, as of `admit`, with `domain` and `waiting` as of `Gate.resume`.
             seats: its places, as of `seat`, with the `replica`.
         """
         endpoint = self._endpoints[connection] = _Endpoint(plans=plans)
+        self._cache_secret = cache_secret or self._cache_secret
         for asked in tickets:
             if (plan := self._plans.get(asked.pop("plan"))) is not None:
                 number, client = asked.pop("ticket"), KeyHolder(**asked.pop("client"))
@@ -305,12 +310,21 @@ class GateServer:
         self._endpoints[call.connection].seats[plan.key, asked["number"]] = plan.seats, pool, seat
         return seat.replica
 
-    def leave(self, connection: object, plan: str, number: int) -> None:
+    def leave(self, connection: object, plan: str, number: int, *, answered: bool = False) -> None:
         """Take a place back, unless it has not been given."""
         place = self._endpoints[connection].seats.pop((plan, number), None)
         if place is not None:
             seats, pool, seat = place
-            seats.leave(pool, seat)
+            seats.leave(pool, seat, answered=answered)
+
+    async def answered_within(
+        self, _call: ServedCall, plan: str, pool: list[str], replica: str, age_s: float
+    ) -> bool:
+        """See `Seats.answered_within`."""
+        found = self._plans.get(plan)
+        return found is not None and await found.seats.answered_within(
+            _pool_in({"pool": pool}), replica, age_s
+        )
 
     def first_token(
         self, connection: object, plan: str, ticket: int, phases: dict[str, Any], ttft_s: float
@@ -401,6 +415,13 @@ class GateServer:
         }
 
     def _tell(self) -> None:
+        """Tell all endpoints the news, at the end of this turn of the loop."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_now)
+
+    def _tell_now(self) -> None:
+        self._telling = False
         news = json.loads(to_json(self._state_of_all())) if self._endpoints else {}
         for endpoint in self._endpoints.values():
             endpoint.tell(news)

@@ -171,8 +171,13 @@ class GateConnection:
     def events(self, text: bytes) -> None:
         """Take news, one in a line."""
         *lines, self._rest = (self._rest + text).split(b"\n")
-        for line in lines[-1:]:  # each has everything
-            self._hear(json.loads(line))
+        try:
+            for line in lines[-1:]:  # each has everything
+                self._hear(json.loads(line))
+        except Exception:
+            if self._channel is not None:
+                self._channel.give_up("its news cannot be taken")  # and asked for again
+            raise
 
     def ended(self, ending: dict[str, Any]) -> None:
         """Take note that the gate has ended the connection."""
@@ -210,6 +215,7 @@ class GateConnection:
             "joins",
             {
                 "plans": self.plans,
+                "cache_secret": self.news.get("cache_secret"),
                 "tickets": [
                     {"plan": key, **each} for key, of in own for each in of.tickets.values()
                 ],
@@ -218,9 +224,8 @@ class GateConnection:
         )
         call = channel.call("news", {})
         self._rest, self._channel = b"", channel
-        news = await call.result
-        call.forward(self)
-        self._hear(news)
+        self._hear(await call.result)
+        call.forward(self)  # of newer ones
         self.serve_by(self.plans)
         self._joined.set()
 
@@ -263,7 +268,7 @@ class RemoteGate:
             self._forget(ticket)
             raise
         if isinstance(admitted, str):
-            self._under_way.tickets[ticket] = {**asked, "domain": admitted, "waiting": True}
+            self._under_way.tickets[ticket] = {**asked, "domain": admitted, "waiting": streamed}
         return admitted
 
     async def move(self, ticket: int) -> str:
@@ -327,10 +332,16 @@ class RemoteGate:
         self._under_way.seats[number] = {**asked, "replica": replica}
         return Seat(replica, number)
 
-    def leave(self, _pool: Pool, seat: Seat) -> None:
+    def leave(self, _pool: Pool, seat: Seat, *, answered: bool = False) -> None:
         """See `Seats`."""
         self._under_way.seats.pop(seat.number, None)
-        self._tell("leave", number=seat.number)
+        self._tell("leave", number=seat.number, answered=answered)
+
+    async def answered_within(self, pool: Pool, replica: str, age_s: float) -> bool:
+        """See `Seats`."""
+        asked = {"pool": pool, "replica": replica, "age_s": age_s}
+        answered: bool = await self._connection.ask("answered_within", plan=self._key, **asked)
+        return answered
 
     def live(self, pool: Pool) -> Sequence[str] | None:
         """See `Seats`."""

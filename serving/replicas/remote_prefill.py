@@ -26,8 +26,8 @@ class PrefillPool(Protocol):
     def live(self, domain: str) -> int | None:
         """Return the number of replicas that can be called now; `None`: not known yet."""
 
-    def answered_since(self, replica: str, time_s: float) -> bool:
-        """Return whether a replica has answered any call since *time_s*, by `time.monotonic`."""
+    async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
+        """Return whether a replica has answered any request in the last *age_s*."""
 
     async def call(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
@@ -54,7 +54,7 @@ class _Attempts:
         call = asyncio.ensure_future(self._pool.call(domain, self._kind, self._body, self._tried))
         try:
             await asyncio.wait({call}, timeout=step.patience_s)
-            if not call.done() and self._is_busy(begun_s, tried):
+            if not call.done() and await self._is_busy(domain, begun_s, tried):
                 await asyncio.wait({call}, timeout=step.timeout_s - step.patience_s)
             if not call.done():
                 self.failures.append(TIMEOUT)
@@ -71,11 +71,12 @@ class _Attempts:
             return None
         return answer
 
-    def _is_busy(self, begun_s: float, tried: int) -> bool:
+    async def _is_busy(self, domain: str, begun_s: float, tried: int) -> bool:
         """Return whether the replica answers others meanwhile, or the call waits for a place."""
         if len(self._tried) == tried:
             return True
-        return any(self._pool.answered_since(each, begun_s) for each in self._tried[-1:])
+        age_s = time.monotonic() - begun_s
+        return await self._pool.answered_within(domain, self._tried[-1], age_s)
 
 
 async def prefill_remotely(

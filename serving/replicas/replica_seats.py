@@ -35,7 +35,7 @@ class ReplicaSeats:
         """
         self._tell = changed
         self._pools = {
-            (pool.role, domain): ReplicaPool(pool)
+            (pool.role, domain): ReplicaPool(pool, replicas=pool.replicas[domain])
             for pool in config.pools
             for domain in pool.replicas
         }
@@ -46,9 +46,13 @@ class ReplicaSeats:
         """See `Seats`."""
         return await self._pools[pool].seat(prompt, tried)
 
-    def leave(self, pool: Pool, seat: Seat) -> None:
+    def leave(self, pool: Pool, seat: Seat, *, answered: bool = False) -> None:
         """See `Seats`."""
-        self._pools[pool].leave(seat)
+        self._pools[pool].leave(seat, answered=answered)
+
+    async def answered_within(self, pool: Pool, replica: str, age_s: float) -> bool:
+        """See `Seats`."""
+        return self._pools[pool].answered_within(replica, age_s)
 
     def take(self, pool: Pool, replica: str, prompt: RoutedPrompt) -> Seat:
         """Count a request that is at *replica* already."""

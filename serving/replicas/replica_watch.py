@@ -69,7 +69,8 @@ class ReplicaWatch:
         return live if pool in self._seen else None
 
     def close(self) -> None:
-        """Stop watching, and cut the connections."""
+        """Stop watching, and cut the connections, of which nothing is told."""
+        self._tell = lambda _watch: None
         self._task.cancel()
         for task in self._asking.values():
             task.cancel()

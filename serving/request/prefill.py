@@ -17,7 +17,7 @@ ATTEMPTS = 2
 """Attempts per request: the client has received nothing yet, so another replica may be tried."""
 
 RETRY_AFTER_S = 5.0
-"""Retry-After where prefill fails: the router needs as long to learn of a new replica."""
+"""Retry-After where prefill fails: Ray Serve needs as long for a new replica."""
 
 NO_REPLICA, DIED, TIMEOUT = "no-prefill-replica", "prefill-failed", "prefill-timeout"
 """Why prefill did not answer; values of headers and metrics."""

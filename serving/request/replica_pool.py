@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +64,7 @@ class _Replica:
     group: object
     requests: int = 0
     load: float = 0.0
+    answered_s: float = -math.inf
 
 
 class ReplicaPool:
@@ -72,12 +75,22 @@ class ReplicaPool:
     so many at once as the plan says; the others wait here, first come first served.
     """
 
-    def __init__(self, config: PoolConfig, rng: Rng | None = None) -> None:
-        """Start without replicas; *rng* is what the policy draws from."""
+    def __init__(
+        self, config: PoolConfig, rng: Rng | None = None, *, replicas: int | None = None
+    ) -> None:
+        """
+        Start without replicas.
+
+        Args:
+            config: of the pool.
+            rng: what the policy draws from.
+            replicas: their planned number; `None`: that of all domains.
+        """
+        planned = sum(config.replicas.values()) if replicas is None else replicas
         self._policy = find_policy(config.policy)
         self._index = PrefixIndex(config.cached_tokens // BLOCK_TOKENS, BLOCK_TOKENS)
         self._most_requests = config.max_ongoing_requests
-        self._most_waiting = config.max_ongoing_requests * sum(config.replicas.values())
+        self._most_waiting = config.max_ongoing_requests * planned
         self._replicas: dict[str, _Replica] | None = None
         self._expected: dict[str, _Replica] = {}
         self._seats: dict[int, tuple[_Replica, float]] = {}
@@ -149,15 +162,22 @@ class ReplicaPool:
         self._seats[seat.number] = at, load
         return seat
 
-    def leave(self, seat: Seat) -> None:
-        """Take note that a request has left its replica, however it ended."""
+    def leave(self, seat: Seat, *, answered: bool = False) -> None:
+        """Take note that a request has left its replica, however it ended, or with an answer."""
         at, load = self._seats.pop(seat.number)
         at.requests -= 1
+        if answered:
+            at.answered_s = time.monotonic()
         # Rounding errors of the sum would keep an idle replica from ever being idle.
         at.load = at.load - load if at.requests else 0.0
         if not at.requests and self._expected.get(seat.replica) is at:
             del self._expected[seat.replica]
         self._let_in()
+
+    def answered_within(self, replica: str, age_s: float) -> bool:
+        """Return whether a replica has answered any request in the last *age_s*."""
+        at = (self._replicas or {}).get(replica)
+        return at is not None and time.monotonic() - at.answered_s <= age_s
 
     def _with_room(self, tried: Collection[str]) -> list[str]:
         replicas = self._replicas or {}

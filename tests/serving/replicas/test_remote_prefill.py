@@ -39,7 +39,7 @@ class Replicas:
     def live(self, _domain: str) -> int | None:
         return self._live
 
-    def answered_since(self, replica: str, _time_s: float) -> bool:
+    async def answered_within(self, _domain: str, replica: str, _age_s: float) -> bool:
         assert replica == self.asked[-1]
         return self._busy
 

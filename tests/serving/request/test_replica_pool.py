@@ -270,6 +270,15 @@ async def test_prompts_of_a_replica_that_left_are_forgotten() -> None:
 
 
 @in_virtual_time
+async def test_a_replica_that_has_answered_is_known_by_it() -> None:
+    """One whose requests only ended has not, and neither has one that is gone."""
+    pool = Pool("least-tokens", "ab").pool
+    pool.leave(pool.take("a", ONE), answered=True)
+    pool.leave(pool.take("b", ONE))
+    assert [pool.answered_within(each, 60.0) for each in "abc"] == [True, False, False]
+
+
+@in_virtual_time
 async def test_a_replica_without_requests_is_idle() -> None:
     """Whatever fractions of tokens there were estimated to be."""
     pool = Pool("least-tokens", "ab").pool
