@@ -2,6 +2,7 @@
 Attacks on the endpoint's HTTP server, and what its other clients notice of them.
 
     python benchmarks/attacks.py            # about 6 minutes on 2 cores
+    python benchmarks/attacks.py --endpoints 2
     python benchmarks/attacks.py --json
 
 Deploys an 8B plan on simulated engines (`serving up --engine simulated`) on loopback, keeps four
@@ -66,7 +67,7 @@ class Outcome:
     One attack, and what was noticed of it.
 
     Attributes:
-        growth_mib: of the memory of the endpoint's process, at its highest.
+        growth_mib: of the memory of all endpoint processes, at its highest.
         health_ms: slowest answer of /health.
         gap_s: longest time between two tokens of a stream under way, in seconds of the plan.
         before, after: requests of others that were admitted.
@@ -94,9 +95,9 @@ class Outcome:
 class Watch:
     """What one client sees meanwhile: memory, /health and streams."""
 
-    def __init__(self, port: int, process: psutil.Process) -> None:
+    def __init__(self, port: int, processes: list[psutil.Process]) -> None:
         self._base_url = f"http://{HOST}:{port}"
-        self._process = process
+        self._processes = processes
         self._ended = False
         self.reset()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()))
@@ -104,8 +105,11 @@ class Watch:
 
     def reset(self) -> None:
         """Forget what has been seen."""
-        self.start_bytes = self.most_bytes = self._process.memory_info().rss
+        self.start_bytes = self.most_bytes = self._bytes()
         self.health_s = self.gap_s = 0.0
+
+    def _bytes(self) -> int:
+        return sum(process.memory_info().rss for process in self._processes)
 
     def end(self) -> None:
         """End the streams."""
@@ -119,7 +123,7 @@ class Watch:
                 started = time.perf_counter()
                 await client.get("/health")
                 self.health_s = max(self.health_s, time.perf_counter() - started)
-                self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
+                self.most_bytes = max(self.most_bytes, self._bytes())
                 await asyncio.sleep(0.02)
             for each in streams:
                 each.cancel()
@@ -291,16 +295,20 @@ def _attacker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def deployed(place: Path) -> tuple[int, psutil.Process]:
-    """Deploy the plan in *place*; return the endpoint's port and process."""
+def deployed(place: Path, endpoints: int) -> tuple[int, list[psutil.Process]]:
+    """Deploy the plan in *place*; return the endpoints' port and processes."""
     [port] = free_ports(1)
     typed(place, "sizing", "plan", *PLAN, "-o", "plan.json")
     engine = ("--engine", "simulated", "--slowdown", f"{SLOWDOWN:g}", "--port", str(port))
-    typed(place, "serving", "up", "plan.json", *engine)
-    for found in psutil.net_connections("tcp"):
-        if found.laddr.port == port and found.status == psutil.CONN_LISTEN and found.pid:
-            return port, psutil.Process(found.pid)
-    raise RuntimeError(f"no process listens at port {port}")
+    typed(place, "serving", "up", "plan.json", *engine, "--endpoints", str(endpoints))
+    pids = {
+        socket_of.pid
+        for socket_of in psutil.net_connections("tcp")
+        if socket_of.laddr.port == port and socket_of.status == psutil.CONN_LISTEN
+    }
+    if len(pids) != endpoints:
+        raise RuntimeError(f"{len(pids)} processes listen at port {port}; expected {endpoints}")
+    return port, [psutil.Process(pid) for pid in pids]
 
 
 def typed(place: Path, *words: str) -> None:
@@ -318,13 +326,14 @@ def main() -> int:
     """Print a line for each attack; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--json", action="store_true", help="Print the outcomes as JSON.")
-    as_json = parser.parse_args().json
+    parser.add_argument("--endpoints", type=int, default=1, help="Endpoint processes.")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, terminable():
         place = Path(made)
         try:
-            port, process = deployed(place)
+            port, processes = deployed(place, given.endpoints)
             itl_s = read_plan(place / "plan.json").slo.itl_s or 0.0
-            watch = Watch(port, process)
+            watch = Watch(port, processes)
             try:
                 time.sleep(5.0)  # streams begin, and what is loaded once is loaded
                 outcomes = [attacked(each, port, watch) for each in ATTACKS]
@@ -333,7 +342,7 @@ def main() -> int:
         finally:
             typed(place, "serving", "down")
     missed = [each for each in outcomes if not each.holds(itl_s)]
-    if as_json:
+    if given.json:
         found = {"itl_s": itl_s, "attacks": [asdict(each) for each in outcomes]}
         print(json.dumps(found | {"missed": [each.attack for each in missed]}, indent=2))
     else:
