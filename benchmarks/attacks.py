@@ -67,7 +67,7 @@ class Outcome:
     One attack, and what was noticed of it.
 
     Attributes:
-        growth_mib: of the memory of all endpoint processes, at its highest.
+        growth_mib: of the memory of the endpoint process that grew most, at its highest.
         health_ms: slowest answer of /health.
         gap_s: longest time between two tokens of a stream under way, in seconds of the plan.
         before, after: requests of others that were admitted.
@@ -105,11 +105,12 @@ class Watch:
 
     def reset(self) -> None:
         """Forget what has been seen."""
-        self.start_bytes = self.most_bytes = self._bytes()
+        self._start_bytes = {each: each.memory_info().rss for each in self._processes}
+        self.growth_bytes = 0
         self.health_s = self.gap_s = 0.0
 
-    def _bytes(self) -> int:
-        return sum(process.memory_info().rss for process in self._processes)
+    def _growth_bytes(self) -> list[int]:
+        return [each.memory_info().rss - begun for each, begun in self._start_bytes.items()]
 
     def end(self) -> None:
         """End the streams."""
@@ -123,7 +124,7 @@ class Watch:
                 started = time.perf_counter()
                 await client.get("/health")
                 self.health_s = max(self.health_s, time.perf_counter() - started)
-                self.most_bytes = max(self.most_bytes, self._bytes())
+                self.growth_bytes = max(self.growth_bytes, *self._growth_bytes())
                 await asyncio.sleep(0.02)
             for each in streams:
                 each.cancel()
@@ -280,7 +281,7 @@ def attacked(attack: Callable[[int], str], port: int, watch: Watch) -> Outcome:
     time.sleep(1.0)
     return Outcome(
         attack=attack.__name__.replace("_", " "),
-        growth_mib=round((watch.most_bytes - watch.start_bytes) / 2**20, 1),
+        growth_mib=round(watch.growth_bytes / 2**20, 1),
         health_ms=round(1e3 * watch.health_s, 1),
         gap_s=round(watch.gap_s / SLOWDOWN, 3),
         before=before,
