@@ -132,8 +132,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     endpoint_hosts: Annotated[
         int,
         typer.Option(
-            help="Hosts of --address over which endpoint processes are spread, for a load balancer"
-            " in front of all of them; needs --host 0.0.0.0 (or ::).",
+            help="Number of Ray nodes of --address, to have endpoint processes on each of them, for"
+            " a load balancer in front; needs --host 0.0.0.0 (or ::).",
             min=1,
         ),
     ] = 1,

@@ -118,8 +118,8 @@ def _command(service: dict[str, Any], mounts: Mapping[str, Path]) -> list[str]:
     command = [part.replace("$$", "$") for part in service["command"]]
     for there, here in mounts.items():
         command = [part.replace(there, str(here)) for part in command]
-    # Beside what the file says: an endpoint process on each of two hosts.
-    return [part.replace("--wait 120", "--wait 120 --endpoint-hosts 2") for part in command]
+    # Beside what the file says: an endpoint process on each host.
+    return [part.replace("--wait 120", "--wait 120 --endpoint-hosts 3") for part in command]
 
 
 def _wait_for_ray(head: Host, env: dict[str, str]) -> None:
