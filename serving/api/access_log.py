@@ -1,4 +1,4 @@
-"""What is written of every answer, whatever its route: a counter, a line of the log, a trace."""
+"""Every answer is counted, logged and traced here, on all routes."""
 
 from __future__ import annotations
 

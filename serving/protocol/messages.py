@@ -316,7 +316,7 @@ MESSAGES: dict[str, TypeAdapter[Any]] = {
         *(RemotePrefill, RequestPhases),
     )
 }
-"""What a channel carries beside plain data, by name."""
+"""Types of messages on a channel, by name; all else is plain data."""
 
 NAME = "is"
 """Key of a message's name in JSON."""

@@ -177,7 +177,7 @@ class ServedCall:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the caller has yet to read what it got."""
+        """Whether the caller reads too slowly to be sent more now."""
         return self.connection.is_full or not self._may_go_on.is_set()
 
     async def room(self) -> None:
