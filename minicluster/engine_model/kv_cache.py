@@ -56,7 +56,7 @@ def state_bytes(
     """
     State of linear attention of one sequence, on the fullest GPU, however long it is.
 
-        M_l = (1 + k) L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp
+        M_l = (1 + k) L_l (N_v d_k d_v w / tp + (c - 1) (max(2, 2 N_k / tp) d_k + N_v d_v / tp) a)
         (docs/model.md, eq. M6)
 
     Args:
@@ -76,10 +76,8 @@ def state_bytes(
     spec, sliced = model.linear, slicing or Slicing(tp=tp)
     if spec is None:
         return 0.0
-    recurrent = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim
-    window = max(0, spec.conv_kernel - 1) * spec.mixed_size
-    layer = recurrent * DTYPE_BYTES[spec.state_dtype] + window * DTYPE_BYTES[model.dtype]
-    return (1 + drafts) * spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
+    layer = spec.state_bytes(model.dtype, tp=sliced.tp)
+    return (1 + drafts) * spec.num_layers * _fullest_share(model, sliced) * layer
 
 
 def kv_bytes_per_sequence(

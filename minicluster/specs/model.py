@@ -191,11 +191,16 @@ class LinearSpec(Spec):
     Layers whose attention keeps a state of fixed size instead of keys and values.
 
     Attributes:
-        delta_rule: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
-            projected per value head and a short convolution; else lightning attention (MiniMax-01,
-            arXiv 2501.08313).
+        kind: `delta`: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
+            projected per value head and a short convolution; `lightning`: lightning attention
+            (MiniMax-01, arXiv 2501.08313); `mamba2`: state-space layers (Mamba-2, arXiv
+            2405.21060), whose C, B and x are queries, keys and values, with a step size per head.
+        num_key_heads: of queries and of keys; groups of a `mamba2` layer.
+        key_head_dim: size of a state of `mamba2`.
         conv_kernel: width of the convolution over queries, keys and values; 0: none.
         state_dtype: of the state in the cache.
+        chunk_tokens: that prefill handles at once; 64 in flash-linear-attention, which vLLM and
+            SGLang use, and as the config says in the kernels of `mamba2`.
     """
 
     num_layers: Count
@@ -203,16 +208,50 @@ class LinearSpec(Spec):
     num_value_heads: Count
     key_head_dim: Count
     value_head_dim: Count
-    delta_rule: bool = True
+    kind: Annotated[str, choice("delta", "lightning", "mamba2")] = "delta"
     conv_kernel: Whole = 0
     state_dtype: ComputeDtype = "fp32"
+    chunk_tokens: Count = 64
+
+    @property
+    def scalars(self) -> int:
+        """Numbers projected per token and value head: decay and step size."""
+        return {"delta": 2, "mamba2": 1}.get(self.kind, 0)
 
     @property
     def mixed_size(self) -> int:
         """Queries, keys and values of one token: what the convolution mixes."""
-        return (
-            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
-        )
+        return round(self.mixed_values(tp=1))
+
+    def mixed_values(self, *, tp: int) -> float:
+        """
+        Queries, keys and values of one token on one of *tp* GPUs.
+
+            max(2, 2 N_k / tp) d_k + N_v d_v / tp      (docs/model.md, eq. M6)
+
+        Source:
+            vLLM 0.29.0 `mamba2_state_shape`: every GPU holds a whole group.
+        """
+        keys = 2 * max(1.0, self.num_key_heads / tp) * self.key_head_dim
+        return keys + self.num_value_heads * self.value_head_dim / tp
+
+    def recurrent_values(self, *, tp: int) -> float:
+        """Values of the recurrent state of one layer and sequence on one of *tp* GPUs."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim / tp
+
+    def convolution_values(self, *, tp: int) -> float:
+        """Values that the convolution keeps of one layer and sequence on one of *tp* GPUs."""
+        return max(0, self.conv_kernel - 1) * self.mixed_values(tp=tp)
+
+    def state_bytes(self, dtype: str, *, tp: int) -> float:
+        """
+        Bytes of the state of one layer and sequence on one of *tp* GPUs (docs/model.md, eq. M6).
+
+        Args:
+            dtype: of activations, as which the convolution keeps its last inputs.
+        """
+        recurrent = self.recurrent_values(tp=tp) * DTYPE_BYTES[self.state_dtype]
+        return recurrent + self.convolution_values(tp=tp) * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +299,9 @@ class ModelSpec(Spec):
         window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
         chunked_window: the window is a chunk of the sequence (Llama 4), not the last tokens.
         num_window_layers: layers that use the window.
+        attention_layers: layers with attention over keys; `None`: all but the linear ones. Layers
+            may have both, side by side (Falcon-H1), or none (Nemotron-H).
+        ffn_layers: layers with a feed-forward; `None`: all of them.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
         weight_group: quantised weights that share a scale; 0: as usual for the dtype.
@@ -292,6 +334,8 @@ class ModelSpec(Spec):
     window_tokens: Whole = 0
     chunked_window: bool = False
     num_window_layers: int = 0
+    attention_layers: Whole | None = None
+    ffn_layers: Whole | None = None
     dtype: ComputeDtype = "bf16"
     weight_dtype: Dtype = "bf16"
     weight_group: Whole = 0
@@ -315,7 +359,9 @@ class ModelSpec(Spec):
         for name, layers in (
             ("num_window_layers", self.num_window_layers),
             ("linear.num_layers", self.num_linear_layers),
-            ("moe.num_dense_layers", self.moe.num_dense_layers if self.moe else 0),
+            ("attention_layers", self.num_attention_layers),
+            ("ffn_layers", self.num_ffn_layers),
+            ("moe.num_dense_layers", self.num_dense_layers),
         ):
             if not 0 <= layers <= self.num_layers:
                 raise InputError(name, layers, f"0 to num_layers = {self.num_layers}")
@@ -334,12 +380,33 @@ class ModelSpec(Spec):
     @property
     def num_full_layers(self) -> int:
         """Layers that attend to every token."""
-        return self.num_layers - self.num_window_layers - self.num_linear_layers
+        return self.num_attention_layers - self.num_window_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention over keys, of all tokens or of a window."""
+        others = self.num_layers - self.num_linear_layers
+        return others if self.attention_layers is None else self.attention_layers
+
+    @property
+    def num_ffn_layers(self) -> int:
+        """Layers with a feed-forward."""
+        return self.num_layers if self.ffn_layers is None else self.ffn_layers
 
     @property
     def num_dense_layers(self) -> int:
         """Layers with a dense feed-forward."""
-        return self.moe.num_dense_layers if self.moe else self.num_layers
+        return self.moe.num_dense_layers if self.moe else self.num_ffn_layers
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return self.num_ffn_layers - self.num_dense_layers
+
+    @property
+    def num_mixed_layers(self) -> int:
+        """Layers with attention over keys, a linear state, or both."""
+        return min(self.num_layers, self.num_attention_layers + self.num_linear_layers)
 
     @property
     def attention_dtype(self) -> str:
@@ -372,6 +439,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         "num_layers": 1,
         "num_window_layers": 0,
         "window_tokens": 0,
+        "attention_layers": None,
+        "ffn_layers": None,
         "linear": None,
         "moe": model.moe and replace(model.moe, num_dense_layers=0),
     }

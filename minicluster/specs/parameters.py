@@ -42,7 +42,7 @@ def parameters(model: ModelSpec) -> Parameters:
     Count the parameters of *model*.
 
         P = V D (2, or 1 if tied) + L_a A + L_l A_l + L_d F_d + L_m (E F_e + F_s + D E)
-            + D (2 L + 1)                                   (docs/model.md, eq. P1)
+            + D (L_mixed + L_d + L_m + 1)                   (docs/model.md, eq. P1)
 
     Args:
         model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
@@ -57,20 +57,19 @@ def parameters(model: ModelSpec) -> Parameters:
         of output projections, feed-forwards, heads and routers (0.1 % together at most);
         multi-token-prediction layers; towers for images or sound.
     """
-    D, V, L = model.hidden_size, model.vocab_size, model.num_layers
-    moe = model.moe
-    num_moe_layers = L - moe.num_dense_layers if moe else 0
+    D, V, moe = model.hidden_size, model.vocab_size, model.moe
+    num_moe_layers = model.num_expert_layers
     matrices = 3 if model.gated_mlp else 2
     return Parameters(
         embedding=V * D,
         lm_head=0 if model.tied_embeddings else V * D,
-        attention=(L - model.num_linear_layers) * attention_parameters(model)
+        attention=model.num_attention_layers * attention_parameters(model)
         + model.num_linear_layers * linear_attention_parameters(model),
-        dense_ffn=(L - num_moe_layers) * matrices * D * model.ffn_size,
+        dense_ffn=model.num_dense_layers * matrices * D * model.ffn_size,
         experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,
         shared_experts=num_moe_layers * matrices * D * moe.shared_ffn_size if moe else 0,
         router=num_moe_layers * D * moe.num_experts if moe else 0,
-        norms=D * (2 * L + 1),
+        norms=D * (model.num_mixed_layers + model.num_ffn_layers + 1),
     )
 
 
@@ -117,24 +116,23 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     """
     Count the parameters of one layer of linear attention.
 
-        A_l = D (2 N_k d_k + 2 N_v d_v) + N_v d_v D + delta (2 D N_v + c (2 N_k d_k + N_v d_v))
+        A_l = D (2 N_k d_k + 2 N_v d_v + g N_v) + N_v d_v D + c (2 N_k d_k + N_v d_v)
                                                             (docs/model.md, eq. P6)
 
     Args:
-        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values; delta is 1 for the
-            gated delta rule (decay and step size; a convolution of width c), 0 for lightning
-            attention. Queries and keys, values and the output gate, output.
+        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values, and c, the width
+            of the convolution; g is 2 for the gated delta rule (decay and step size), 1 for
+            Mamba-2 (step size), 0 for lightning attention. Queries and keys, values and the
+            output gate, output.
 
-    Source: Qwen3-Next and MiniMax in transformers 5.19.0.
+    Source: Qwen3-Next, MiniMax and Mamba-2 in transformers 5.19.0.
     """
     spec, D = model.linear, model.hidden_size
     if spec is None:
         return 0
     values = spec.num_value_heads * spec.value_head_dim
-    made = D * (spec.mixed_size + values) + values * D
-    if spec.delta_rule:
-        made += 2 * D * spec.num_value_heads + spec.conv_kernel * spec.mixed_size
-    return made
+    made = spec.mixed_size + values + spec.scalars * spec.num_value_heads
+    return D * made + values * D + spec.conv_kernel * spec.mixed_size
 
 
 def num_active_parameters(model: ModelSpec) -> int:

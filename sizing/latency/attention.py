@@ -192,10 +192,6 @@ def _index_ops(model: ModelSpec, mla: MlaSpec, index: IndexSpec, load: StepLoad)
     )
 
 
-CHUNK = 64
-"""Tokens that prefill handles at once (flash-linear-attention, used by vLLM and SGLang)."""
-
-
 def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     """
     Projections (W1 with the sizes of P6), convolution and state (docs/model.md, eq. W10).
@@ -207,11 +203,12 @@ def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
         return ()
     m, h = load.tokens, model.hidden_size
     values = spec.num_value_heads * spec.value_head_dim
-    made = spec.mixed_size + values + (2 * spec.num_value_heads if spec.delta_rule else 0)
+    mixed_values = spec.mixed_values(tp=tp)
+    made = mixed_values + (values + spec.scalars * spec.num_value_heads) / tp
     dtype, layers = model.attention_dtype, spec.num_layers
-    mixed = m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES
+    mixed = m * 2 * mixed_values * bool(spec.conv_kernel) * ACTIVATION_BYTES
     return (
-        gemm("linear in", "W10", m, h, made / tp, dtype=dtype, repeats=layers),
+        gemm("linear in", "W10", m, h, made, dtype=dtype, repeats=layers),
         gemm("linear out", "W10", m, values / tp, h, dtype=dtype, repeats=layers),
         Op("linear convolution", "W10", "elementwise", model.dtype, layers, Work(0 * m, mixed)),
         *_state_ops(spec, load, tp=tp),
@@ -222,19 +219,20 @@ def _state_ops(spec: LinearSpec, load: StepLoad, *, tp: int) -> tuple[Op, Op]:
     """
     Prefill in chunks of C tokens, attention inside and the state between; decode updates states.
 
-        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v)),
+        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  others: n N_v (4 d_k d_v + C (d_k + d_v)),
         Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a;
-        F = B q N_v 6 d_k d_v (lightning: 4),  Q = B (1 + q) N_v d_k d_v w
+        F = B q N_v 6 d_k d_v (others: 4),  Q = B (1 + q) N_v d_k d_v w
         (docs/model.md, eq. W10)
 
     Of q tokens that are verified together each leaves its state, because any may be the last one.
     """
     k, v, heads = spec.key_head_dim, spec.value_head_dim, spec.num_value_heads / tp
-    per_token, per_value = 4 * k * v + CHUNK * (k + v), 4
-    if spec.delta_rule:
-        per_token, per_value = 6 * k * v + CHUNK * (6 * k + 4 * v), 6
+    chunk = spec.chunk_tokens
+    per_token, per_value = 4 * k * v + chunk * (k + v), 4
+    if spec.kind == "delta":
+        per_token, per_value = 6 * k * v + chunk * (6 * k + 4 * v), 6
     tokens = load.prompts * load.prompt_tokens
-    moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
+    moved = spec.mixed_values(tp=tp) + heads * v + 2 / chunk * heads * k * v
     prefill = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
     state = load.sequences * heads * k * v
     passes = 1 + load.queries
@@ -265,7 +263,7 @@ def _head_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
 
     GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3.
     """
-    layers = model.num_layers - model.num_linear_layers
+    layers = model.num_attention_layers
     m, h, head = load.tokens, model.hidden_size, model.head_dim
     heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
     made = (heads * (2 if model.gated_attention else 1) + 2 * kv_heads) * head

@@ -192,7 +192,7 @@ def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tu
         _dense_ops("mlp", model, load, width=model.ffn_size / slicing.tp, repeats=dense_layers)
     )
     if moe:
-        layers = model.num_layers - dense_layers
+        layers = model.num_expert_layers
         sizes = (load.tokens, model.hidden_size, moe.num_experts)
         ops.append(gemm("moe router", "W5", *sizes, dtype=model.dtype, repeats=layers))
         ops += _expert_ops(model, moe, load, slicing=slicing, layers=layers)

@@ -54,7 +54,7 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     attention = _attention_bytes(model, slicing.tp) / model.num_layers
     norms = counts.norms * a / model.num_layers
     dense = _per_layer(counts.dense_ffn, model.num_dense_layers) / slicing.tp
-    moe_layers = model.num_layers - model.num_dense_layers
+    moe_layers = model.num_expert_layers
     copied = model.moe.num_copies / model.moe.num_experts if model.moe and slicing.ep > 1 else 1.0
     expert_value = _size(model, model.weight_dtype)
     if model.weight_dtype == "fp4":
@@ -67,12 +67,13 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
         / slicing.tp
         + _per_layer(counts.router, moe_layers) * a
     )  # fmt: skip
-    stages, left = [], model.num_dense_layers
+    stages, left = [], float(model.num_dense_layers)
+    with_ffn = model.num_ffn_layers / model.num_layers
     for number in layers:
-        num_dense = min(left, number)
+        num_dense = min(left, number * with_ffn)
         left -= num_dense
         dense_bytes = num_dense * dense * _size(model, model.dense_dtype)
-        feedforward = dense_bytes + (number - num_dense) * experts
+        feedforward = dense_bytes + (number * with_ffn - num_dense) * experts
         stages.append(number * (attention + norms) + feedforward)
     head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
     stages[0] += counts.embedding * a / slicing.tp
@@ -117,7 +118,7 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
             whole += (model.index.head_dim + model.index.num_heads) * model.hidden_size
     else:
         copied = 2 * model.hidden_size * model.head_dim * max(0.0, 1 - model.num_kv_heads / tp)
-    attending = model.num_layers - model.num_linear_layers
+    attending = model.num_attention_layers
     sliced = parameters(model).attention - attending * whole
     return w * (sliced / tp + attending * (whole + copied))
 

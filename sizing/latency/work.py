@@ -47,11 +47,11 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     if gated.
     """
     m, tp, moe = load.tokens, slicing.tp, model.moe
-    layers = model.num_layers
     heads = model.num_heads / tp + max(1.0, model.num_kv_heads / tp)
-    passes, attending = 3.0 if model.gated_mlp else 2.0, layers - model.num_linear_layers
+    passes, attending = 3.0 if model.gated_mlp else 2.0, model.num_attention_layers
+    norms = model.num_mixed_layers + (0 if model.parallel_attention else model.num_ffn_layers)
     per_token = [  # norms of queries and of keys are two kernels
-        ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
+        ("norm", norms, 4.0 * model.hidden_size),
         ("query norm", 2 * attending if model.query_norm else 0, heads * model.head_dim),
         ("rotary", attending, 2.0 * heads * model.head_dim),
         ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
@@ -59,8 +59,7 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     if moe:
         # Tokens of dp copies meet k experts each, spread over the tp x dp GPUs of the stage.
         width = moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
-        moe_layers = layers - model.num_dense_layers
-        per_token.append(("expert activation", moe_layers, passes * width / tp))
+        per_token.append(("expert activation", model.num_expert_layers, passes * width / tp))
     works = (Work(0 * m, m * values * ACTIVATION_BYTES) for *_, values in per_token)
     return tuple(
         Op(name, "W6", "elementwise", model.dtype, repeats, work)

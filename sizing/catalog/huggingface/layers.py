@@ -187,7 +187,7 @@ def read_linear(keys: Keys, family: Family, num_layers: int) -> LinearSpec | Non
             num_value_heads=heads,
             key_head_dim=size,
             value_head_dim=size,
-            delta_rule=False,
+            kind="lightning",
         )
     named = keys.values.get("mamba_ssm_dtype", "float32")
     if str(named) not in STATE_DTYPES:
