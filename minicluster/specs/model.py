@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.errors import InputError
@@ -40,6 +40,18 @@ ARCHITECTURE_KEYS = frozenset({
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
     "decoder_sparse_step", "mlp_only_layers", "interleave_moe_layer_step", "moe_layers",
     "shared_intermediate_size", "mlp_layer_types",
+    "moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_start_index",
+    "moe_layer_end_index", "moe_layer_interval", "moe_latent_size",
+    "moe_shared_expert_intermediate_size", "enable_moe_block", "top_k_experts",
+    # state-space layers
+    "hybrid_override_pattern", "layers_block_type", "attn_layer_indices", "mamba_num_heads",
+    "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size",
+    "mamba_ssm_cache_dtype", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state",
+    "mamba_d_conv", "mamba_d_ssm", "mamba_expand", "mamba_chunk_size",
+    # others
+    "use_bias", "use_qkv_bias", "use_parallel_residual", "ffn_dim", "word_embed_proj_dim",
+    "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers",
+    "hidden_size_per_layer_input", "per_layer_config", "use_bidirectional_attention",
 })  # fmt: skip
 """Keys that change shapes or work; the reader of `sizing.catalog.huggingface` sees no others."""
 
@@ -50,7 +62,7 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
 
 
@@ -167,6 +179,20 @@ class MlaSpec(Spec):
     qk_nope_head_dim: Count
     qk_rope_head_dim: Count
     v_head_dim: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec(Spec):
+    """
+    Heads of layers that attend to everything, where windowed ones have others (Gemma 4).
+
+    Attributes:
+        shared_values: the projection of keys makes the values as well; both are cached.
+    """
+
+    num_kv_heads: Count
+    head_dim: Count
+    shared_values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +320,9 @@ class ModelSpec(Spec):
         gated_mlp: three matrices (SwiGLU) instead of two.
         parallel_attention: attention and feed-forward read the same input side by side and are
             summed once (GPT-J, Falcon).
+        shared_values: the projection of keys makes the values as well.
+        full_heads: heads of the layers that attend to everything; `None`: as the others'.
+        position_rows: rows of the table of positions; 0: positions have none.
         attention_bias: q, k and v projections carry a bias.
         gated_attention: the query projection also makes a gate of the output (Qwen3.5).
         window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
@@ -329,6 +358,9 @@ class ModelSpec(Spec):
     gated_mlp: bool = True
     tied_embeddings: bool = False
     parallel_attention: bool = False
+    shared_values: bool = False
+    full_heads: HeadSpec | None = None
+    position_rows: Whole = 0
     attention_bias: bool = False
     gated_attention: bool = False
     window_tokens: Whole = 0
@@ -392,6 +424,13 @@ class ModelSpec(Spec):
     def num_ffn_layers(self) -> int:
         """Layers with a feed-forward."""
         return self.num_layers if self.ffn_layers is None else self.ffn_layers
+
+    @property
+    def of_full_layers(self) -> ModelSpec:
+        """The model with the heads of its layers that attend to everything in all of them."""
+        if self.full_heads is None:
+            return self
+        return replace(self, full_heads=None, **asdict(self.full_heads))
 
     @property
     def num_dense_layers(self) -> int:

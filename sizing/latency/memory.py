@@ -75,7 +75,7 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
         dense_bytes = num_dense * dense * _size(model, model.dense_dtype)
         feedforward = dense_bytes + (number * with_ffn - num_dense) * experts
         stages.append(number * (attention + norms) + feedforward)
-    head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
+    head = 0 if model.tied_embeddings and slicing.pp == 1 else model.vocab_size * model.hidden_size
     stages[0] += counts.embedding * a / slicing.tp
     stages[-1] += head * a / slicing.tp + _draft_bytes(model, slicing)
     return tuple(stages)

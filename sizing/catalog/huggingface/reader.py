@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import read_json
 from minicluster.errors import InputError
 from minicluster.specs.model import (
+    ARCHITECTURE_KEYS,
     DraftSpec,
     ModelSpec,
     MoeSpec,
-    architecture,
     architecture_hash,
     language_model,
     mtp_layers,
 )
-from sizing.catalog.huggingface.families import FAMILIES, Family
+from sizing.catalog.huggingface.families import FAMILIES, REFUSED, Family, shapes_nothing
+from sizing.catalog.huggingface.families import library as library_of
 from sizing.catalog.huggingface.layers import (
     Keys,
     read_dense_size,
     read_experts,
+    read_full_heads,
     read_index,
+    read_kinds,
     read_latent,
     read_layers,
     read_linear,
@@ -81,41 +84,71 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
         their weights are missing from the memory.
     """
-    values = architecture(config)
-    model_type = values.get("model_type")
+    model_type = language_model(config).get("model_type")
     family = FAMILIES.get(str(model_type))
-    if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        way_out = "name the family with the same layers, or add it to huggingface/families.py"
-        raise InputError(f"{place}: model_type", model_type, f"one of {known}", way_out)
-    # The common names of keys win where a family's own stand beside them.
-    common = {ours: values[theirs] for ours, theirs in family.renamed.items() if theirs in values}
-    keys = Keys({**common, **values}, family.defaults, place)
+    if family is None or not isinstance(model_type, str):
+        why, known = REFUSED.get(str(model_type)), ", ".join(sorted(FAMILIES))
+        expected = f"one of {known}" if why is None else "a family whose layers are modelled"
+        raise InputError(f"{place}: model_type", model_type, expected, why)
+    library = library_of(model_type)
+    given = dict(language_model(config))
+    # The library gives a family's own key what stands under its other name.
+    given |= {own: given[name] for name, own in library.renamed.items() if name in given}
+    keys = Keys(
+        given, {**library.defaults, **family.defaults}, place,
+        {**library.renamed, **family.renamed},
+    )  # fmt: skip
+    _check_known(config, keys, family)
     try:
-        return _spec(language_model(config), keys, family, (name, source))
+        return _spec(keys, family, (name, source, architecture_hash(config)))
     except InputError as error:
         if error.place.startswith(place):
             raise
         raise error.inside(place) from None
 
 
-def _spec(
-    config: Mapping[str, object], keys: Keys, family: Family, names: tuple[str, str]
-) -> ModelSpec:
-    context = _context(config, keys)
-    layers = read_layers(keys, family, context)
+def _check_known(config: Mapping[str, object], keys: Keys, family: Family) -> None:
+    """
+    Refuse a config with a key that may shape the model, and that its family does not have.
+
+    Beside a `text_config` stand the keys of towers; only those that shape a language model as well
+    are looked at there.
+    """
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    names = library_of(str(keys.get("model_type"))).renamed
+    known = {*keys.defaults, *names, *keys.names.values(), *family.also, *LENGTHS,
+             "tie_word_embeddings"}  # fmt: skip
+    for key in sorted(config.keys() | text.keys()):
+        value, shapes = keys.values[key], key in ARCHITECTURE_KEYS
+        if value in (None, [], {}) or (shapes and value in (False, 0)) or shapes_nothing(key):
+            continue
+        if key not in known and (key in text or shapes):
+            expected = "no such key: models of this model_type have none, and it may shape others"
+            raise InputError(f"{keys.place}: {key}", value, expected)
+        if not shapes and key not in family.also and key in keys.defaults:
+            keys.only(key, keys.defaults[key], "nothing: what it shapes is not modelled")
+
+
+def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
+    config = keys.values
+    kinds = read_kinds(keys, family)
+    context = _context(keys, kinds)
+    layers = read_layers(keys, kinds, context)
     dtype = _dtype(config, keys.place)
     mla = read_latent(keys, family)
-    moe = read_experts(keys, family)
-    quantised = _quantization(config, dtype, keys, moe)
+    moe = read_experts(keys, family, layers)
+    quantised = _quantization(keys, dtype, moe, len(layers.kinds))
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
     predicting = mtp_layers(config)
+    keys.only("word_embed_proj_dim", hidden, f"{hidden}, the hidden size")
+    keys.only("use_bidirectional_attention", "vision", "false: tokens attend to those before them")
     return ModelSpec(
         id=names[0],
         source=names[1],
-        config_hash=architecture_hash(config),
-        num_layers=keys.count("num_hidden_layers"),
+        config_hash=names[2],
+        num_layers=len(layers.kinds),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=heads if mla else _kv_heads(keys, heads),
@@ -129,12 +162,16 @@ def _spec(
         vocab_size=keys.count("vocab_size"),
         max_context_tokens=context,
         tied_embeddings=keys.flag("tie_word_embeddings"),
+        position_rows=_position_rows(keys, family),
         parallel_attention=keys.flag("parallel_attn"),
         attention_bias=keys.flag("attention_bias"),
         gated_attention=keys.flag("attn_output_gate"),
+        full_heads=read_full_heads(keys, layers),
         window_tokens=layers.window_tokens,
         chunked_window=layers.chunked,
         num_window_layers=layers.num_windowed,
+        attention_layers=layers.attention_layers,
+        ffn_layers=layers.ffn_layers,
         dtype=dtype,
         weight_dtype=quantised.weight_dtype,
         weight_group=quantised.group,
@@ -146,43 +183,84 @@ def _spec(
         query_norm=family.query_norm,
         moe=moe,
         mla=mla,
-        index=read_index(keys, mla),
-        linear=read_linear(keys, family, layers.num_linear),
+        index=read_index(keys),
+        linear=read_linear(keys, family, layers.num_linear, dtype),
         draft=DraftSpec(method="mtp", num_layers=predicting) if predicting else None,
     )
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
     """Return the key and value heads; Falcon's first decoder had one or as many as heads."""
-    if keys.has("multi_query") and not keys.flag("new_decoder_architecture"):
-        return 1 if keys.flag("multi_query") else heads
-    return keys.count("num_key_value_heads", heads)
+    if keys.flag("multi_query") and not keys.flag("new_decoder_architecture"):
+        return 1
+    found = keys.count("num_key_value_heads", heads)
+    if not found or heads % found:
+        raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+    return found
 
 
-def _context(config: Mapping[str, object], keys: Keys) -> int:
+def _position_rows(keys: Keys, family: Family) -> int:
+    """Return the rows of a learned table of positions, if the family has one."""
+    if family.position_rows is None:
+        return 0
+    return keys.count("max_position_embeddings") + family.position_rows
+
+
+LENGTHS = (
+    "max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+"""Keys with the longest sequence; vLLM takes the smallest."""
+
+USUAL_LENGTH = 2048
+"""Longest sequence of a config that names none, in vLLM."""
+
+
+def _context(keys: Keys, kinds: list[str]) -> int:
     """
     Find the longest sequence the model takes.
 
     Source:
-        vLLM 0.29, config/model.py: RoPE scaling multiplies the length that the model was trained
-        on, unless its type is one whose config already says the product.
+        vLLM 0.29.0 `_get_and_verify_max_len` (config/model.py): RoPE scaling multiplies the length,
+        yarn the one that the model was trained on, unless it is of a type whose config already says
+        the product, or of Gemma 3. transformers 5.19.0 `convert_rope_params_to_dict` brings both
+        spellings together; Phi-3 means longrope by yarn.
     """
-    tokens = keys.count("max_position_embeddings")
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(rope, dict) or rope.get("factor") is None:
-        return tokens
-    kind = rope.get("rope_type", rope.get("type"))
-    if kind in ("default", "llama3", "longrope", "su"):
-        return tokens
-    trained = rope.get("original_max_position_embeddings", tokens) if kind == "yarn" else tokens
-    factor = rope["factor"]
-    if (
-        not isinstance(trained, int)
-        or not isinstance(factor, int | float)
-        or not 0 < factor < LONGEST
-    ):
-        raise InputError(f"{keys.place}: rope_scaling", rope, "a factor and whole lengths")
-    return int(trained * factor)
+    said = [keys.count(name) for name in LENGTHS if keys.has(name)]
+    tokens: Any = min(said) if said else USUAL_LENGTH
+    if keys.get("model_max_length"):
+        tokens = keys.count("model_max_length")
+    model_type = str(keys.get("model_type"))
+    factor: Any = 1.0
+    for place, rope in () if "gemma3" in model_type else _ropes(keys, kinds):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind in ("su", "longrope", "llama3") or (kind == "yarn" and model_type == "phi3"):
+            continue
+        factor = rope.get("factor", factor) or 1.0
+        if kind == "yarn":
+            outer = keys.get("original_max_position_embeddings")
+            tokens = outer or rope.get(
+                "original_max_position_embeddings", keys.get("max_position_embeddings")
+            )
+        if not (_is_number(tokens) and _is_number(factor) and 0 < factor < LONGEST):
+            raise InputError(f"{keys.place}: {place}", dict(rope), "a factor and whole lengths")
+    return int(tokens * factor)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ropes(keys: Keys, kinds: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the RoPE settings of all layers, or of each kind of layers, and their key."""
+    place = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    rope = keys.get(place)
+    if not isinstance(rope, dict):
+        return []
+    declared = {"layer_types"} & {*keys.defaults, *keys.names}
+    if declared and any(kind in kinds for kind in rope):
+        return [(place, each) for each in rope.values() if isinstance(each, dict)]
+    return [(place, rope)]
 
 
 def _dtype(config: Mapping[str, object], place: str) -> str:
@@ -194,16 +272,14 @@ def _dtype(config: Mapping[str, object], place: str) -> str:
     return dtype
 
 
-def _quantization(
-    config: Mapping[str, object], dtype: str, keys: Keys, moe: MoeSpec | None
-) -> Quantization:
+def _quantization(keys: Keys, dtype: str, moe: MoeSpec | None, layers: int) -> Quantization:
     """Read how the weights are quantised; as `dtype` where they are not."""
+    config = keys.values
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:
         return Quantization(weight_dtype=dtype)
     if not isinstance(raw, dict):
         raise InputError(f"{keys.place}: quantization_config", raw, "an object")
-    layers = keys.count("num_hidden_layers")
     return quantization(
         raw,
         num_layers=layers,
