@@ -210,18 +210,16 @@ FAMILIES = {
     "phi3": Family(layers="all"),
     "phimoe": MIXTRAL,
     "gemma": LLAMA,
-    "gemma2": Family(
-        layers="pattern", also=("sliding_window_pattern",), defaults={"sliding_window_pattern": 2}
-    ),
+    "gemma2": Family(layers="pattern", defaults={"sliding_window_pattern": 2}),
     "gemma3_text": GEMMA3,
     "gemma4_text": Family(
         layers="pattern", query_norm="head", experts=True, shared_ffn="intermediate_size",
         renamed={"num_experts_per_tok": "top_k_experts"},
         also=(
             "global_head_dim", "num_global_key_value_heads", "expert_intermediate_size",
-            "vocab_size_per_layer_input",
+            "vocab_size_per_layer_input", "per_layer_config",
         ),
-        defaults={"sliding_window_pattern": 6, "global_head_dim": 512, "per_layer_config": None},
+        defaults={"sliding_window_pattern": 6, "global_head_dim": 512},
     ),
     "olmo2": Family(query_norm="all"),
     "olmo3": Family(layers="pattern", query_norm="all", defaults={"sliding_window_pattern": 4}),

@@ -116,9 +116,9 @@ def _check_known(config: Mapping[str, object], keys: Keys, family: Family) -> No
     """
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
-    names = library_of(str(keys.get("model_type"))).renamed
-    known = {*keys.defaults, *names, *keys.names.values(), *family.also, *LENGTHS,
-             "tie_word_embeddings"}  # fmt: skip
+    row = library_of(str(keys.get("model_type")))
+    known = {*row.defaults, *row.renamed, *keys.names.values(), *family.also, *LENGTHS}
+    known.add("tie_word_embeddings")
     for key in sorted(config.keys() | text.keys()):
         value, shapes = keys.values[key], key in ARCHITECTURE_KEYS
         if value in (None, [], {}) or (shapes and value in (False, 0)) or shapes_nothing(key):
@@ -126,8 +126,8 @@ def _check_known(config: Mapping[str, object], keys: Keys, family: Family) -> No
         if key not in known and (key in text or shapes):
             expected = "no such key: models of this model_type have none, and it may shape others"
             raise InputError(f"{keys.place}: {key}", value, expected)
-        if not shapes and key not in family.also and key in keys.defaults:
-            keys.only(key, keys.defaults[key], "nothing: what it shapes is not modelled")
+        if not shapes and key not in family.also and key in row.defaults:
+            keys.only(key, row.defaults[key], "nothing: what it shapes is not modelled")
 
 
 def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""The keys of a small model of every family that the sizer reads, as a config of the hub has them."""
+"""The keys of a small model of every family that the sizer reads, as the hub has them."""
 
 from __future__ import annotations
 
