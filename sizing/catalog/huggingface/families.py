@@ -108,16 +108,9 @@ DEEPSEEK = Family(
     fp8_blocks=True, also=("moe_layer_freq", "qk_head_dim"),
 )  # fmt: skip
 DEEPSEEK_INDEX = replace(
-    DEEPSEEK,
-    layers="indexed",
-    also=(
-        *DEEPSEEK.also,
-        "index_topk_pattern",
-        "index_topk_freq",
-        "indexer_types",
-        "first_k_dense_replace",
-    ),
-)
+    DEEPSEEK, layers="indexed",
+    also=(*DEEPSEEK.also, "index_topk_pattern", "index_topk_freq", "indexer_types", "num_experts"),
+)  # fmt: skip
 GLM4_MOE = Family(
     experts=True, renamed={"num_experts": "n_routed_experts"}, fp8_blocks=True,
 )  # fmt: skip
@@ -153,7 +146,7 @@ FAMILIES = {
     "ministral3": Family(layers="all"),
     "mixtral": MIXTRAL,
     "qwen2": QWEN2,
-    "mimo": replace(QWEN2, library="qwen2"),
+    "mimo": replace(QWEN2, library="qwen2", also=("attention_bias",)),
     "qwen2_vl_text": QWEN2,
     "qwen2_5_vl_text": QWEN2,
     "qwen2_vl": replace(QWEN2, library="qwen2_vl_text"),

@@ -15,7 +15,13 @@ from minicluster.specs.model import (
     language_model,
     mtp_layers,
 )
-from sizing.catalog.huggingface.families import FAMILIES, REFUSED, Family, shapes_nothing
+from sizing.catalog.huggingface.families import (
+    FAMILIES,
+    REFUSED,
+    Family,
+    Library,
+    shapes_nothing,
+)
 from sizing.catalog.huggingface.families import library as library_of
 from sizing.catalog.huggingface.layers import (
     Keys,
@@ -31,7 +37,7 @@ from sizing.catalog.huggingface.layers import (
 from sizing.catalog.huggingface.quantization import Quantization, quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 LONGEST = 1e6
@@ -91,14 +97,13 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         expected = f"one of {known}" if why is None else "a family whose layers are modelled"
         raise InputError(f"{place}: model_type", model_type, expected, why)
     library = library_of(model_type)
-    given = dict(language_model(config))
+    given = dict(_understood(config, library, family, place))
     # The library gives a family's own key what stands under its other name.
     given |= {own: given[name] for name, own in library.renamed.items() if name in given}
     keys = Keys(
         given, {**library.defaults, **family.defaults}, place,
         {**library.renamed, **family.renamed},
     )  # fmt: skip
-    _check_known(config, keys, family)
     try:
         return _spec(keys, family, (name, source, architecture_hash(config)))
     except InputError as error:
@@ -107,27 +112,36 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         raise error.inside(place) from None
 
 
-def _check_known(config: Mapping[str, object], keys: Keys, family: Family) -> None:
+def _understood(
+    config: Mapping[str, object], library: Library, family: Family, place: str
+) -> Iterator[tuple[str, object]]:
     """
-    Refuse a config with a key that may shape the model, and that its family does not have.
+    Yield the keys that a family has, and those that shape nothing.
 
     Beside a `text_config` stand the keys of towers; only those that shape a language model as well
     are looked at there.
+
+    Raises:
+        InputError: another key that may shape the model, and says more than nothing.
     """
-    inner = config.get("text_config")
+    keys, inner = language_model(config), config.get("text_config")
     text = inner if isinstance(inner, dict) else config
-    row = library_of(str(keys.get("model_type")))
-    known = {*row.defaults, *row.renamed, *keys.names.values(), *family.also, *LENGTHS}
-    known.add("tie_word_embeddings")
-    for key in sorted(config.keys() | text.keys()):
-        value, shapes = keys.values[key], key in ARCHITECTURE_KEYS
-        if value in (None, [], {}) or (shapes and value in (False, 0)) or shapes_nothing(key):
-            continue
-        if key not in known and (key in text or shapes):
-            expected = "no such key: models of this model_type have none, and it may shape others"
-            raise InputError(f"{keys.place}: {key}", value, expected)
-        if not shapes and key not in family.also and key in row.defaults:
-            keys.only(key, row.defaults[key], "nothing: what it shapes is not modelled")
+    own = {*library.renamed.values(), *family.renamed.values()}
+    known = {*library.defaults, *library.renamed, *own, *family.also, *LENGTHS, TIED}
+    odd = []
+    for key, value in keys.items():
+        shapes = key in ARCHITECTURE_KEYS
+        if key in known or shapes_nothing(key):
+            yield key, value
+            fixed = library.defaults.get(key, value)
+            if value != fixed and not (shapes or key in family.also or shapes_nothing(key)):
+                raise InputError(f"{place}: {key}", value, "what is usual: no other is modelled")
+        elif not (value in (None, [], {}) or (shapes and value in (False, 0))):
+            odd += [key] * (key in text or shapes)
+    if odd:
+        expected = "no such key: models of this model_type have none, and it may shape others"
+        others = f"the same goes for {', '.join(odd[1:])}" if odd[1:] else None
+        raise InputError(f"{place}: {odd[0]}", keys[odd[0]], expected, others)
 
 
 def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
@@ -161,7 +175,7 @@ def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
         gated_mlp=family.gated_mlp,
         vocab_size=keys.count("vocab_size"),
         max_context_tokens=context,
-        tied_embeddings=keys.flag("tie_word_embeddings"),
+        tied_embeddings=keys.flag(TIED),
         position_rows=_position_rows(keys, family),
         parallel_attention=keys.flag("parallel_attn"),
         attention_bias=keys.flag("attention_bias"),
@@ -205,6 +219,9 @@ def _position_rows(keys: Keys, family: Family) -> int:
         return 0
     return keys.count("max_position_embeddings") + family.position_rows
 
+
+TIED = "tie_word_embeddings"
+"""A key that is the outer one's where a language model is part of another."""
 
 LENGTHS = (
     "max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions",

@@ -187,7 +187,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers", "not modelled"),
     ("gemma4_text", {"layer_types": ["sliding_attention"] * 6}, "layer_types", "last layer"),
     ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config", "the same"),
-    ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp", "not modelled"),
+    ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp", "no other is modelled"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional", "before them"),
     ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern", "is missing"),
     ("nemotron_h", {"hybrid_override_pattern": "MXM*E-"}, "hybrid_override_pattern", "of M, *"),
