@@ -433,6 +433,14 @@ class ModelSpec(Spec):
         return replace(self, full_heads=None, **asdict(self.full_heads))
 
     @property
+    def kinds_of_heads(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """Layers with attention over keys, by their heads: how many, and the model of such ones."""
+        if self.full_heads is None:
+            return ((self.num_attention_layers, self),)
+        windowed = replace(self, full_heads=None)
+        return ((self.num_full_layers, self.of_full_layers), (self.num_window_layers, windowed))
+
+    @property
     def num_dense_layers(self) -> int:
         """Layers with a dense feed-forward."""
         return self.moe.num_dense_layers if self.moe else self.num_ffn_layers
@@ -480,6 +488,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         "window_tokens": 0,
         "attention_layers": None,
         "ffn_layers": None,
+        "full_heads": None,
+        "position_rows": 0,
         "linear": None,
         "moe": model.moe and replace(model.moe, num_dense_layers=0),
     }

@@ -63,8 +63,7 @@ def parameters(model: ModelSpec) -> Parameters:
     return Parameters(
         embedding=(V + model.position_rows) * D,
         lm_head=0 if model.tied_embeddings else V * D,
-        attention=(model.num_attention_layers - model.num_full_layers) * attention_parameters(model)
-        + model.num_full_layers * attention_parameters(model.of_full_layers)
+        attention=sum(n * attention_parameters(of) for n, of in model.kinds_of_heads)
         + model.num_linear_layers * linear_attention_parameters(model),
         dense_ffn=model.num_dense_layers * matrices * D * model.ffn_size,
         experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,

@@ -117,10 +117,12 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
             whole += (model.mla.q_lora_rank or model.hidden_size) * index
             whole += (model.index.head_dim + model.index.num_heads) * model.hidden_size
     else:
-        copied = 2 * model.hidden_size * model.head_dim * max(0.0, 1 - model.num_kv_heads / tp)
-    attending = model.num_attention_layers
-    sliced = parameters(model).attention - attending * whole
-    return w * (sliced / tp + attending * (whole + copied))
+        for layers, of in model.kinds_of_heads:
+            keys = 1 if of.shared_values else 2
+            missing = keys * of.head_dim * max(0.0, 1 - of.num_kv_heads / tp)
+            copied += layers * model.hidden_size * missing
+    whole *= model.num_attention_layers
+    return w * ((parameters(model).attention - whole) / tp + whole + copied)
 
 
 SAMPLER_BYTES_PER_LOGIT = 38.4
