@@ -1,5 +1,5 @@
 """
-Write configs/huggingface/families.json: what transformers' configuration classes say.
+Write configs/huggingface/library.json: what transformers' configuration classes say.
 
     python scripts/huggingface.py [--check]
 
@@ -21,9 +21,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.generation.configuration_utils import GenerationConfig
 
-from sizing.catalog.huggingface.families import FAMILIES, harmless
+from sizing.catalog.huggingface.families import families, harmless
 
-TABLE = Path(__file__).parents[1] / "configs" / "huggingface" / "families.json"
+TABLE = Path(__file__).parents[1] / "configs" / "huggingface" / "library.json"
 
 
 def family(model_type: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _scales(rope: object) -> bool:
 
 def table() -> dict[str, Any]:
     """Return the whole file."""
-    names = sorted({each.library or name for name, each in FAMILIES.items()})
+    names = sorted({each.library or name for name, each in families().items()})
     generation = GenerationConfig._get_default_generation_params()  # noqa: SLF001  (no other way)
     base = {each.name for each in dataclasses.fields(PreTrainedConfig)}
     return {

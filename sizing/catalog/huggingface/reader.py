@@ -16,13 +16,13 @@ from minicluster.specs.model import (
     mtp_layers,
 )
 from sizing.catalog.huggingface.families import (
-    FAMILIES,
-    REFUSED,
     Family,
     Library,
+    families,
+    library,
+    refused,
     shapes_nothing,
 )
-from sizing.catalog.huggingface.families import library as library_of
 from sizing.catalog.huggingface.layers import (
     Keys,
     read_dense_size,
@@ -91,18 +91,18 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         their weights are missing from the memory.
     """
     model_type = language_model(config).get("model_type")
-    family = FAMILIES.get(str(model_type))
+    family = families().get(str(model_type))
     if family is None or not isinstance(model_type, str):
-        why, known = REFUSED.get(str(model_type)), ", ".join(sorted(FAMILIES))
+        why, known = refused().get(str(model_type)), ", ".join(sorted(families()))
         expected = f"one of {known}" if why is None else "a family whose layers are modelled"
         raise InputError(f"{place}: model_type", model_type, expected, why)
-    library = library_of(model_type)
-    given = dict(_understood(config, library, family, place))
+    row = library(model_type)
+    given = dict(_understood(config, row, family, place))
     # The library gives a family's own key what stands under its other name.
-    given |= {own: given[name] for name, own in library.renamed.items() if name in given}
+    given |= {own: given[name] for name, own in row.renamed.items() if name in given}
     keys = Keys(
-        given, {**library.defaults, **family.defaults}, place,
-        {**library.renamed, **family.renamed},
+        given, {**row.defaults, **family.defaults}, place,
+        {**row.renamed, **family.renamed},
     )  # fmt: skip
     try:
         return _spec(keys, family, (name, source, architecture_hash(config)))
@@ -113,7 +113,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
 
 
 def _understood(
-    config: Mapping[str, object], library: Library, family: Family, place: str
+    config: Mapping[str, object], row: Library, family: Family, place: str
 ) -> Iterator[tuple[str, object]]:
     """
     Yield the keys that a family has, and those that shape nothing.
@@ -126,14 +126,14 @@ def _understood(
     """
     keys, inner = language_model(config), config.get("text_config")
     text = inner if isinstance(inner, dict) else config
-    own = {*library.renamed.values(), *family.renamed.values()}
-    known = {*library.defaults, *library.renamed, *own, *family.also, *LENGTHS, TIED}
+    own = {*row.renamed.values(), *family.renamed.values()}
+    known = {*row.defaults, *row.renamed, *own, *family.also, *LENGTHS, TIED}
     odd = []
     for key, value in keys.items():
         shapes = key in ARCHITECTURE_KEYS
         if key in known or shapes_nothing(key):
             yield key, value
-            fixed = library.defaults.get(key, value)
+            fixed = row.defaults.get(key, value)
             if value != fixed and not (shapes or key in family.also or shapes_nothing(key)):
                 raise InputError(f"{place}: {key}", value, "what is usual: no other is modelled")
         elif not (value in (None, [], {}) or (shapes and value in (False, 0))):

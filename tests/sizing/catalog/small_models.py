@@ -135,3 +135,72 @@ def small(model_type: str) -> dict[str, Any]:
     """Return the keys of a small model of a family, without its name."""
     wanted = {**SMALL, **ALSO.get(model_type, {})}
     return {key: value for key, value in wanted.items() if value is not None}
+
+
+GEMMA_4 = {
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262_144,
+}
+NEMOTRON_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+REAL: list[tuple[str, float, dict[str, Any]]] = [
+    ("nemotron_h", 31.6e9, {
+        "hybrid_override_pattern": NEMOTRON_NANO, "hidden_size": 2688, "intermediate_size": 1856,
+        "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+        "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "vocab_size": 131_072,
+    }),
+    ("nemotron_h", 56e9, {
+        "hybrid_override_pattern": "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-",
+        "hidden_size": 8192, "intermediate_size": 32_768, "mamba_num_heads": 256,
+        "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 256, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "vocab_size": 131_072,
+    }),
+    ("gemma4_text", 25.2e9, {
+        **GEMMA_4, "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    }),
+    ("gemma4_text", 30.7e9, {
+        **GEMMA_4, "num_hidden_layers": 60, "hidden_size": 5376, "intermediate_size": 21_504,
+        "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4,
+    }),
+    ("falcon_h1", 33.6e9, {
+        "num_hidden_layers": 72, "hidden_size": 5120, "intermediate_size": 21_504,
+        "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128,
+        "mamba_d_ssm": 4096, "mamba_n_heads": 32, "mamba_d_head": 128, "mamba_d_state": 256,
+        "mamba_n_groups": 2, "vocab_size": 261_120, "tie_word_embeddings": False,
+    }),
+    ("granitemoehybrid", 32.2e9, {
+        "num_hidden_layers": 40, "hidden_size": 4096, "intermediate_size": 768,
+        "shared_intermediate_size": 1536, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_local_experts": 72, "num_experts_per_tok": 10, "mamba_n_heads": 128,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "vocab_size": 100_352,
+        "layer_types": (["mamba"] * 9 + ["attention"]) * 4, "tie_word_embeddings": True,
+    }),
+    ("bamba", 9.8e9, {"attn_layer_indices": [9, 18, 27]}),
+    ("gpt2", 124.4e6, {}),
+    ("opt", 125.2e6, {}),
+    ("olmo2", 7.3e9, {"vocab_size": 100_352}),
+    ("smollm3", 3.1e9, {}),
+    ("phi", 1.4e9, {}),
+    ("cohere2", 8e9, {
+        "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14_336,
+        "num_attention_heads": 32, "num_key_value_heads": 8,
+    }),
+    ("seed_oss", 36.2e9, {
+        "num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27_648,
+        "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128,
+    }),
+    ("dots1", 142e9, {
+        "n_shared_experts": 2, "n_routed_experts": 128, "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1, "hidden_size": 4096, "moe_intermediate_size": 1408,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
+    }),
+]  # fmt: skip
+"""Published models: their family, total of parameters (of the text alone), and shapes."""

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from minicluster.errors import Exit, InputError
 from minicluster.specs.model import ARCHITECTURE_KEYS
 from sizing import catalog
-from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.families import families
 from sizing.catalog.huggingface.reader import model_from, read_config
 from tests.sizing.catalog.small_models import small
 from tests.sizing.scenarios import LLAMA
+
+FAMILIES = families()
 
 
 def read(config: dict[str, Any]) -> Any:  # noqa: ANN401  (fields of a spec, looked at freely)
