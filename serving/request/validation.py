@@ -55,7 +55,7 @@ WORDS = (
     (r"^Value error, ", ""),
     (r"^(Input|String|List) should ", "must "),
     (r"^Field required$", "expected a value"),
-    (r"valid dictionary( or instance of \w+)?", "object"),
+    (r"a valid dictionary( or instance of \w+)?", "an object"),
     (r" after validation", ""),
 )
 """What stands in place of pydantic's words for what clients do not know."""
