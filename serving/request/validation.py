@@ -44,6 +44,9 @@ TOKEN_IDS = 2**31
 
 PROMPT = "a string, a list of token ids, or a list of either, none of them empty"
 
+CONTAINERS = frozenset({dict, list})
+"""Those of JSON."""
+
 INTEGERS = range(-(2**63), 2**64)
 """Those of msgpack, by which vLLM's processes talk."""
 
@@ -89,7 +92,7 @@ def _has_beyond(values: Collection[Any]) -> bool:
     numbers = [each for each in values if isinstance(each, int)]
     if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
         return True
-    inner = [each for each in values if isinstance(each, dict | list)]
+    inner = [each for each in values if type(each) in CONTAINERS]
     return any(_has_beyond(each.values() if isinstance(each, dict) else each) for each in inner)
 
 
@@ -126,7 +129,7 @@ def _check_levels(body: dict[str, Any]) -> None:
             values = container.values() if isinstance(container, dict) else container
             if math.inf in values or -math.inf in values:
                 refuse(400, "The body is not valid JSON: a number is out of range.")
-            inner += [each for each in values if isinstance(each, dict | list)]
+            inner += [each for each in values if type(each) in CONTAINERS]
         level = inner
 
 
