@@ -15,7 +15,7 @@ from serving.request.length import LENGTH_FIELDS, answer_tokens, prompts_of, req
 from serving.request.schema import KINDS, MAX_ANSWERS, Chat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -75,25 +75,45 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     """
     _refuse_many_values(raw, MAX_PARTS + 2 * max_model_len)
     try:
-        body = from_json(raw, allow_inf_nan=False)
+        body = from_json(raw)
     except ValueError as error:
         refuse(400, f"The body is not valid JSON: {error}")
     if not isinstance(body, dict):
         refuse(400, "The body is not a JSON object.")
     _check_levels(body)
     for name, value in body.items():
-        if name != "prompt" and _has_beyond([value]):  # its ids have closer bounds
-            _refuse(name[:SHOWN_CHARACTERS], "integers of at most 64 bits")
+        param = name[:SHOWN_CHARACTERS]
+        if _has([value], _not_finite):
+            message = f"The body is not valid JSON: {param} has a number that is out of range."
+            refuse(400, message, param=param)
+        if name != "prompt" and _has([value], _beyond_64_bits):  # its ids have closer bounds
+            _refuse(param, "integers of at most 64 bits")
     return body
 
 
-def _has_beyond(values: Collection[Any]) -> bool:
-    """Tell whether an integer beyond `INTEGERS` is among values, or inside them."""
+def _has(values: Collection[Any], wrong: Callable[[Collection[Any]], bool]) -> bool:
+    """Tell whether values, or those inside them, are wrong."""
+    return wrong(values) or any(
+        _has(each.values() if isinstance(each, dict) else each, wrong)
+        for each in _containers(values)
+    )
+
+
+def _containers(values: Collection[Any]) -> list[Any]:
+    """Return the lists and objects among values; of a million ids it looks at their types only."""
+    if CONTAINERS.isdisjoint(map(type, values)):
+        return []
+    return [each for each in values if type(each) in CONTAINERS]
+
+
+def _beyond_64_bits(values: Collection[Any]) -> bool:
     numbers = [each for each in values if isinstance(each, int)]
-    if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
-        return True
-    inner = [each for each in values if type(each) in CONTAINERS]
-    return any(_has_beyond(each.values() if isinstance(each, dict) else each) for each in inner)
+    return bool(numbers) and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS)
+
+
+def _not_finite(values: Collection[Any]) -> bool:
+    kinds = set(map(type, values))
+    return float in kinds and not all(math.isfinite(e) for e in values if isinstance(e, float))
 
 
 def _refuse_many_values(raw: bytes, most_values: int) -> None:
@@ -117,7 +137,7 @@ def _refuse_many_values(raw: bytes, most_values: int) -> None:
 
 
 def _check_levels(body: dict[str, Any]) -> None:
-    """Refuse deep nesting and infinite numbers, without recursion."""
+    """Refuse deep nesting, without recursion."""
     level: list[Any] = [body]
     depth = 0
     while level:
@@ -127,9 +147,7 @@ def _check_levels(body: dict[str, Any]) -> None:
         inner: list[Any] = []
         for container in level:
             values = container.values() if isinstance(container, dict) else container
-            if math.inf in values or -math.inf in values:
-                refuse(400, "The body is not valid JSON: a number is out of range.")
-            inner += [each for each in values if type(each) in CONTAINERS]
+            inner += _containers(values)
         level = inner
 
 
@@ -180,12 +198,9 @@ def check_model(model: object, models: Sequence[str]) -> None:
     """Refuse every name but those that are served."""
     if model in models:
         return
+    shown = repr(model[:SHOWN_CHARACTERS]) if isinstance(model, str) else "that is no text"
     served = ", ".join(map(repr, models))
-    if not isinstance(model, str):
-        _refuse("model", f"a name, or no such field; this endpoint serves {served}")
-    message = (
-        f"The model {model[:SHOWN_CHARACTERS]!r} does not exist; this endpoint serves {served}."
-    )
+    message = f"The model {shown} does not exist; this endpoint serves {served}."
     refuse(404, message, param="model", code="model_not_found")
 
 

@@ -136,7 +136,7 @@ REFUSED: list[tuple[str, Body, str]] = [
     ("completions", {"model": "demo", "prompt": None}, "prompt"),
     ("completions", {"model": "demo", "messages": HI}, "prompt"),
 ]
-"""Kind, body, and the parameter that the refusal names, with status 400."""
+"""Kind, body, and the parameter that the refusal names, with status 400 (`model`: 404)."""
 
 NULLS = (
     *("n", "stop", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed"),

@@ -270,12 +270,13 @@ async def test_slow_bodies_of_one_key_keep_no_other_key_out(config: EndpointConf
 
 @in_virtual_time
 async def test_what_no_engine_can_answer_reaches_none(config: EndpointConfig) -> None:
-    """A 400 by its parameter, never a status that asks to come again; what is well is answered."""
+    """A 4xx by its parameter that does not ask to come again; all others are answered."""
     servers, small = FakeServers(), replace(config, max_model_len=100, vocab_size=1000)
     async with visiting(small, servers) as client:
         for kind, body, param in REFUSED:
             answer = await client.post(PATHS[kind], json=body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+            status = 404 if param == "model" else 400
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
             assert "Retry-After" not in answer.headers
         assert servers.seen == []
         for kind, body in ACCEPTED:

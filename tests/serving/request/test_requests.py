@@ -51,6 +51,14 @@ def test_what_is_no_json_object_of_at_most_64_levels(what: str, raw: bytes) -> N
     json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", '[1, {"a": -1e400}]'])
+@pytest.mark.parametrize("name", ["temperature", "prompt", "any_other"])
+def test_numbers_that_are_none_are_refused_by_their_field(name: str, number: str) -> None:
+    with pytest.raises(RequestRefused, match="The body is") as caught:
+        parse_body(f'{{"a": 1.5, "{name}": {number}}}'.encode(), 100)
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, name)
+
+
 @pytest.mark.parametrize("beyond", [2**64, -(2**63) - 1, [1, {"a": [10**40]}]])
 def test_integers_beyond_64_bits_are_refused_by_their_field(beyond: object) -> None:
     """Between its processes vLLM passes none on; digits in a text are none."""
