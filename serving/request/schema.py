@@ -41,6 +41,9 @@ Most that beam search may be asked to weigh lengths by: it divides by length ** 
 which must be neither 0 nor infinite.
 """
 
+MEDIA = ("_url", "_embeds")
+"""Ends of types whose value an engine may know already, by its `uuid`."""
+
 HARMLESS_NULL = frozenset({"assistant", "function"})
 """Roles whose messages may have null as content: calls have no text."""
 
@@ -192,6 +195,7 @@ class Part(_Model):
     audio_embeds: StrictStr | dict[str, StrictStr] | None = None
     video_embeds: StrictStr | dict[str, StrictStr] | None = None
     name: StrictStr | None = None
+    uuid: StrictStr | None = None
 
     @model_validator(mode="after")
     def _has_its_value(self) -> Part:
@@ -200,9 +204,10 @@ class Part(_Model):
                 raise ValueError("expected a type")
             return self
         value = "name" if self.type == "tool_reference" else self.type
-        if value not in type(self).model_fields or self.type in {"name", "type"}:
+        if value not in type(self).model_fields or self.type in {"name", "type", "uuid"}:
             raise ValueError("expected type text, or another one that engines know")
-        if getattr(self, value) is None:
+        known = self.uuid is not None and self.type.endswith(MEDIA)
+        if getattr(self, value) is None and not known:
             raise ValueError(f"expected {value} in a part of type {self.type}")
         return self
 
@@ -218,7 +223,7 @@ class ToolCall(_Model):
     """A call of an earlier answer."""
 
     id: StrictStr
-    type: Literal["function"] = "function"
+    type: Literal["function"]
     function: CalledFunction
 
 

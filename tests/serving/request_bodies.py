@@ -100,6 +100,7 @@ MESSAGES: tuple[Body, ...] = (
     *({"role": "user", "content": "x", "name": bad} for bad in (1, [], {}, True)),
     {"role": "tool", "content": "x", "tool_call_id": 3},
     *({"role": "assistant", "tool_calls": bad} for bad in (1, [1], [{}], [{**CALL, "id": 1}])),
+    *({"role": "assistant", "tool_calls": [{**CALL, "type": bad}]} for bad in (None, "x", 1)),
     {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]},
 )
 """Messages that are none."""
@@ -164,6 +165,13 @@ ACCEPTED: list[tuple[str, Body]] = [
     chat(messages=[*HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}, *HI]),
     chat(messages=[*HI, {"role": "assistant", "content": None, "tool_calls": None}, *HI]),
     chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]),
+    chat(messages=[{"role": "user", "content": [{"image_url": "data:,x"}]}]),
+    chat(messages=[*HI, {"role": "user", "content": [{"type": "image_embeds", "uuid": "x"}]}]),
+    chat(messages=[*HI, {"role": "function", "name": "f", "content": None}]),
+    chat(messages=[*HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}]),
+    chat(messages=[*HI, {"role": "assistant", "content": "", "annotations": [], "audio": None}]),
+    chat(messages=[*HI, {"role": "tool", "content": "x", "tool_call_id": "a"}]),
+    chat(metadata={}, store=False, service_tier="auto", logit_bias={}, stop=[], seed=-1),
     chat(messages=[{"role": "anybody", "content": "x"}]),
     *(make(temperature=0.5, top_p=0.2, top_k=-1, seed=-(2**63)) for make in (completion, chat)),
     *(make(temperature=2, top_p=1, top_k=2**64 - 1, min_p=0) for make in (completion, chat)),

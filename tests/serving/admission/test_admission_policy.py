@@ -331,7 +331,7 @@ TEMPLATE: tuple[tuple[dict[str, Any], int], ...] = (
     ({"tools": [{"function": {"name": "f"}}]}, 29),
 )
 WRITTEN = ("content", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "other")
-CALL = {"id": "a", "function": {"name": "xy", "arguments": "{}"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "xy", "arguments": "{}"}}
 LENGTHS: list[tuple[str, dict[str, Any], int]] = [
     ("completions", {}, 16),
     ("completions", {"max_tokens": None}, 16),
@@ -356,7 +356,7 @@ SIZES: list[tuple[str, dict[str, Any], int]] = [
     *(("chat", {"messages": [HI], **more}, 2 + 4 + size) for more, size in TEMPLATE),
     *(("chat", {"messages": [{"role": "r", name: "x" * 40}]}, 41) for name in WRITTEN),
     ("chat", {"messages": [{"role": "x" * 40}]}, 40),
-    ("chat", {"messages": [{"role": "r", "tool_calls": [CALL]}]}, 1 + 1 + 2 + 2),
+    ("chat", {"messages": [{"role": "r", "tool_calls": [CALL]}]}, 1 + 1 + 8 + 2 + 2),
     ("chat", {"messages": [{"role": "r", "content": [{"image_url": {"url": "data:x"}}]}]}, 1),
 ]
 """All text that the template may write, wherever it stands, and of one prompt alone."""
