@@ -125,6 +125,13 @@ def run(  # noqa: PLR0913  (a command line is its options)
         str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")
     ] = "completions",
     processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Parameters of OpenAI's API only: answers end when the model ends them.",
+        ),
+    ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -139,10 +146,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
     json: AsJson = False,
 ) -> None:
     """Load an endpoint as its plan or the options say, and judge the latencies."""
-    from loadtest.client.chat import learn_chat
     from loadtest.client.endpoint import base_address, check_models
     from loadtest.client.launch import run_with_progress_bar
     from loadtest.client.steps import keep_engine_steps
+    from loadtest.client.trial import learned, try_request
     from loadtest.run.folder import held, prepare
     from loadtest.run.run_config import RunLength, check_chat, make_job
     from loadtest.run.schedule import ArrivalShape
@@ -187,12 +194,14 @@ def run(  # noqa: PLR0913  (a command line is its options)
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
+    job = replace(job, plain=plain)
     if slowdown is not None:
         shell.say(SIMULATED.format(slowdown))
     if api == "chat":
-        job = replace(job, chat=learn_chat(address, served, insecure=insecure))
+        job = learned(job)
     schedule = job.requests()
     check_chat(job, schedule)
+    try_request(job, schedule)
     with held(output) as lock:
         prepare(output, job, schedule, plan)
         run_with_progress_bar(output, job, lock)
