@@ -32,6 +32,7 @@ VOCAB_SIZE = 1000
 
 APIS = ("completions", "chat")
 SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"
+PLAIN = "lengths as the server gave them (--plain)"
 EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
@@ -194,7 +195,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
-    job = replace(job, plain=plain)
+    job = replace(job, plain=plain, caveats=(PLAIN,) if plain else ())
     if slowdown is not None:
         shell.say(SIMULATED.format(slowdown))
     if api == "chat":

@@ -97,7 +97,7 @@ class Tls(urllib.request.HTTPSHandler):
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect of a query, but not of a request with a body, as under the load."""
 
-    def redirect_request(  # noqa: D102, PLR0913  (the library's own)
+    def redirect_request(  # noqa: D102  (the library's own)
         self,
         req: urllib.request.Request,
         fp: IO[bytes],

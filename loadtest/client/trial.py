@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ PASSING = (408, 425, 429)
 """Statuses below 500 that say nothing of the next request."""
 
 SERVER_ERRORS = 500
+UNKNOWN = ("support", "recogni", "unknown", "unexpected", "extra", "permitted", "allowed")
+"""Words by one of which an endpoint says that it does not know a parameter."""
+
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Names of the limit of an answer, in the order in which they are tried in plain chats: OpenAI's
 reasoning models refuse the second, older servers the first."""
@@ -96,7 +100,23 @@ def refused_parameter(error: StatusError) -> str | None:
     """Return the parameter of ours that *error* names; `None`: it names none."""
     if error.status not in INVALID:
         return None
-    return next((name for name in (*EXTENSIONS, *LIMITS) if name in error.body), None)
+    named, said = _named(error.body), error.said.lower()
+    text = named or said
+    # That a limit is too high is said of the same parameter as that it is not known.
+    known = LIMITS if any(word in said for word in UNKNOWN) else ()
+    return next((name for name in (*EXTENSIONS, *known) if name in text), None)
+
+
+def _named(body: str) -> str:
+    """Return the parameters that an error is about: OpenAI's `param`, or FastAPI's `loc`."""
+    try:
+        document = json.loads(body)
+        if isinstance(detail := document.get("detail"), list):
+            return " ".join(str(part) for each in detail for part in each["loc"])
+        error = document["error"]
+        return str(error.get("param") or "")
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return ""
 
 
 def _explained(error: StatusError, job: Job) -> TargetFailed:

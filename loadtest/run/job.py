@@ -71,6 +71,7 @@ class Job:
         limit_name: parameter that limits the length of an answer.
         remarks: what a reader of the run's figures has to know of the load, in sentences.
         caveats: the same in a few words, which stand beside the figures.
+        queued_in_client: whether requests waited in the client for a place among those in flight.
         slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
             the engines are real.
     """
@@ -97,6 +98,7 @@ class Job:
     limit_name: str = "max_tokens"
     remarks: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+    queued_in_client: bool = False
 
     def by_the_clock(self) -> Job:
         """Return the job with its times in seconds of the clock, as the client needs them."""
