@@ -209,7 +209,10 @@ def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
 def _decided(run: Run, window: MeasurementWindow) -> list[int]:
     """Return the requests that count: not those in flight at the end of a run cut short."""
     unknown = {
-        s.index for _, slo, own in run.promises for s in window.among(own) if undecided(slo, s)
+        s.index
+        for _, slo, own in run.promises
+        for s in window.among(own)
+        if s is not None and undecided(slo, s)
     }
     return [index for index in window.indices if index not in unknown]
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from loadtest.verdict.resimulation import PredictedRequest
     from minicluster.workload.samples import Sample
 
-FEWEST_OF_MISS = 5
-"""Requests below which Wilson's interval errs more often than it says, and nothing is missed."""
+FEWEST_MISSES = 2
+"""Values beyond a limit that prove a miss, if the interval says so: one of ten may be chance, for
+which Wilson's interval of so few is too short."""
 
 EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 
@@ -47,7 +48,7 @@ class SloResult:
         design_effect: number of values that carry as much information as one independent value.
         verdict: `met` or `missed` if the interval of the attained fraction excludes the
             percentile; `inconclusive` if it contains it, or lies above it with fewer requests
-            than `samples_needed`, or below it with fewer than `FEWEST_OF_MISS`.
+            than `samples_needed`, or below it by a single miss.
         num_needed: number of requests that would decide; `None` if decided already, or if the
             attained fraction equals the percentile.
     """
@@ -173,8 +174,10 @@ def judge_limit(
     effect = design_effect(values)
     interval = share_interval(attained, max(1, count), effect.adjusted)
     verdict = limit_verdict(level, requests, interval.low, interval.high)
-    undecided = verdict == "inconclusive"
-    values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
+    if verdict == "missed" and missed < FEWEST_MISSES:
+        verdict = "inconclusive"
+    unclear = verdict == "inconclusive"
+    values_needed = count_needed(attained, level, effect.adjusted) if unclear else None
     per_request = count / max(1, requests) or 1
     measured_s = quantile(values.tolist(), level) if count else math.inf
     measured = percentile_interval(values, level, effect.adjusted) if count else None
@@ -200,7 +203,7 @@ def judge_limit(
 
 def limit_verdict(level: float, requests: int, low: float, high: float) -> str:
     """Return what the interval of an attained fraction proves: met, missed or inconclusive."""
-    if high < level and requests >= FEWEST_OF_MISS:
+    if high < level:
         return "missed"
     return "met" if low >= level and requests >= samples_needed(level) else "inconclusive"
 
