@@ -73,7 +73,7 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
     caveat = caveat_text(verdict)
-    name = f"{result.name} < {1000 * result.limit_s:g} ms{caveat}"
+    name = f"{result.name} < {1000 * result.limit_s:g} ms"
     case = _case(suite, name)
     text = f"{latency_text(result.measured_s)}; {result.attained_text}{caveat}"
     below = result.attained_fraction < LEVELS[result.percentile]

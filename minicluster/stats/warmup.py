@@ -19,6 +19,7 @@ FEWEST_OF_TREND = 16
 """Values below which a rise is not looked for."""
 
 TREND_PARTS, TREND_KENDALL = 8, 22
+ROUNDING_DIGITS = 6
 LEAST_RISE = 0.1
 """Rise from the first to the last part, as a fraction, below which it is no overload but drift."""
 
@@ -101,7 +102,7 @@ def rises(values: NDArray[np.float64]) -> bool:
     if len(values) < FEWEST_OF_TREND or not len(finite):
         return False
     parts = np.array_split(np.minimum(values, finite.max()), TREND_PARTS)
-    means = np.array([part.mean() for part in parts])
+    means = np.array([round(float(part.mean()), ROUNDING_DIGITS) for part in parts])
     later = np.sign(means[None, :] - means[:, None])
     kendall = int(np.triu(later, 1).sum())
     return kendall >= TREND_KENDALL and bool(means[-1] > (1 + LEAST_RISE) * means[0])
