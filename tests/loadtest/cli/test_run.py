@@ -103,7 +103,7 @@ def test_interrupt_keeps_what_there_is(
 
 def test_server_that_dies(start_server: ServerStarter, tmp_path: Path) -> None:
     """A server that dies mid-run ends the run, with the samples so far: exit 5."""
-    done = run(start_server(**FAST, die_after_s=4.0), tmp_path, "--duration", "60")
+    done = run(start_server(**FAST, die_after_s=1.0), tmp_path, "--duration", "60")
 
     assert done.returncode == Exit.TARGET_FAILED, done.stderr
     assert "stopped answering" in done.stdout
