@@ -32,6 +32,7 @@ VOCAB_SIZE = 1000
 
 APIS = ("completions", "chat")
 SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"
+PLAIN = "lengths as the server gave them (--plain)"
 EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
@@ -125,6 +126,13 @@ def run(  # noqa: PLR0913  (a command line is its options)
         str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")
     ] = "completions",
     processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Parameters of OpenAI's API only: answers end when the model ends them.",
+        ),
+    ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -139,10 +147,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
     json: AsJson = False,
 ) -> None:
     """Load an endpoint as its plan or the options say, and judge the latencies."""
-    from loadtest.client.chat import learn_chat
     from loadtest.client.endpoint import base_address, check_models
     from loadtest.client.launch import run_with_progress_bar
     from loadtest.client.steps import keep_engine_steps
+    from loadtest.client.trial import learned, try_request
     from loadtest.run.folder import held, prepare
     from loadtest.run.run_config import RunLength, check_chat, make_job
     from loadtest.run.schedule import ArrivalShape
@@ -187,12 +195,14 @@ def run(  # noqa: PLR0913  (a command line is its options)
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
+    job = replace(job, plain=plain, caveats=(PLAIN,) if plain else ())
     if slowdown is not None:
         shell.say(SIMULATED.format(slowdown))
     if api == "chat":
-        job = replace(job, chat=learn_chat(address, served, insecure=insecure))
+        job = learned(job)
     schedule = job.requests()
     check_chat(job, schedule)
+    try_request(job, schedule)
     with held(output) as lock:
         prepare(output, job, schedule, plan)
         run_with_progress_bar(output, job, lock)
