@@ -123,7 +123,7 @@ def default_warmup_s(e2e_s: float) -> float:
 def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time that the SLO allows the longest request."""
     return max(
-        each.e2e_s or each.ttft_s + (each.per_token_s or 0.0) * part.output_tokens.max_tokens
+        each.e2e_s or each.ttft_s + (each.per_token_s or 0.0) * part.longest_answer_tokens
         for part, each in zip(workload.parts, workload.promises(slo).values(), strict=True)
     )
 

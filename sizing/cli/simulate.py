@@ -103,10 +103,8 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
     )
     if trace is not None:
-        if source != RequestSource():
-            raise InputError("--trace", str(trace), "no options about arrivals besides it")
-        if any(each.strip().startswith("workload") for each in overrides or []):
-            raise InputError("--trace", str(trace), "no --set workload.… besides it")
+        alone = source == RequestSource()
+        _check_trace(trace, overrides or [], alone=alone)
         source = _traced(planned, trace, skip_unanswered=skip_unanswered, seed=seed)
     kept_steps = None if engine_steps is None else _read_steps(engine_steps)
     with progress("simulating") as said:
@@ -132,6 +130,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     )
     classes = [each.name for each in planned.workload.classes] if trace is None else []
     found = simulation_json(outcome, classes)
+    found["misses"] = _misses(planned, outcome, classes)
     if kept_steps is not None:
         pace_of = paces(planned.step_model, timed_steps(kept_steps))
         found["pace"] = {role: asdict(pace) for role, pace in pace_of.items()}
@@ -140,6 +139,26 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         curve, drawn = _by_capacity(planned, outcome, source)
         found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
     show(found, *parts, as_json=as_json)
+    if found["misses"]:
+        raise typer.Exit(Exit.NEGATIVE)
+
+
+def _check_trace(trace: Path, overrides: list[str], *, alone: bool) -> None:
+    """Refuse a trace beside what says arrivals or lengths, too."""
+    if not alone:
+        raise InputError("--trace", str(trace), "no options about arrivals besides it")
+    if any(each.strip().startswith("workload") for each in overrides):
+        raise InputError("--trace", str(trace), "no --set workload.… besides it")
+
+
+def _misses(plan: Plan, outcome: Outcome, classes: list[str]) -> tuple[str, ...]:
+    """Return the limits that are missed; those of classes only where requests have theirs."""
+    from sizing.planner.simulated_check import limits_of
+    from sizing.planner.slo import missed_limits
+
+    if len(plan.promises) > max(1, len(classes)):
+        return ()
+    return missed_limits(check for check, _ in limits_of(outcome, plan.promises))
 
 
 def _traced(plan: Plan, trace: Path, *, skip_unanswered: bool, seed: int) -> Arrivals:

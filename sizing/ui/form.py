@@ -84,6 +84,7 @@ LOAD = {
     "think_s": "Think time, seconds",
     "input_tokens": "Prompt tokens",
     "output_tokens": "Answer tokens",
+    "lengths": "Lengths from a log",
     "prefix_tokens": "Cached tokens",
 }
 """Labels of the load's fields, which each class of requests has as well."""
