@@ -58,6 +58,32 @@ class TraceRow(NamedTuple):
     adapter: int = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAs:
+    """
+    What a file was taken for.
+
+    Attributes:
+        form: format, unit of times and size of blocks.
+        left_out: number of lines, spans and requests that count nowhere, by the reason.
+        unread: keys that have no meaning here.
+    """
+
+    form: str
+    left_out: dict[str, int] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Say it all."""
+        more = len(self.unread) - 12
+        keys = ", ".join(self.unread[:12]) + (f" and {more} more" if more > 0 else "")
+        return [
+            f"read as {self.form}",
+            *(f"left out: {count:,} {reason}" for reason, count in self.left_out.items() if count),
+            *([f"keys that are not read: {keys}"] if keys else []),
+        ]
+
+
 class Request(NamedTuple):
     """
     A request as its line has it.
@@ -169,18 +195,22 @@ class RequestFile:
             self._refuse_missing(record)
             self._refuse_waiting(facts)
             _refuse_several(facts)
-            images = _with_images(facts)
-            if images is None:
+            if not self._is_left_out(facts):
                 return _request(place, facts)
-            if not self.reading.skip_images:
-                expected = "none: lengths in tokens do not say what images, audio or video cost"
-                raise InputError(*images, expected, "--skip-images leaves such requests out")
         except InputError as error:
             raise error.inside(place) from None
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(place, str(error)[:80], KNOWN) from None
         self.left_out["requests with images, audio or video"] += 1
         return None
+
+    def _is_left_out(self, facts: Facts) -> bool:
+        """Say whether a request has images, audio or video; refuse it unless asked to."""
+        images = _with_images(facts)
+        if images is not None and not self.reading.skip_images:
+            expected = "none: lengths in tokens do not say what images, audio or video cost"
+            raise InputError(*images, expected, "--skip-images leaves such requests out")
+        return images is not None
 
     def _refuse_missing(self, record: dict[str, Any]) -> None:
         if self.format.only_requests:

@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from minicluster.files import write_atomically
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 from minicluster.workload.trace_options import UNITS_S, TraceReading
-from minicluster.workload.trace_requests import KNOWN, RequestFile, TraceRow
+from minicluster.workload.trace_requests import KNOWN, ReadAs, RequestFile, TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,34 +44,15 @@ GIVE_UNIT = "give --time-unit " + ", ".join(UNITS_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """
-    Requests of a file, the first at 0 seconds.
-
-    Attributes:
-        read_as: format, unit of times and size of blocks that the file was taken for.
-        left_out: number of lines, spans and requests that are in no arrival, by the reason.
-        unread: keys of the file that have no meaning here.
-    """
+    """Requests of a file, the first at 0 seconds, and what the file was taken for."""
 
     arrivals: Arrivals
-    read_as: str
-    left_out: dict[str, int]
-    unread: tuple[str, ...] = ()
+    file: ReadAs
 
     @property
     def skipped(self) -> int:
-        """Number of all that was left out."""
-        return sum(self.left_out.values())
-
-    def lines(self) -> list[str]:
-        """Say what the file was taken for, and what of it was left out."""
-        more = len(self.unread) - 12
-        keys = ", ".join(self.unread[:12]) + (f" and {more} more" if more > 0 else "")
-        return [
-            f"read as {self.read_as}",
-            *(f"left out: {count:,} {reason}" for reason, count in self.left_out.items()),
-            *([f"keys that are not read: {keys}"] if keys else []),
-        ]
+        """Number of lines, spans and requests that are in no arrival."""
+        return sum(self.file.left_out.values())
 
 
 def read_trace(
@@ -119,9 +100,11 @@ def read_trace(
         arrivals=arrivals_of(
             [rows[at]._replace(content=_content(requests[at], block, numbers)) for at in kept]
         ),
-        read_as=f"{file.format.title}: {clock.words}{blocks}",
-        left_out=dict(file.left_out),
-        unread=tuple(file.unread),
+        file=ReadAs(
+            form=f"{file.format.title}: {clock.words}{blocks}",
+            left_out=dict(file.left_out),
+            unread=tuple(file.unread),
+        ),
     )
 
 
