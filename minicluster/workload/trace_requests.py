@@ -287,7 +287,8 @@ def _span_ids(facts: Facts) -> tuple[Key, Key | None] | None:
     if not facts["trace"] or not facts["span"]:
         return None
     trace, span = str(facts["trace"][0][2]), str(facts["span"][0][2])
-    above = [value for _, means, value in facts["waits"] if means.name in PARENTS]
+    said_above = facts["waits"] + facts["parent"]
+    above = [value for _, means, value in said_above if means.name in PARENTS]
     above += [each["spanID"] for _, _, value in facts["references"] for each in value]
     return (trace, span), (trace, str(above[0])) if above else None
 
