@@ -71,7 +71,9 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[
     lines = text.splitlines()
     if not text.strip():
         raise InputError(f"{path}:1", "an empty file", expectation)
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    delimiter = max(",;\t", key=lines[0].count)
+    source = io.StringIO(text, newline="")
+    reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
     try:
         for record in reader:
             if None in record or None in record.values():

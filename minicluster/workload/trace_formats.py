@@ -47,14 +47,22 @@ FORMATS = {
     "bailian": Format("Qwen-Bailian", MOONCAKE | {"chat_id", "parent_chat_id"}, "s", 16, sure=True),
     # kvcache-ai/Mooncake, FAST25 release; replayed by AIPerf and Dynamo, whose rows may wait.
     "mooncake": Format("Mooncake", MOONCAKE, "ms", 512),
+    # microsoft/vidur, data/processed_traces.
+    "vidur": Format(
+        "Vidur",
+        frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"}),
+        time_unit="s",
+        sure=True,
+    ),
     "spans": Format("spans", frozenset({"startTimeUnixNano"}), only_requests=False),
     "log": Format("a log", only_requests=False),
 }
 """Formats by name: the first one whose keys a record has is its own."""
 
 TIMES = (
-    "starttime", "start", "startedat", "arrivaltime", "arrivedat", "arrival", "requestreceived",
-    "receivedat", "requesttime", "requeststarttime", "requesttimestamp", "requestedat",
+    "starttime", "start", "startedat", "arrivaltime", "arrivaltimestamp", "arrivedat", "arrival",
+    "requestreceived", "receivedat", "requesttime", "requeststarttime", "requesttimestamp",
+    "requestedat",
     "createdat", "createdtime", "created", "timestamp", "time", "ts", "datetime",
 )  # fmt: skip
 """Names of the time of a request, the first one that a record has; the beginning before others."""
@@ -63,18 +71,22 @@ NAMES = {
     "prompt": {
         "prompttokens", "inputtokens", "contexttokens", "requesttokens", "tokensprompt",
         "inputlength", "inputlen", "promptlength", "promptlen", "prompttokencount",
-        "inputtokencount", "numprompttokens", "numinputtokens", "usage.input", "usagedetails.input",
+        "inputtokencount", "numprompttokens", "numinputtokens", "numprefilltokens", "inputtoks",
+        "promptsize", "nativetokensprompt", "usage.input", "usagedetails.input",
+        "tokencount.prompt",
     },
     "answer": {
         "completiontokens", "outputtokens", "generatedtokens", "responsetokens", "tokenscompletion",
         "outputlength", "outputlen", "completionlength", "candidatestokencount",
         "outputtokencount", "completiontokencount", "generationtokens", "numgenerationtokens",
-        "numcompletiontokens", "numoutputtokens", "usage.output", "usagedetails.output",
+        "numcompletiontokens", "numoutputtokens", "numdecodetokens", "outputtoks", "tokensize",
+        "nativetokenscompletion", "usage.output", "usagedetails.output", "tokencount.completion",
     },
     "images": {
         "numimages", "nimages", "imagecount", "images", "image", "imagetokens", "imageurls",
         "numaudio", "numaudios", "audiocount", "audios", "audio", "audiotokens",
         "numvideos", "videocount", "videos", "video", "videotokens",
+        "nummediaprompt", "numinputaudioprompt",
     },
     "kind": {"type", "modality", "requesttype"},
     "waits": {
@@ -89,6 +101,7 @@ NAMES = {
     "trace": {"traceid"},
     "span": {"spanid"},
     "took": {"seconds"},
+    "id": {"requestid"},
     "references": {"references"},
 }  # fmt: skip
 """What a key means by its last name, or its last two, in lower case without signs."""

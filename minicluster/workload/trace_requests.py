@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 KNOWN = (
     "an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT"
     " (Timestamp,Model,Request tokens,Response tokens,…), Mooncake or Qwen-Bailian (JSON lines"
-    " with timestamp, input_length, output_length), a schedule.jsonl of `loadtest run`, a log"
-    " (JSON lines or CSV with time, prompt_tokens, output_tokens) or OpenTelemetry spans (OTLP as"
-    " JSON)"
+    " with timestamp, input_length, output_length), Vidur, a schedule.jsonl of `loadtest run`, a"
+    " log (JSON lines or CSV with time, prompt_tokens, output_tokens) or OpenTelemetry spans (OTLP"
+    " as JSON)"
 )
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
@@ -139,6 +139,7 @@ class RequestFile:
         found: list[Request] = []
         spans: dict[int, Span] = {}
         parents: dict[Key, Key | None] = {}
+        lines: dict[tuple[str, int, int], str] = {}
         known = False
         for place, record in self._records():
             facts = self._facts(record)
@@ -152,9 +153,19 @@ class RequestFile:
             if ids is not None:
                 parents[ids[0]] = ids[1]
             if request is not None:
+                tokens = request.row.input_tokens, request.row.output_tokens
                 if ids is not None:
-                    tokens = request.row.input_tokens, request.row.output_tokens
                     spans[len(found)] = Span(place, ids[0], tokens)
+                elif facts["id"]:
+                    key, _, value = facts["id"][0]
+                    before = lines.setdefault((said(value), *tokens), place)
+                    if before != place:
+                        raise InputError(
+                            f"{place}: {key}",
+                            said(value),
+                            f"another one than {before} has, with the same tokens",
+                            "keep one line of each request",
+                        )
                 found.append(request)
         positions = list(spans)
         again = {positions[at] for at in repeated(list(spans.values()), parents)}
@@ -200,7 +211,8 @@ class RequestFile:
         except InputError as error:
             raise error.inside(place) from None
         except (TypeError, ValueError, OverflowError) as error:
-            raise InputError(place, str(error)[:80], KNOWN) from None
+            expected = "a request with a time and whole numbers of tokens"
+            raise InputError(place, str(error)[:80], expected) from None
         self.left_out["requests with images, audio or video"] += 1
         return None
 

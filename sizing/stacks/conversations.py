@@ -33,6 +33,9 @@ ASKING = frozenset(
 )  # fmt: skip
 CALLS = ("function_call", "tool_calls", "reasoning_content", "reasoning")
 """Keys of what a model says beside its content."""
+MEDIA = ("image", "audio", "video", "file", "document")
+PARTS = ("text", "value", "content", "thinking", "reasoning")
+"""Types of parts that are no text, and keys of the text of others."""
 MARKS = ("<image>", "<video>", "<audio>")
 """What stands in a text for what is none."""
 
@@ -61,28 +64,32 @@ def is_conversation(path: Path, text: str) -> bool:
     return any(isinstance(first.get(key), list) for key in TURNS) and "prompt" not in meanings
 
 
-def read_answers(path: Path, *, skip_images: bool = False) -> Iterator[Answer]:
+def read_answers(path: Path, *, skip_images: bool = False) -> tuple[list[Answer], tuple[str, ...]]:
     """
-    Yield the answers of all conversations.
+    Return the answers of all conversations, and the keys of these that are not read.
 
     Args:
-        skip_images: yield those to images, too, instead of refusing them; they are no text.
+        skip_images: return those to images, too, instead of refusing them; they are no text.
 
     Raises:
         InputError: another file, a speaker of no known name, or content of no known kind.
     """
+    found: list[Answer] = []
+    unread: dict[str, None] = {}
     for number, record in read_records(path, EXPECTED):
         place = f"{path}:{number}"
         key = next((key for key in TURNS if isinstance(record.get(key), list)), None)
         if key is None:
-            found = ", ".join(record) or "no key"
-            raise InputError(place, f"a record with the keys {found}"[:120], EXPECTED)
+            keys = ", ".join(record) or "none"
+            raise InputError(place, f"a record with the keys {keys}"[:120], EXPECTED)
         for answer in _answers(place, record, record[key]):
             if not answer.is_text and not skip_images:
                 expected = "conversations of text: characters do not say what these cost"
                 way_out = "--skip-images leaves such answers out"
                 raise InputError(place, "an answer to images, audio or video", expected, way_out)
-            yield answer
+            found.append(answer)
+        unread |= dict.fromkeys(record.keys() - {key, *BEFORE})
+    return found, tuple(sorted(unread))
 
 
 def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterator[Answer]:
@@ -94,7 +101,9 @@ def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterato
         if not isinstance(turn, dict):
             raise InputError(place, said(turn)[:80], EXPECTED)
         who = turn.get("from", turn.get("role"))
-        content, only_text = _content(place, turn)
+        said_by_turn = turn.get("value", turn.get("content"))
+        is_call = said_by_turn is None and any(turn.get(key) for key in CALLS)
+        content, only_text = (0, True) if is_call else _content(place, said_by_turn)
         is_text = is_text and only_text
         beside = sum(len(_text(turn[key])) for key in CALLS if turn.get(key))
         if str(who).lower() in ANSWERING:
@@ -105,33 +114,24 @@ def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterato
         before += content + beside
 
 
-def _content(place: str, turn: Mapping[str, Any]) -> tuple[int, bool]:
-    """Return the characters of a turn, and whether it is all text."""
-    content = turn.get("value", turn.get("content"))
-    if content is None and any(turn.get(key) for key in CALLS):
-        return 0, True
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    characters, only_text = 0, True
-    for part in parts:
-        text = (
-            part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        )
-        kind = (
-            ""
-            if isinstance(part, str)
-            else str(part.get("type", ""))
-            if isinstance(part, dict)
-            else ""
-        )
-        if isinstance(text, str):
-            characters += len(text)
-            only_text = only_text and not any(mark in text for mark in MARKS)
-        elif any(each in kind for each in ("image", "audio", "video", "file")):
-            only_text = False
-        else:
-            expected = "text, or a list of parts of text"
-            raise InputError(f"{place}: value or content", said(part)[:80], expected)
-    return characters, only_text
+def _content(place: str, content: Any) -> tuple[int, bool]:  # noqa: ANN401  (JSON)
+    """Return the characters of a turn's content, and whether it is all text."""
+    if isinstance(content, str):
+        return len(content), not any(mark in content for mark in MARKS)
+    if isinstance(content, list):
+        parts = [_content(place, each) for each in content]
+        return sum(length for length, _ in parts), all(is_text for _, is_text in parts)
+    if isinstance(content, dict):
+        kind = str(content.get("type", ""))
+        if any(each in kind for each in MEDIA):
+            return 0, False
+        if kind in {"tool_use", "tool_call"}:
+            return len(_text(content)), True
+        inner = next((content[key] for key in PARTS if content.get(key) is not None), None)
+        if inner is not None:
+            return _content(place, inner)
+    expected = "text, or a list of parts of text"
+    raise InputError(f"{place}: value or content", said(content)[:80], expected)
 
 
 def _text(value: object) -> str:

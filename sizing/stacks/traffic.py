@@ -87,7 +87,7 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
         raise InputError("--characters-per-token", None, expected, "English has about 4")
     if not 0.1 <= characters_per_token <= 1000:  # noqa: PLR2004  (NaN is neither)
         raise InputError("--characters-per-token", characters_per_token, "from 0.1 to 1,000")
-    all_of_them = list(read_answers(path, skip_images=skip_images))
+    all_of_them, unread = read_answers(path, skip_images=skip_images)
     texts = [each for each in all_of_them if each.is_text]
     answered = [(each.before, each.own) for each in texts if each.before and each.own]
     if not answered:
@@ -106,6 +106,7 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
         file=ReadAs(
             form=f"conversations: lengths alone, {characters_per_token:g} characters a token",
             left_out=left_out,
+            unread=unread,
         ),
         input_tokens=LengthSummary.of(inputs),
         output_tokens=LengthSummary.of(outputs),

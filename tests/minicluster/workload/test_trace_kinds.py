@@ -53,7 +53,7 @@ def spans(*each: tuple[str, str, int, int | None], scope: str = "a") -> str:
     )
 
 
-CHAT = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1}
+CHAT: dict[str, Any] = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1}
 BURST3 = (
     "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 )
@@ -117,38 +117,114 @@ DYNAMO = lines(
 )  # fmt: skip
 
 READ = {
-    "milliseconds since 1970": (logged([(EPOCH_S + n) * 1000 for n in range(3)]), 1.0, "milliseconds since"),
-    "microseconds since 1970": (logged([(EPOCH_S + n) * 10**6 for n in range(3)]), 1.0, "microseconds"),
-    "nanoseconds since 1970": (logged([(EPOCH_S + n) * 10**9 for n in range(3)]), 1.0, "nanoseconds"),
+    "milliseconds since 1970": (
+        logged([(EPOCH_S + n) * 1000 for n in range(3)]),
+        1.0,
+        "milliseconds since",
+    ),
+    "microseconds since 1970": (
+        logged([(EPOCH_S + n) * 10**6 for n in range(3)]),
+        1.0,
+        "microseconds",
+    ),
+    "nanoseconds since 1970": (
+        logged([(EPOCH_S + n) * 10**9 for n in range(3)]),
+        1.0,
+        "nanoseconds",
+    ),
     "seconds since 1970": (logged([EPOCH_S + n for n in range(3)], key="ts"), 1.0, "seconds since"),
-    "a number as text": (logged([str(EPOCH_S * 1000 + 2000 * n) for n in range(3)]), 0.5, "milliseconds"),
-    "a unit in the key": (logged([0, 2000, 4000], key="arrival_time_ms"), 0.5, "a log: milliseconds"),
-    "CSV": ("timestamp_ms,prompt_tokens,completion_tokens\n0,500,60\n4000,500,60\n", 0.25, "milliseconds"),
-    "CSV of floats": (f"ts,input_tokens,output_tokens\n{EPOCH_S},500.0,60.0\n{EPOCH_S + 2},500,60\n", 0.5, "1970"),
+    "a number as text": (
+        logged([str(EPOCH_S * 1000 + 2000 * n) for n in range(3)]),
+        0.5,
+        "milliseconds",
+    ),
+    "a unit in the key": (
+        logged([0, 2000, 4000], key="arrival_time_ms"),
+        0.5,
+        "a log: milliseconds",
+    ),
+    "CSV": (
+        "timestamp_ms,prompt_tokens,completion_tokens\n0,500,60\n4000,500,60\n",
+        0.25,
+        "milliseconds",
+    ),
+    "CSV of floats": (
+        f"ts,input_tokens,output_tokens\n{EPOCH_S},500.0,60.0\n{EPOCH_S + 2},500,60\n",
+        0.5,
+        "1970",
+    ),
     "Bailian": (mooncake(3.0, 16, **CHAT), 1 / 3, "Qwen-Bailian: seconds, blocks of 16"),
     "Bailian without ids": (mooncake(3.0, None, **CHAT), 1 / 3, "Qwen-Bailian: seconds"),
     "Mooncake": (mooncake(500.0, 512), 2.0, "Mooncake: milliseconds, blocks of 512"),
     "Mooncake, too slow for seconds": (mooncake(4000.0, None), 0.25, "Mooncake: milliseconds"),
     "Mooncake's keys since 1970": (
-        lines(*({"timestamp": str((EPOCH_S + n) * 10**9), "input_length": 500, "output_length": 60}
-                for n in range(3))), 1.0, "nanoseconds since"),
-    "BurstGPT 3": (f"{BURST3}19440110.0,a,43,GPT-4,500,60,560,API log\n19440112.0,a,2,GPT-4,500,60,560,API log\n",
-                   0.5, "BurstGPT: seconds"),
+        lines(
+            *(
+                {"timestamp": str((EPOCH_S + n) * 10**9), "input_length": 500, "output_length": 60}
+                for n in range(3)
+            )
+        ),
+        1.0,
+        "nanoseconds since",
+    ),
+    "BurstGPT 3": (
+        f"{BURST3}19440110.0,a,43,GPT-4,500,60,560,API log\n19440112.0,a,2,GPT-4,500,60,560,API log\n",
+        0.5,
+        "BurstGPT: seconds",
+    ),
     "OTLP of old and new names": (spans(("a", "", 0, 500), ("b", "", 4, 500)), 0.25, "spans"),
     "a gateway's span above the engine's": (
-        spans(("a", "", 0, 500), ("x", "a", 0, None), ("b", "x", 1, 500), ("c", "", 4, 500)), 0.25, "spans"),
+        spans(("a", "", 0, 500), ("x", "a", 0, None), ("b", "x", 1, 500), ("c", "", 4, 500)),
+        0.25,
+        "spans",
+    ),
     "an agent's span above its calls": (
-        spans(("a", "", 0, 1000), ("b", "a", 1, 500), ("c", "a", 3, 500)).replace('{"doubleValue": 60}', '{"doubleValue": 120}', 1),
-        0.5, "spans"),
-    "a span that was exported twice": (spans(("a", "", 0, 500), ("a", "", 0, 500), ("c", "", 4, 500)), 0.25, "spans"),
-    "spans of the console exporter": ("\n".join(json.dumps(each, indent=2) for each in CONSOLE), 1.0, "dates"),
+        spans(("a", "", 0, 1000), ("b", "a", 1, 500), ("c", "a", 3, 500)).replace(
+            '{"doubleValue": 60}', '{"doubleValue": 120}', 1
+        ),
+        0.5,
+        "spans",
+    ),
+    "a span that was exported twice": (
+        spans(("a", "", 0, 500), ("a", "", 0, 500), ("c", "", 4, 500)),
+        0.25,
+        "spans",
+    ),
+    "spans of the console exporter": (
+        "\n".join(json.dumps(each, indent=2) for each in CONSOLE),
+        1.0,
+        "dates",
+    ),
     "Jaeger": (json.dumps(JAEGER), 1.0, "microseconds since"),
+    "Vidur": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,500,60\n4.0,500,60\n",
+        0.25,
+        "Vidur: seconds",
+    ),
+    "tabs between cells": (
+        "arrival_time_ns\tinput_toks\toutput_toks\n0\t500\t60\n4000000000\t500\t60\n",
+        0.25,
+        "nano",
+    ),
+    "OpenInference": (
+        lines(
+            *(
+                {
+                    "start_time": f"2026-01-01T00:00:0{n}Z",
+                    "attributes": {"llm": {"token_count": {"prompt": 500, "completion": 60}}},
+                }
+                for n in range(3)
+            )
+        ),
+        1.0,
+        "dates",
+    ),
     "Langfuse": (json.dumps(LANGFUSE), 1.0, "dates"),
     "LiteLLM": (LITELLM, 1.0, "dates"),
     "OpenAI's answers": (OPENAI, 1.0, "seconds since"),
     "Dynamo's request trace": (DYNAMO, 1.0, "milliseconds since"),
     "a page of an API": (json.dumps({"data": LANGFUSE}), 1.0, "dates"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "rate", "read_as"), READ.values(), ids=READ)
@@ -172,38 +248,84 @@ def test_rate_and_lengths_are_the_files(
 
 OPEN = "prompt_tokens"
 REFUSED = {
-    "seconds under Mooncake's keys": (mooncake(3.0, None), "as seconds 0.333 requests/s over 21 s; as milliseconds 333"),
-    "seconds and blocks of Bailian without its keys": (mooncake(3.0, 16), "all ids of the file fit blocks of 16"),
+    "seconds under Mooncake's keys": (
+        mooncake(3.0, None),
+        "as seconds 0.333 requests/s over 21 s; as milliseconds 333",
+    ),
+    "seconds and blocks of Bailian without its keys": (
+        mooncake(3.0, 16),
+        "all ids of the file fit blocks of 16",
+    ),
     "blocks of 64": (mooncake(500.0, 64), "fit blocks of 64"),
     "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333 requests/s"),
     "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
-        lines({"timestamp": EPOCH_S, "input_length": 5, "output_length": 5}), "2026-01-01 in seconds since 1970"),
-    "a date in seconds under a key of milliseconds": (logged([EPOCH_S], key="timestamp_ms"), "2026-01-01"),
+        lines({"timestamp": EPOCH_S, "input_length": 5, "output_length": 5}),
+        "2026-01-01 in seconds since 1970",
+    ),
+    "a date in seconds under a key of milliseconds": (
+        logged([EPOCH_S], key="timestamp_ms"),
+        "2026-01-01",
+    ),
     "numbers without a unit": (logged([0, 1, 2]), "as milliseconds"),
     "numbers of two units": (logged([EPOCH_S, EPOCH_S * 1000]), ":2 is 'time 1767225600000'"),
     "a date after numbers": (logged([EPOCH_S, "2026-01-01T00:00:00"]), ":2 is"),
     "milliseconds under BurstGPT's columns": (
-        BURST3.replace("Session ID,Elapsed time,", "") + "0,m,5,5,10,a\n3000,m,5,5,10,a\n", "as milliseconds 0.333"),
+        BURST3.replace("Session ID,Elapsed time,", "") + "0,m,5,5,10,a\n3000,m,5,5,10,a\n",
+        "as milliseconds 0.333",
+    ),
     "a row that depends on another": (logged([EPOCH_S], depends_on=["a"]), "depends_on"),
     "turns with a delay": (logged([EPOCH_S], session_id="s", delay_ms=0), "delay_ms"),
-    "a parent under Mooncake's keys": (mooncake(500.0, 512, parent_request_id="r"), "parent_request_id"),
+    "a parent under Mooncake's keys": (
+        mooncake(500.0, 512, parent_request_id="r"),
+        "parent_request_id",
+    ),
     "images": (logged([EPOCH_S], num_images=2), "num_images is '2'"),
     "images in a list": (logged([EPOCH_S], images=["a.png"]), "images is"),
-    "audio": (logged([EPOCH_S], usage={"prompt_tokens_details": {"audio_tokens": 7}}), "audio_tokens"),
+    "audio": (
+        logged([EPOCH_S], usage={"prompt_tokens_details": {"audio_tokens": 7}}),
+        "audio_tokens",
+    ),
     "a type of Bailian": (mooncake(3.0, 16, **CHAT | {"type": "image"}), "type is 'image'"),
     "several answers": (logged([EPOCH_S], n=2), ":1: n is '2'"),
     "tokens beside those of the prompt": (
-        lines({"time": EPOCH_S, "usage": {"input_tokens": 5, "output_tokens": 5, "cache_read_input_tokens": 900}}),
-        "cache_read_input_tokens"),
-    "two counts": (logged([EPOCH_S], usage={"prompt_tokens": 400}), "what usage.prompt_tokens says, which is 400"),
-    "spans of other tokens above one": (spans(("a", "", 0, 500), ("b", "a", 1, 400)), "the sum of several"),
+        lines(
+            {
+                "time": EPOCH_S,
+                "usage": {"input_tokens": 5, "output_tokens": 5, "cache_read_input_tokens": 900},
+            }
+        ),
+        "cache_read_input_tokens",
+    ),
+    "two counts": (
+        logged([EPOCH_S], usage={"prompt_tokens": 400}),
+        "what usage.prompt_tokens says, which is 400",
+    ),
+    "one request on two lines": (
+        logged([EPOCH_S, EPOCH_S + 1], request_id="r"),
+        ":2: request_id is 'r'",
+    ),
+    "two tokenizers": (
+        lines(
+            {
+                "created_at": "2026-01-01T00:00:00Z",
+                "tokens_prompt": 5,
+                "native_tokens_prompt": 6,
+                "tokens_completion": 1,
+            }
+        ),
+        "native_tokens_prompt says, which is 6",
+    ),
+    "spans of other tokens above one": (
+        spans(("a", "", 0, 500), ("b", "a", 1, 400)),
+        "the sum of several",
+    ),
     "a list that is cut off": (json.dumps(LANGFUSE)[:-1], "cut off"),
     "half a token": (logged([EPOCH_S], prompt_tokens="500.5"), "prompt_tokens 500.5"),
     "a cell too many": ("ts,prompt_tokens,output_tokens\n1,2,3,4\n", ":2 is"),
     "no time": (lines({"prompt_tokens": 5, "output_tokens": 5}), "without a time"),
     "no request": (lines({"level": "info", "msg": "ok"}), "its keys are level, msg"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
