@@ -174,8 +174,7 @@ def _replace_lengths(workload: dict[str, Any], given: set[str]) -> None:
     if not named:
         return
     kept = {"input_tokens", "output_tokens"} if "tokens" in named[0] else {named[0]}
-    rivals = [*LENGTH_KEYS, *(["classes", "requests_per_s"] if named[0] == "trace" else [])]
-    for key in rivals:
+    for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
         if key not in kept and f"workload.{key}" not in given:
             workload.pop(key, None)
 
@@ -189,7 +188,10 @@ def _take_trace(workload: dict[str, Any], *, place: str) -> None:
     from minicluster.workload.traces import read_trace  # noqa: PLC0415  (numpy, for those alone)
     from minicluster.workload.traffic import of_arrivals  # noqa: PLC0415  (likewise)
 
-    for key in (*LENGTH_KEYS[1:], "classes"):
+    if workload.get("classes"):
+        expected, way_out = "no such key beside classes", "give each class its own `lengths`"
+        raise InputError(f"{place}.trace", workload["trace"], expected, way_out)
+    for key in LENGTH_KEYS[1:]:
         if workload.get(key):
             expected = "no such key beside trace, which says the lengths"
             raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")

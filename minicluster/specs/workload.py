@@ -131,7 +131,8 @@ class RequestClass(Spec):
                 expected = "no such key beside lengths, which say both"
                 raise InputError(self._place(key), "set", expected, "leave one of them out")
             if not self.lengths and given is None:
-                expected = "a value, or `lengths`" + ("" if self.name else ", or classes")
+                other = "" if self.name else ", or [[workload.classes]]"
+                expected = f"a value, or `lengths`{other}"
                 raise InputError(self._place(key), None, expected)
         if len(self.lengths) > MOST_ROWS:
             expected = f"at most {MOST_ROWS:,} rows; `sizing traffic` writes so many"

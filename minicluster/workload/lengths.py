@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the interval from 0 to 1 as evenly as those of any number do."""
+
+STARTS = 64
+"""First levels that are tried: the one whose pairs fit best is taken."""
 
 FEW_ROWS = 128
 """Rows that are tried first."""
@@ -85,10 +89,29 @@ def request_quantiles(part: RequestClass, count: int) -> FloatPair:
         return length_quantiles(part.input_tokens, count), length_quantiles(
             part.output_tokens, count
         )
-    rows = np.array(sorted(part.lengths), dtype=np.float64)
+    return _row_quantiles(part.lengths, count)
+
+
+@lru_cache(maxsize=64)
+def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
+    """
+    Return prompts and answers of *count* equally likely requests of counted lengths.
+
+    Each prompt is the mean of a group of requests, in order of their prompts, and so is each
+    answer. Which answer belongs to a prompt is drawn from its own group, at levels that fill the
+    interval evenly over the groups, and from where their product has the mean of the rows' most
+    nearly: independent lengths stay independent, and correlated ones correlated.
+    """
+    rows = np.array(sorted(lengths), dtype=np.float64)
     prompts, answers, weights = rows.T
-    spread = _answer_ranks(answers, weights, count)
-    return _group_means(prompts, weights, count), _group_means(answers, weights, count)[spread]
+    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+    own = _answers_of_groups(answers, weights, levels)
+    # Equal answers are told apart by the level, so that no order of rows shows in them.
+    places = np.lexsort((levels, own), axis=1).argsort(axis=1)
+    prompts_of, answers_of = (_group_means(each, weights, count) for each in (prompts, answers))
+    products = answers_of[places] @ prompts_of / count
+    best = np.abs(products - np.average(prompts * answers, weights=weights)).argmin()
+    return prompts_of, answers_of[places[best]]
 
 
 def _group_means(
@@ -103,34 +126,34 @@ def _group_means(
     return means
 
 
-def _answer_ranks(
-    answers: NDArray[np.float64], weights: NDArray[np.float64], count: int
-) -> NDArray[np.int64]:
+def _answers_of_groups(
+    answers: NDArray[np.float64], weights: NDArray[np.float64], levels: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """
-    Return the place, among *count* answers in order, of the answer to each of *count* prompts.
+    Return quantiles of the answers in each of n groups of rows that have equal weight.
 
-    Each prompt stands for a group of rows, in order of their prompts. Its answer is a quantile of
-    that group's, at levels that fill the interval evenly over the groups: independent lengths stay
-    independent, and correlated ones correlated.
+    Args:
+        answers: of the rows, in order of their prompts.
+        weights: of the rows, which a border between groups may cut.
+        levels: of the quantiles, shape (m, n).
+
+    Returns:
+        Answers, shape (m, n).
     """
+    count = levels.shape[1]
     borders = np.linspace(0.0, weights.sum(), count + 1)
     reached = np.cumsum(weights)
     first = np.searchsorted(reached, borders[:-1], side="right")
     last = np.minimum(np.searchsorted(reached, borders[1:], side="left"), len(answers) - 1)
-    found = np.empty(count)
-    levels = (np.arange(count) * GOLDEN + 0.5) % 1.0
-    for at, (low, high, level) in enumerate(zip(first, last, levels, strict=True)):
-        # What of each row lies in the group.
-        own = np.minimum(reached[low : high + 1], borders[at + 1])
-        own = np.diff(np.concatenate([[borders[at]], own]))
+    found = np.empty(levels.shape)
+    for at, (low, high) in enumerate(zip(first, last, strict=True)):
+        ends = np.minimum(reached[low : high + 1], borders[at + 1])
+        inside = np.diff(np.concatenate([[borders[at]], ends]))
         order = np.argsort(answers[low : high + 1], kind="stable")
-        share = np.cumsum(own[order])
-        chosen = np.searchsorted(share, level * share[-1], side="right")
-        found[at] = answers[low + order[min(chosen, len(order) - 1)]]
-    # Equal answers are told apart by the level, so that no order of rows shows in them.
-    ranks = np.empty(count, dtype=np.int64)
-    ranks[np.lexsort((levels, found))] = np.arange(count)
-    return ranks
+        share = np.cumsum(inside[order])
+        chosen = np.searchsorted(share, levels[:, at] * share[-1], side="right")
+        found[:, at] = answers[low + order[np.minimum(chosen, len(order) - 1)]]
+    return found
 
 
 def independent_rows(
@@ -143,13 +166,13 @@ def independent_rows(
         prompts: equally likely lengths, any number of them.
         answers: likewise.
     """
-    spread = np.argsort((np.arange(count) * GOLDEN) % 1.0)
-    columns = (
-        np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count))).astype(int)
-        for each in (prompts, answers)
-    )
-    prompt_tokens, answer_tokens = columns
-    pairs = zip(prompt_tokens.tolist(), answer_tokens[spread].tolist(), strict=True)
+    means = (_group_means(each, np.ones(len(each)), count) for each in (prompts, answers))
+    prompts_of, answers_of = (np.maximum(1, np.rint(each)).astype(int) for each in means)
+    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+    places = levels.argsort(axis=1)
+    products = answers_of[places] @ prompts_of / count
+    best = np.abs(products - prompts_of.mean() * answers_of.mean()).argmin()
+    pairs = zip(prompts_of.tolist(), answers_of[places[best]].tolist(), strict=True)
     return tuple((prompt, answer, 1) for prompt, answer in pairs)
 
 

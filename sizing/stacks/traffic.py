@@ -116,7 +116,7 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
 
 def _metrics(text: str, place: str) -> Traffic:
     buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
-    totals = dict.fromkeys(buckets, 0.0)
+    totals: dict[str, float] = {}
     for line in text.splitlines():
         sample = SAMPLE.match(line)
         if sample is None or sample["name"] not in buckets:
@@ -124,14 +124,15 @@ def _metrics(text: str, place: str) -> Traffic:
         try:
             count = float(sample["count"])
             if sample["kind"] == "sum":
-                totals[sample["name"]] += count
+                totals[sample["name"]] = totals.get(sample["name"], 0.0) + count
             else:
                 counts, bound = buckets[sample["name"]], float(sample["le"] or "nan")
                 counts[bound] = counts.get(bound, 0.0) + count
         except ValueError:
             raise InputError(place, line, "numbers, as Prometheus writes them") from None
     prompts, answers = (
-        _of_buckets(buckets[name], totals[name], f"{place}: {name}") for name in HISTOGRAMS.values()
+        _of_buckets(buckets[name], totals.get(name), f"{place}: {name}")
+        for name in HISTOGRAMS.values()
     )
     return Traffic(
         requests=round(max(buckets[HISTOGRAMS["input"]].values())),
@@ -143,7 +144,7 @@ def _metrics(text: str, place: str) -> Traffic:
     )
 
 
-def _of_buckets(counts: dict[float, float], total: float, place: str) -> NDArray[np.float64]:
+def _of_buckets(counts: dict[float, float], total: float | None, place: str) -> NDArray[np.float64]:
     """
     Return equally likely lengths of a histogram, spread within its buckets so as to have its mean.
 
@@ -152,7 +153,7 @@ def _of_buckets(counts: dict[float, float], total: float, place: str) -> NDArray
 
     Args:
         counts: requests up to each bound, as Prometheus counts them.
-        total: tokens of all requests, the histogram's sum.
+        total: tokens of all requests, the histogram's sum; `None`: the file has none.
 
     Raises:
         InputError: no requests, some beyond the largest bound, or a sum that the buckets cannot
@@ -165,6 +166,9 @@ def _of_buckets(counts: dict[float, float], total: float, place: str) -> NDArray
     finite = np.isfinite(bounds)
     if not finite.any() or reached[finite][-1] < reached[-1]:
         raise InputError(place, "requests beyond the largest bucket", "buckets that hold them all")
+    if total is None:
+        expected = "the sum of the histogram, without which the buckets have no mean"
+        raise InputError(f"{place}_sum", None, expected, "scrape /metrics whole")
     shares = np.diff(np.concatenate([[0.0], reached[finite]])) / reached[-1]
     upper = bounds[finite]
     lower = np.concatenate([[0.0], upper[:-1]])
