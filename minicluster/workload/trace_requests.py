@@ -14,9 +14,6 @@ from minicluster.workload.records import flat, read_records, unnested
 from minicluster.workload.spans import Key, Span, repeated
 from minicluster.workload.trace_formats import (
     FORMATS,
-    KINDS_OF_IMAGES,
-    PARENTS,
-    SURE_WAITS,
     Format,
     Meaning,
     format_of,
@@ -27,13 +24,12 @@ from minicluster.workload.trace_options import TraceReading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KNOWN = (
-    "an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT"
-    " (Timestamp,Model,Request tokens,Response tokens,…), Mooncake or Qwen-Bailian (JSON lines"
-    " with timestamp, input_length, output_length), Vidur, a schedule.jsonl of `loadtest run`, a"
-    " log (JSON lines or CSV with time, prompt_tokens, output_tokens) or OpenTelemetry spans (OTLP"
-    " as JSON)"
+KNOWN = ", ".join(
+    f"{each.title} ({', '.join(each.keys)})" for each in FORMATS.values() if each.keys
 )
+KNOWN += ", or a log (JSON lines or CSV with time, prompt_tokens, output_tokens)"
+IMAGES = {"image", "images", "audio", "video", "vision", "multimodal"}
+"""Types of requests that are no text."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
 
@@ -232,10 +228,10 @@ class RequestFile:
 
     def _refuse_waiting(self, facts: Facts) -> None:
         """Refuse a row that waits for another; in a log only keys that can mean nothing else."""
-        every = self.format.only_requests or "session" in facts
-        for key, means, value in facts["waits"]:
-            waits = means.name in SURE_WAITS or (every and means.name not in PARENTS)
-            if (waits or self.format.only_requests) and value not in ([], -1, "-1"):
+        made = self.format.only_requests
+        turns = facts["turns"] if made or "session" in facts else []
+        for key, _, value in (*facts["waits"], *turns, *(facts["parent"] if made else [])):
+            if value not in ([], -1, "-1"):
                 expected = "none: when a request comes that waits for another, no trace can say"
                 way_out = "give only rows that wait for none, with the times of their arrivals"
                 raise InputError(key, said(value), expected, way_out)
@@ -247,7 +243,7 @@ def _refuse_several(facts: Facts) -> None:
         if str(value) != "1":
             expected = "1: of several answers to one prompt, this gives no lengths"
             raise InputError(key, said(value), expected)
-    if any(means.name == "inputtokens" for _, means, _ in facts["prompt"]):
+    if not any("prompt" in key for key, _, _ in facts["prompt"]):
         for key, _, value in facts["beside"]:
             if value:
                 expected = "none beside input_tokens, which may contain them or not"
@@ -291,7 +287,7 @@ def _with_images(facts: Facts) -> tuple[str, str] | None:
         if is_some:
             return key, said(value)
     kinds = ((key, value) for key, _, value in facts["kind"] if isinstance(value, str))
-    return next((pair for pair in kinds if pair[1].lower() in KINDS_OF_IMAGES), None)
+    return next((pair for pair in kinds if pair[1].lower() in IMAGES), None)
 
 
 def _span_ids(facts: Facts) -> tuple[Key, Key | None] | None:
@@ -299,8 +295,7 @@ def _span_ids(facts: Facts) -> tuple[Key, Key | None] | None:
     if not facts["trace"] or not facts["span"]:
         return None
     trace, span = str(facts["trace"][0][2]), str(facts["span"][0][2])
-    said_above = facts["waits"] + facts["parent"]
-    above = [value for _, means, value in said_above if means.name in PARENTS]
+    above = [value for _, _, value in facts["parent"]]
     above += [each["spanID"] for _, _, value in facts["references"] for each in value]
     return (trace, span), (trace, str(above[0])) if above else None
 
