@@ -39,7 +39,10 @@ WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nano
 AS_FOUND = TraceReading()
 
 SKIP = "--skip-unanswered leaves such requests out"
-GIVE_UNIT = "give --time-unit " + ", ".join(UNITS_S)
+GIVE_UNIT = (
+    "give --time-unit s, ms, us or ns, or --format; `sizing traffic FILE -o TRACE` takes them, too,"
+    " and writes a trace without doubt"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +268,7 @@ def _check_rate(
         for unit, rate in rates.items()
     )
     expected = "times whose unit the file leaves no doubt of"
-    raise InputError(f"{path}: times", f"as {said}", expected, f"{GIVE_UNIT}, or --format")
+    raise InputError(f"{path}: times", f"as {said}", expected, GIVE_UNIT)
 
 
 def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReading) -> int | None:
