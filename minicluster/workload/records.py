@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 BETWEEN = re.compile(r"[\s,\[\]]*")
 """What may stand between the objects of a list, or of lines."""
 OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue"}
-LISTS = ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans",
-         "instrumentationLibrarySpans", "spans", "data")  # fmt: skip
+LISTS = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans",
+         "instrumentationLibrarySpans", "spans", "data"}  # fmt: skip
 """Keys of lists of records: of OTLP as JSON in both spellings, of Jaeger, of paged answers."""
 
 
@@ -75,13 +75,14 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[
     source = io.StringIO(text, newline="")
     reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
     try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         for record in reader:
             if None in record or None in record.values():
                 expected = f"{len(reader.fieldnames or ())} cells, as the header has"
                 raise InputError(
                     f"{path}:{reader.line_num}", lines[reader.line_num - 1][:80], expected
                 )
-            yield reader.line_num, {str(key).strip(): value for key, value in record.items()}
+            yield reader.line_num, record
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
 
@@ -90,7 +91,10 @@ def flat(record: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Return a record without tables in it: their keys dotted, attributes of OTLP likewise."""
     found: dict[str, Any] = {}
     for key, value in record.items():
-        inner = value
+        if not isinstance(value, list | dict):
+            found[above + key] = value
+            continue
+        inner: Any = value
         if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
             inner = {each["key"]: each["value"] for each in value}
         if isinstance(inner, dict) and len(inner) == 1 and OTLP_SCALARS & inner.keys():
@@ -98,7 +102,7 @@ def flat(record: dict[str, Any], above: str = "") -> dict[str, Any]:
         if isinstance(inner, dict):
             found |= flat(inner, f"{above}{key}.")
         else:
-            found[f"{above}{key}"] = inner
+            found[above + key] = inner
     return found
 
 
@@ -109,7 +113,8 @@ def unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     Raises:
         TypeError: such a list is none.
     """
-    key = next((key for key in LISTS if isinstance(record.get(key), list)), None)
+    here = LISTS & record.keys()
+    key = next((key for key in here if isinstance(record[key], list)), None)
     if key is None:
         if "resourceSpans" in record or not isinstance(record.get("attributes", {}), list | dict):
             raise TypeError(record)

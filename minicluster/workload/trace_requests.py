@@ -30,6 +30,8 @@ KNOWN = ", ".join(
 KNOWN += ", or a log (JSON lines or CSV with time, prompt_tokens, output_tokens)"
 IMAGES = {"image", "images", "audio", "video", "vision", "multimodal"}
 """Types of requests that are no text."""
+PLAIN = {"time", "prompt", "answer", "took", "ids", "block", "id"}
+"""What a request says that is no reason to refuse it."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
 
@@ -200,6 +202,8 @@ class RequestFile:
             if self.format is FORMATS["schedule"]:
                 return _from_schedule(place, record)
             self._refuse_missing(record)
+            if facts.keys() <= PLAIN:
+                return _request(place, facts)
             self._refuse_waiting(facts)
             _refuse_several(facts)
             if not self._is_left_out(facts):
@@ -273,6 +277,9 @@ def _request(place: str, facts: Facts) -> Request:
 
 
 def _tokens(facts: Facts, what: str) -> int:
+    if len(facts[what]) == 1:
+        key, _, value = facts[what][0]
+        return whole(key, value)
     values = {whole(key, value): key for key, _, value in facts[what]}
     if len(values) > 1:
         (one, key), (other, other_key), *_ = values.items()
@@ -324,6 +331,8 @@ def _from_schedule(place: str, record: dict[str, Any]) -> Request:
 
 def whole(key: str, value: object) -> int:
     """Return a whole number, also one written as a text, and nothing that only looks like one."""
+    if type(value) is int:
+        return value
     number = float(value) if isinstance(value, str) else value
     if isinstance(number, float) and number.is_integer():
         number = int(value) if isinstance(value, str) and value.isdigit() else int(number)
