@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import InputError
 
@@ -15,11 +15,20 @@ Key = tuple[str, str]
 
 
 class Span(NamedTuple):
-    """A request's span: its place in a file, its ids, and the tokens of its prompt and answer."""
+    """
+    A request's span.
+
+    Attributes:
+        place: file and line.
+        key: its ids.
+        tokens: of its prompt and its answer.
+        times: its begin and its end, as the file has them; the end `None` where it has none.
+    """
 
     place: str
     key: Key
     tokens: tuple[int, int]
+    times: tuple[Any, Any]
 
 
 def repeated(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> set[int]:
@@ -35,7 +44,8 @@ def repeated(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> set[in
 
     Raises:
         InputError: tokens of a span are neither those of the one below it nor the sum of several,
-            or two spans of one id have different ones.
+            two spans of one id have different ones, or one of a trace ran while another one with
+            the same tokens did, and the span above it is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()
@@ -57,7 +67,30 @@ def repeated(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> set[in
             is_sum = tuple(map(sum, zip(*tokens, strict=True))) == spans[above].tokens
             _refuse_unless(is_sum, spans[above], spans[children[0]])
             again.add(above)
+    _refuse_strays([span for at, span in enumerate(spans) if at not in again], parents)
     return again
+
+
+def _refuse_strays(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> None:
+    alike: dict[tuple[str, tuple[int, int]], list[Span]] = defaultdict(list)
+    for span in spans:
+        alike[span.key[0], span.tokens].append(span)
+    for group in alike.values():
+        ended = [span for span in group if span.times[1] is not None]
+        ended.sort(key=lambda span: str(span.times[1]), reverse=True)
+        ended.sort(key=lambda span: str(span.times[0]))
+        outer = ended[0] if ended else None
+        for inner in ended[1:]:
+            above = parents.get(inner.key)
+            is_within = outer is not None and str(inner.times[1]) <= str(outer.times[1])
+            if is_within and above is not None and above not in parents:
+                raise InputError(
+                    f"{inner.place}: span {inner.key[1]}",
+                    "within another of the same trace and the same tokens",
+                    f"span {above[1]} above it, which says whether both are one request",
+                    "add the spans between them, or leave those of one service out of the file",
+                )
+            outer = outer if is_within else inner
 
 
 def _request_above(

@@ -153,7 +153,8 @@ class RequestFile:
             if request is not None:
                 tokens = request.row.input_tokens, request.row.output_tokens
                 if ids is not None:
-                    spans[len(found)] = Span(place, ids[0], tokens)
+                    end = facts["end"][0][2] if facts["end"] else None
+                    spans[len(found)] = Span(place, ids[0], tokens, (request.at, end))
                 elif facts["id"]:
                     key, _, value = facts["id"][0]
                     before = lines.setdefault((said(value), *tokens), place)
@@ -185,9 +186,9 @@ class RequestFile:
             means = meaning(key)
             if value is None or value == "":
                 continue
-            if means is None:
+            if means is None or means.what in {"session", "end"}:
                 self.unread[key] = None
-            else:
+            if means is not None:
                 facts[means.what].append((key, means, value))
         return facts
 

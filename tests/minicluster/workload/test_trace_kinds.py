@@ -39,6 +39,7 @@ def spans(*each: tuple[str, str, int, int | None], scope: str = "a") -> str:
             "spanId": own,
             "parentSpanId": above,
             "startTimeUnixNano": str((EPOCH_S + begin) * 10**9),
+            "endTimeUnixNano": str((EPOCH_S + 9) * 10**9),
             "attributes": []
             if tokens is None
             else [
@@ -168,7 +169,7 @@ READ = {
         "nanoseconds since",
     ),
     "BurstGPT 3": (
-        f"{BURST3}19440110.0,a,43,GPT-4,500,60,560,API log\n19440112.0,a,2,GPT-4,500,60,560,API log\n",
+        f"{BURST3}19440110.0,a,43,GPT-4,500,60,560,a\n19440112.0,a,2,GPT-4,500,60,560,b\n",
         0.5,
         "BurstGPT: seconds",
     ),
@@ -319,6 +320,10 @@ REFUSED = {
     "spans of other tokens above one": (
         spans(("a", "", 0, 500), ("b", "a", 1, 400)),
         "the sum of several",
+    ),
+    "a span within one of the same tokens": (
+        spans(("a", "", 0, 500), ("b", "absent", 1, 500)),
+        "'within another of the same trace and the same tokens'; expected span absent",
     ),
     "a list that is cut off": (json.dumps(LANGFUSE)[:-1], "cut off"),
     "half a token": (logged([EPOCH_S], prompt_tokens="500.5"), "prompt_tokens 500.5"),
