@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 BETWEEN = re.compile(r"[\s,\[\]]*")
 """What may stand between the objects of a list, or of lines."""
-OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue"}
+OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue",
+                "int_value", "double_value", "string_value", "bool_value"}  # fmt: skip
 LISTS = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans",
          "instrumentationLibrarySpans", "spans", "data"}  # fmt: skip
 """Keys of lists of records: of OTLP as JSON in both spellings, of Jaeger, of paged answers."""

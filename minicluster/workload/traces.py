@@ -264,7 +264,7 @@ def _check_rate(
     if clock.unit in likely and (sure or len(likely) == 1):
         return
     said = "; as ".join(
-        f"{WORDS[unit]} {rate:,.3g} requests/s over {span / own * UNITS_S[unit]:,.3g} s"
+        f"{WORDS[unit]} {rate:,.4g} requests/s over {span / own * UNITS_S[unit]:,.4g} s"
         for unit, rate in rates.items()
     )
     expected = "times whose unit the file leaves no doubt of"

@@ -174,6 +174,15 @@ READ = {
         "BurstGPT: seconds",
     ),
     "OTLP of old and new names": (spans(("a", "", 0, 500), ("b", "", 4, 500)), 0.25, "spans"),
+    "OTLP in the names of protobuf": (
+        spans(("a", "", 0, 500), ("b", "", 4, 500))
+        .replace("resourceSpans", "resource_spans")
+        .replace("scopeSpans", "scope_spans")
+        .replace("startTimeUnixNano", "start_time_unix_nano")
+        .replace("intValue", "int_value"),
+        0.25,
+        "a log: nanoseconds since",
+    ),
     "a gateway's span above the engine's": (
         spans(("a", "", 0, 500), ("x", "a", 0, None), ("b", "x", 1, 500), ("c", "", 4, 500)),
         0.25,
@@ -251,14 +260,14 @@ OPEN = "prompt_tokens"
 REFUSED = {
     "seconds under Mooncake's keys": (
         mooncake(3.0, None),
-        "as seconds 0.333 requests/s over 21 s; as milliseconds 333",
+        "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
     ),
     "seconds and blocks of Bailian without its keys": (
         mooncake(3.0, 16),
         "all ids of the file fit blocks of 16",
     ),
     "blocks of 64": (mooncake(500.0, 64), "fit blocks of 64"),
-    "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333 requests/s"),
+    "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333.3 requests/s"),
     "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
         lines({"timestamp": EPOCH_S, "input_length": 5, "output_length": 5}),
