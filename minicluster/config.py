@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError, unreadable, written
 from minicluster.files import read_text
 from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import ClassSlo, SloSpec
@@ -45,8 +45,10 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
         text = json.dumps(raw, allow_nan=False, default=str)
-    except ValueError as error:
-        raise InputError(place, str(error), "finite numbers") from None
+    except ValueError:
+        raise InputError(
+            place, Fault("has a number that is not finite"), "finite numbers"
+        ) from None
     return _parse_json(cls, text, place)
 
 
@@ -85,9 +87,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise InputError(str(path), error.strerror, "a readable TOML file") from None
+        raise InputError(str(path), unreadable(error), "a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), str(error), "valid TOML") from None
+        raise InputError(str(path), Fault(f"is not TOML: {error}"), "valid TOML") from None
 
 
 def read_json(path: Path, expectation: str) -> object:
@@ -101,7 +103,7 @@ def read_json(path: Path, expectation: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
+        raise InputError(str(path), Fault(f"is not JSON: {error}"), expectation) from None
 
 
 def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
@@ -338,7 +340,7 @@ def _pair(text: str) -> tuple[str, object]:
 def _words(overrides: Overrides) -> Iterator[str]:
     """Yield each override as it was given."""
     if isinstance(overrides, Mapping):
-        yield from (f"{key}={value!r}" for key, value in overrides.items())
+        yield from (f"{key}={written(value)}" for key, value in overrides.items())
     else:
         yield from (f"--set {text}" for text in overrides)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadtest.run.stages import RateStage, expected_requests, staged
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
@@ -100,9 +100,13 @@ def draw(
     counts = (window.start_s <= starts) & (starts < window.end_s)
     if not counts.any():
         raise InputError(
-            "duration_s",
-            window.length_s,
-            f"a window in which something arrives at {workload.requests_per_s:g} requests/s",
+            "the measured window",
+            Fault(
+                f"is empty: nothing arrives between {window.start_s:g} s, the warm-up, and"
+                f" {window.end_s:g} s, the end of the {'trace' if workload.trace else 'run'}"
+            ),
+            f"requests after the warm-up, at {workload.requests_per_s:g} a second",
+            "a shorter --warmup, or a longer run",
         )
     return _requests(arrivals, counts)
 

@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "columns of other lengths": (
         lambda: changed("vllm bench serve", lambda raw: raw["ttfts"].pop() and None),
-        "'ttfts': 11",
+            '"ttfts": 11',
     ),
     "another tool": (lambda: {"results": []}, "GuideLLM, AIPerf or inference-perf"),
     "a summary of AIPerf": (
