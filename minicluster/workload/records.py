@@ -8,7 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, value
         line += text.count("\n", at, end)
     if text.lstrip().startswith("[") and not text.rstrip().endswith("]"):
-        raise InputError(f"{path}:{line}", "a list that is cut off", f"{expected}, whole")
+        raise InputError(f"{path}:{line}", Fault("is a list that is cut off"), f"{expected}, whole")
 
 
 def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = text.splitlines()
     if not text.strip():
-        raise InputError(f"{path}:1", "an empty file", expectation)
+        raise InputError(f"{path}:1", Fault("is an empty file"), expectation)
     delimiter = max(",;\t", key=lines[0].count)
     source = io.StringIO(text, newline="")
     reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)

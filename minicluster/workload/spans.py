@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def _refuse_strays(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> 
             if is_within and above is not None and above not in parents:
                 raise InputError(
                     f"{inner.place}: span {inner.key[1]}",
-                    "within another of the same trace and the same tokens",
+                    Fault("is within another of the same trace and the same tokens"),
                     f"span {above[1]} above it, which says whether both are one request",
                     "add the spans between them, or leave those of one service out of the file",
                 )
@@ -111,7 +111,7 @@ def _refuse_unless(agree: bool, span: Span, other: Span) -> None:  # noqa: FBT00
         (prompt, answer), (its_prompt, its_answer) = span.tokens, other.tokens
         raise InputError(
             f"{span.place}: span {span.key[1]}",
-            f"of {prompt} + {answer} tokens, and {other.place} of {its_prompt} + {its_answer}",
+            Fault(f"has {prompt} + {answer} tokens, and {other.place} {its_prompt} + {its_answer}"),
             "the tokens of the one request below it, or the sum of several",
             "leave the spans of one of the services out of the file",
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.records import flat, read_records, unnested
 from minicluster.workload.spans import Key, Span, repeated
@@ -157,11 +156,11 @@ class RequestFile:
                     spans[len(found)] = Span(place, ids[0], tokens, (request.at, end))
                 elif facts["id"]:
                     key, _, value = facts["id"][0]
-                    before = lines.setdefault((said(value), *tokens), place)
+                    before = lines.setdefault((str(value), *tokens), place)
                     if before != place:
                         raise InputError(
                             f"{place}: {key}",
-                            said(value),
+                            value,
                             f"another one than {before} has, with the same tokens",
                             "keep one line of each request",
                         )
@@ -213,7 +212,7 @@ class RequestFile:
             raise error.inside(place) from None
         except (TypeError, ValueError, OverflowError) as error:
             expected = "a request with a time and whole numbers of tokens"
-            raise InputError(place, str(error)[:80], expected) from None
+            raise InputError(place, Fault(f"is {error}"), expected) from None
         self.left_out["requests with images, audio or video"] += 1
         return None
 
@@ -239,7 +238,7 @@ class RequestFile:
             if value not in ([], -1, "-1"):
                 expected = "none: when a request comes that waits for another, no trace can say"
                 way_out = "give only rows that wait for none, with the times of their arrivals"
-                raise InputError(key, said(value), expected, way_out)
+                raise InputError(key, value, expected, way_out)
 
 
 def _refuse_several(facts: Facts) -> None:
@@ -247,12 +246,12 @@ def _refuse_several(facts: Facts) -> None:
     for key, _, value in facts["sequences"]:
         if str(value) != "1":
             expected = "1: of several answers to one prompt, this gives no lengths"
-            raise InputError(key, said(value), expected)
+            raise InputError(key, value, expected)
     if not any("prompt" in key for key, _, _ in facts["prompt"]):
         for key, _, value in facts["beside"]:
             if value:
                 expected = "none beside input_tokens, which may contain them or not"
-                raise InputError(key, said(value), expected, "write the sum as prompt_tokens")
+                raise InputError(key, value, expected, "write the sum as prompt_tokens")
 
 
 def _request(place: str, facts: Facts) -> Request:
@@ -264,7 +263,7 @@ def _request(place: str, facts: Facts) -> Request:
     took_s = float(facts["took"][0][2]) if facts["took"] else 0.0
     ids = facts["ids"][0][2] if facts["ids"] else []
     if not isinstance(ids, list):
-        raise TypeError(f"hash_ids {said(ids)}")
+        raise TypeError(f"one whose hash_ids are {written(ids)}")
     return Request(
         place=place,
         row=TraceRow(0.0, prompt, answer),
@@ -288,12 +287,12 @@ def _tokens(facts: Facts, what: str) -> int:
     return next(iter(values))
 
 
-def _with_images(facts: Facts) -> tuple[str, str] | None:
+def _with_images(facts: Facts) -> tuple[str, Any] | None:
     """Return key and value of what is no text in a request."""
     for key, _, value in facts["images"]:
         is_some = bool(value) if not isinstance(value, str) else value.strip("0. ").isdigit()
         if is_some:
-            return key, said(value)
+            return key, value
     kinds = ((key, value) for key, _, value in facts["kind"] if isinstance(value, str))
     return next((pair for pair in kinds if pair[1].lower() in IMAGES), None)
 
@@ -318,13 +317,13 @@ def _from_schedule(place: str, record: dict[str, Any]) -> Request:
         raise InputError("previous", record["previous"], expected, way_out)
     ids = record.get("content", [])
     if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
-        raise TypeError(f"content {said(ids)}")
+        raise TypeError(f"one whose content is {written(ids)}")
     prefix = whole("prefix_tokens", record.get("prefix_tokens", 0))
     session, adapter = (
         -1 if record.get(key) is None else whole(key, record[key]) for key in ("session", "adapter")
     )
     if not 0 <= prefix <= max(0, input_tokens) or not -1 <= session < MAX_SESSIONS:
-        raise ValueError(f"prefix_tokens {prefix}, session {session}")
+        raise ValueError(f"one with prefix_tokens {prefix} and session {session}")
     content = tuple(whole("content", each) for each in ids)
     row = TraceRow(0.0, input_tokens, output_tokens, content, prefix, session, adapter)
     return Request(place, row, record["due_s"], "due_s", "s")
@@ -338,10 +337,5 @@ def whole(key: str, value: object) -> int:
     if isinstance(number, float) and number.is_integer():
         number = int(value) if isinstance(value, str) and value.isdigit() else int(number)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{key} {said(value)}, which is no whole number")
+        raise TypeError(f"one whose {key} is {written(value)}, no whole number")
     return number
-
-
-def said(value: object) -> str:
-    """Return a value as errors show it."""
-    return value if isinstance(value, str) else json.dumps(value)

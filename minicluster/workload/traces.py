@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import write_atomically
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 from minicluster.workload.trace_options import UNITS_S, TraceReading
@@ -83,7 +83,7 @@ def read_trace(
     requests = file.read()
     if not requests:
         keys = f": its keys are {', '.join(file.keys[:12])}" if file.keys else ""
-        raise InputError(f"{path}:1", f"a trace without requests{keys}", KNOWN)
+        raise InputError(f"{path}:1", Fault(f"is a trace without requests{keys}"), KNOWN)
     clock = _clock(requests[0], file.format, reading)
     rows = [each.row._replace(due_s=clock.due_s(each)) for each in requests]
     order = list(range(len(rows)))
@@ -93,7 +93,8 @@ def read_trace(
     if len(kept) < len(order):
         file.left_out["requests without an answer"] += len(order) - len(kept)
     if not kept:
-        raise InputError(str(path), "a trace without requests that were answered", "at least one")
+        found = Fault("is a trace without requests that were answered")
+        raise InputError(str(path), found, "at least one")
     _check([rows[at] for at in kept], [requests[at] for at in kept])
     block = _block_tokens(requests, file.format, reading)
     _check_rate(path, [rows[at].due_s for at in kept], clock, file.format, block)
@@ -171,7 +172,7 @@ class _Clock(NamedTuple):
 
     def due_s(self, request: Request) -> float:
         """Return the arrival of a request in seconds."""
-        place, said = request.place, f"{request.key} {request.at}"
+        place, said = request.place, Fault(f"is one whose {request.key} is {request.at}")
         number = _number(request.at)
         if (self.unit is None) != (number is None):
             kind = "a date and time" if self.unit is None else "a number"
@@ -268,7 +269,7 @@ def _check_rate(
         for unit, rate in rates.items()
     )
     expected = "times whose unit the file leaves no doubt of"
-    raise InputError(f"{path}: times", f"as {said}", expected, GIVE_UNIT)
+    raise InputError(f"{path}: times", Fault(f"are numbers: as {said}"), expected, GIVE_UNIT)
 
 
 def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReading) -> int | None:
@@ -291,7 +292,7 @@ def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReadi
         others += " (--format bailian: its times are seconds)"
     raise InputError(
         f"{request.place}: hash_ids",
-        f"{len(request.ids)} ids for {request.row.input_tokens} tokens",
+        Fault(f"are {len(request.ids)} ids for {request.row.input_tokens} tokens"),
         f"one for each block of {block} tokens" if block else "blocks of a known size",
         f"{others}: give --block-tokens, and --time-unit where times are numbers",
     )

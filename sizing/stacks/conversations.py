@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.workload.records import begins_as_json, flat, read_records
 from minicluster.workload.trace_formats import meaning
-from minicluster.workload.trace_requests import said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,12 +80,14 @@ def read_answers(path: Path, *, skip_images: bool = False) -> tuple[list[Answer]
         key = next((key for key in TURNS if isinstance(record.get(key), list)), None)
         if key is None:
             keys = ", ".join(record) or "none"
-            raise InputError(place, f"a record with the keys {keys}"[:120], EXPECTED)
+            raise InputError(place, Fault(f"is a record with the keys {keys}"[:120]), EXPECTED)
         for answer in _answers(place, record, record[key]):
             if not answer.is_text and not skip_images:
                 expected = "conversations of text: characters do not say what these cost"
                 way_out = "--skip-images leaves such answers out"
-                raise InputError(place, "an answer to images, audio or video", expected, way_out)
+                raise InputError(
+                    place, Fault("is an answer to images, audio or video"), expected, way_out
+                )
             found.append(answer)
         unread |= dict.fromkeys(record.keys() - {key, *BEFORE})
     return found, tuple(sorted(unread))
@@ -99,7 +100,7 @@ def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterato
     )
     for turn in turns:
         if not isinstance(turn, dict):
-            raise InputError(place, said(turn)[:80], EXPECTED)
+            raise InputError(place, turn, EXPECTED)
         who = turn.get("from", turn.get("role"))
         said_by_turn = turn.get("value", turn.get("content"))
         is_call = said_by_turn is None and any(turn.get(key) for key in CALLS)
@@ -110,7 +111,7 @@ def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterato
             yield Answer(before=before, own=content + beside, is_text=is_text)
         elif str(who).lower() not in ASKING:
             expected = f"one of {', '.join(sorted(ASKING | ANSWERING))}"
-            raise InputError(f"{place}: from or role", said(who), expected)
+            raise InputError(f"{place}: from or role", who, expected)
         before += content + beside
 
 
@@ -131,7 +132,7 @@ def _content(place: str, content: Any) -> tuple[int, bool]:  # noqa: ANN401  (JS
         if inner is not None:
             return _content(place, inner)
     expected = "text, or a list of parts of text"
-    raise InputError(f"{place}: value or content", said(content)[:80], expected)
+    raise InputError(f"{place}: value or content", content, expected)
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 from minicluster.workload.lengths import independent_rows, length_rows
 from minicluster.workload.records import begins_as_json
@@ -91,7 +91,7 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
     texts = [each for each in all_of_them if each.is_text]
     answered = [(each.before, each.own) for each in texts if each.before and each.own]
     if not answered:
-        raise InputError(str(path), "no answer", "conversations with answers")
+        raise InputError(str(path), Fault("holds no answer"), "conversations with answers")
     prompts, answers = zip(*answered, strict=True)
     inputs, outputs = (
         np.maximum(1, np.rint(np.array(each) / characters_per_token)).astype(np.int64)

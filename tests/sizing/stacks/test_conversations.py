@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"conversations": talk(("human", ASKED), ("narrator", SAID))},
         "is 'narrator'",
     ),
-    "no text": ({"conversations": talk(("human", 3), ("gpt", SAID))}, "value or content is '3'"),
+    "no text": ({"conversations": talk(("human", 3), ("gpt", SAID))}, "value or content is 3"),
     "no turns": ({"conversations": ["hello"]}, "is 'hello'"),
     "no answer": ({"messages": CHAT[:1]}, "no answer"),
 }
