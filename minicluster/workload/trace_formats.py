@@ -17,7 +17,8 @@ class Format(NamedTuple):
     A format.
 
     Attributes:
-        keys: of its records, which no format before it has.
+        keys: of its records.
+        told_by: further keys that tell it from others with these.
         time_unit: of times that are numbers, by its documentation; `None`: it says none.
         block_tokens: tokens of the blocks of `hash_ids`; `None`: it has none.
         sure: its keys alone tell it from any other, so that its unit is certain.
@@ -30,6 +31,7 @@ class Format(NamedTuple):
     document: str
     time_unit: str | None = None
     block_tokens: int | None = None
+    told_by: tuple[str, ...] = ()
     sure: bool = False
     only_requests: bool = True
 
@@ -72,7 +74,7 @@ def meaning(path: str) -> Meaning | None:
 
 def format_of(keys: Collection[str]) -> str:
     """Return the name of the format that has these keys; any other is a log."""
-    return next(name for name, each in FORMATS.items() if set(each.keys) <= set(keys))
+    return next(name for name, each in FORMATS.items() if {*each.keys, *each.told_by} <= set(keys))
 
 
 def _plain(name: str) -> str:

@@ -289,12 +289,12 @@ def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReadi
     sizes = " or ".join(map(str, fitting)) or "no size"
     others = f"all ids of the file fit blocks of {sizes}"
     if 16 in fitting:  # noqa: PLR2004  (the blocks of Qwen-Bailian)
-        others += " (--format bailian: its times are seconds)"
+        others += ", as Qwen-Bailian's, whose times are seconds"
     raise InputError(
         f"{request.place}: hash_ids",
         Fault(f"are {len(request.ids)} ids for {request.row.input_tokens} tokens"),
         f"one for each block of {block} tokens" if block else "blocks of a known size",
-        f"{others}: give --block-tokens, and --time-unit where times are numbers",
+        f"{others}: give --format, or --block-tokens and --time-unit",
     )
 
 

@@ -358,6 +358,7 @@ def test_what_is_not_certain_is_refused(tmp_path: Path, text: str, message: str)
         (mooncake(3.0, None), TraceReading(time_unit="s"), 1 / 3),
         (mooncake(500.0, None), TraceReading(format="mooncake"), 2.0),
         (mooncake(3.0, 16), TraceReading(time_unit="s", block_tokens=16), 1 / 3),
+        (mooncake(3.0, 16), TraceReading(format="bailian"), 1 / 3),
         (mooncake(3000.0, 16, **CHAT), TraceReading(time_unit="ms"), 1 / 3),
         (mooncake(500.0, 64), TraceReading(time_unit="ms", block_tokens=64), 2.0),
         (mooncake(500.0, 512), TraceReading(time_unit="us"), 2000.0),
