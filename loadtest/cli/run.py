@@ -17,6 +17,13 @@ from minicluster.errors import Exit, InputError
 from minicluster.specs.checks import one_of
 from minicluster.workload import PROCESSES
 from minicluster.workload.sample_size import default_requests
+from minicluster.workload.trace_options import (
+    BlockTokens,
+    Format,
+    SkipImages,
+    TimeUnit,
+    TraceReading,
+)
 
 if TYPE_CHECKING:
     from loadtest.run.run_config import TestLoad
@@ -109,13 +116,18 @@ def run(  # noqa: PLR0913  (a command line is its options)
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake or schedule."
+            help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake, Qwen-Bailian, log"
+            " or schedule."
         ),
     ] = None,
     skip_unanswered: Annotated[
         bool,
         typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
     ] = False,
+    form: Format = None,
+    time_unit: TimeUnit = None,
+    block_tokens: BlockTokens = None,
+    skip_images: SkipImages = False,
     prefix_tokens: Annotated[
         int | None,
         typer.Option(
@@ -173,12 +185,15 @@ def run(  # noqa: PLR0913  (a command line is its options)
         ),
         stages=() if stages is None else parse_stages(stages),
         skip_unanswered=skip_unanswered,
+        reading=TraceReading(
+            format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
+        ),
     )
     load = _planned_load(plan, given) if plan else _free_load(given, shape, trace)
     if trace:
         load = replace(load, workload=replace(load.workload, trace=str(trace)))
-        if skipped := read_trace(trace, skip_unanswered=skip_unanswered).skipped:
-            shell.say(f"left out {skipped:,} requests without an answer")
+        for line in read_trace(trace, shape.reading, skip_unanswered=skip_unanswered).file.lines():
+            shell.say(line)
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     one_of(APIS, **{"--api": api})

@@ -193,7 +193,8 @@ def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> No
     source, trace, staged = shape.source, load.workload.trace, bool(shape.stages)
     users, stages = (f"no such option with {name}" for name in ("--users", "--stages"))
     rounds = f"{users}: each user's first {WARMUP_ROUNDS} requests do not count"
-    shaped = replace(shape, skip_unanswered=False) != ArrivalShape()
+    plain = ArrivalShape()
+    shaped = (source, shape.stages) != (plain.source, plain.stages)
     alone = not shape.closed and source.turns == 1
     needed = "--users or --turns beside it: otherwise no request follows another"
     refused = (
@@ -207,8 +208,9 @@ def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> No
     for applies, option, value, expectation in refused:
         if applies and value is not None:
             raise InputError(option, value, expectation)
-    if shape.skip_unanswered and not trace:
-        raise InputError("--trace", None, "a file for --skip-unanswered")
+    if (shape.skip_unanswered or shape.reading != plain.reading) and not trace:
+        expected = "a file for --skip-unanswered, and for the options that say how to read it"
+        raise InputError("--trace", None, expected)
 
 
 def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
@@ -234,7 +236,7 @@ def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
 
 def _traced(file: str, shape: ArrivalShape) -> WorkloadSpec:
     """Return rate, lengths and shared prefix of a trace."""
-    arrivals = read_trace(Path(file), skip_unanswered=shape.skip_unanswered).arrivals
+    arrivals = read_trace(Path(file), shape.reading, skip_unanswered=shape.skip_unanswered).arrivals
     span_s, prefix = float(arrivals.due_s[-1]), arrivals.prefix_tokens
     return WorkloadSpec(
         requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),

@@ -14,7 +14,8 @@ from minicluster.errors import Fault, InputError
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
-from minicluster.workload.traces import read_trace
+from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.traces import AS_FOUND, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +59,13 @@ class ArrivalShape:
         source: gaps, users and turns, as in the simulation.
         stages: changing rates from the start of the run on; empty: the workload's rate.
         skip_unanswered: whether requests of a trace that generated nothing are left out.
+        reading: what decides how a trace is read.
     """
 
     source: RequestSource = field(default_factory=RequestSource)
     stages: tuple[RateStage, ...] = ()
     skip_unanswered: bool = False
+    reading: TraceReading = AS_FOUND
 
     def __post_init__(self) -> None:
         if self.stages and self.closed:
@@ -168,7 +171,9 @@ def _open_loop(
     workload: WorkloadSpec, shape: ArrivalShape, horizon_s: float, seed: int
 ) -> Arrivals:
     if workload.trace:
-        read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
+        read = read_trace(
+            Path(workload.trace), shape.reading, skip_unanswered=shape.skip_unanswered
+        )
         # Each request of a trace has its own time: none waits for the answer before, as turns do.
         arrivals = replace(read.arrivals, session=None)
         arrivals = arrivals.with_adapters(workload, np.random.default_rng(seed))

@@ -11,6 +11,7 @@ import numpy as np
 
 from minicluster.specs.workload import LengthRow
 from minicluster.workload.lengths import length_rows
+from minicluster.workload.trace_requests import ReadAs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +59,7 @@ class Traffic:
 
     Attributes:
         requests: counted; 0: unknown.
-        skipped: lines or requests without tokens.
+        file: what it was taken for, and what is in no figure.
         lengths: rows of prompt tokens, answer tokens and number of requests
             (`WorkloadSpec.lengths`).
         paired: whether prompts and answers are known together.
@@ -70,16 +71,21 @@ class Traffic:
     """
 
     requests: int
-    skipped: int
     input_tokens: LengthSummary
     output_tokens: LengthSummary
     lengths: tuple[LengthRow, ...]
+    file: ReadAs
     paired: bool = True
     span_s: float | None = None
     mean_per_s: float | None = None
     busiest_per_s: float | None = None
     gap_cv: float | None = None
     holes: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def skipped(self) -> int:
+        """Number of all that was left out."""
+        return sum(self.file.left_out.values())
 
     @property
     def keys(self) -> dict[str, str]:
@@ -102,9 +108,9 @@ class Traffic:
 
     def lines(self) -> list[str]:
         """Say what the table does not."""
-        skipped = f", {self.skipped:,} without tokens left out" if self.skipped else ""
         lines = [
-            f"{self.requests:,} requests{skipped}",
+            *self.file.lines(),
+            f"{self.requests:,} requests",
             f"prompts: {self.input_tokens}",
             f"answers: {self.output_tokens}",
         ]
@@ -138,7 +144,7 @@ class Traffic:
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures, and the table."""
-        return asdict(self) | {"toml": self.to_toml()}
+        return asdict(self) | {"skipped": self.skipped, "toml": self.to_toml()}
 
 
 def of_arrivals(read: Trace, place: str) -> Traffic:
@@ -148,7 +154,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
     gaps = np.diff(due)
     known = Traffic(
         requests=count,
-        skipped=read.skipped,
+        file=read.file,
         input_tokens=LengthSummary.of(arrivals.input_tokens),
         output_tokens=LengthSummary.of(arrivals.output_tokens),
         lengths=length_rows(arrivals.input_tokens, arrivals.output_tokens, place=place),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 from minicluster.workload.lengths import independent_rows, length_rows
-from minicluster.workload.traces import read_trace, write_trace
+from minicluster.workload.records import begins_as_json
+from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.trace_requests import ReadAs
+from minicluster.workload.traces import AS_FOUND, read_trace, write_trace
 from minicluster.workload.traffic import LengthSummary, Traffic, of_arrivals
+from sizing.stacks.conversations import is_conversation, read_answers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -26,9 +28,6 @@ FILES = "a trace, a log, a scrape of vLLM's metrics, or conversations as ShareGP
 
 HISTOGRAMS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_generation_tokens"}
 """vLLM's histograms of lengths."""
-
-ANSWERING = {"gpt", "assistant", "chatgpt", "bing", "bard"}
-"""Names of who answers in ShareGPT's conversations."""
 
 SAMPLE = re.compile(
     r'^(?P<name>[\w:]+?)_(?P<kind>bucket|sum)(\{(.*?\ble="(?P<le>[^"]+)")?.*\})?\s+(?P<count>\S+)$'
@@ -43,14 +42,19 @@ ROWS_OF_METRICS = 256
 
 
 def read_traffic(
-    path: Path, *, characters_per_token: float | None = None, trace: Path | None = None
+    path: Path,
+    reading: TraceReading = AS_FOUND,
+    *,
+    characters_per_token: float | None = None,
+    trace: Path | None = None,
 ) -> Traffic:
     """
     Read what a file says of a load: arrivals and lengths, or lengths alone.
 
     Args:
         path: a trace or log (`minicluster.workload.traces`), a scrape of vLLM's metrics, or
-            conversations as ShareGPT writes them.
+            conversations as ShareGPT or OpenAI write them.
+        reading: what decides how a trace is read, in place of the file.
         characters_per_token: for conversations, whose texts are not tokenised here.
         trace: file to write the arrivals to, which simulations and load tests take as a trace.
 
@@ -58,58 +62,56 @@ def read_traffic(
         InputError: none of these, or conversations without *characters_per_token*.
     """
     text = read_text(path, FILES)
-    if text.lstrip().startswith("["):
-        found = _conversations(text, str(path), characters_per_token)
-    elif HISTOGRAMS["input"] in text:
+    if is_conversation(path, text):
+        found = _conversations(path, characters_per_token, skip_images=reading.skip_images)
+    elif HISTOGRAMS["input"] in text and not begins_as_json(text):
         found = _metrics(text, str(path))
     else:
-        read = read_trace(path, skip_unanswered=True)
+        read = read_trace(path, reading, skip_unanswered=True)
         found = of_arrivals(read, str(path))
         if trace is not None:
             write_trace(read.arrivals, trace)
         return found
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
+    if reading not in {TraceReading(), TraceReading(skip_images=True)}:
+        expected = "no --format, --time-unit or --block-tokens: they are of traces"
+        raise InputError(str(path), found.file.form, expected)
     return found
 
 
-def _conversations(text: str, place: str, characters_per_token: float | None) -> Traffic:
+def _conversations(path: Path, characters_per_token: float | None, *, skip_images: bool) -> Traffic:
     """Read conversations: a prompt is all that came before an answer."""
     if characters_per_token is None:
         expected = "characters of a token: texts are not tokenised here"
         raise InputError("--characters-per-token", None, expected, "English has about 4")
     if not 0.1 <= characters_per_token <= 1000:  # noqa: PLR2004  (NaN is neither)
         raise InputError("--characters-per-token", characters_per_token, "from 0.1 to 1,000")
-    try:
-        turns = [pair for each in json.loads(text) for pair in _answers(each["conversations"])]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        expected = 'a list of {"conversations": [{"from": …, "value": …}]}'
-        raise InputError(place, repr(error), expected) from None
-    answered = [(before, answer) for before, answer in turns if before and answer]
+    all_of_them, unread = read_answers(path, skip_images=skip_images)
+    texts = [each for each in all_of_them if each.is_text]
+    answered = [(each.before, each.own) for each in texts if each.before and each.own]
     if not answered:
-        raise InputError(place, "no answer", "conversations with answers")
+        raise InputError(str(path), Fault("holds no answer"), "conversations with answers")
     prompts, answers = zip(*answered, strict=True)
     inputs, outputs = (
         np.maximum(1, np.rint(np.array(each) / characters_per_token)).astype(np.int64)
         for each in (prompts, answers)
     )
+    left_out = {
+        "answers to images, audio or video": len(all_of_them) - len(texts),
+        "answers that are empty, or to nothing": len(texts) - len(answered),
+    }
     return Traffic(
         requests=len(answered),
-        skipped=len(turns) - len(answered),
+        file=ReadAs(
+            form=f"conversations: lengths alone, {characters_per_token:g} characters a token",
+            left_out=left_out,
+            unread=unread,
+        ),
         input_tokens=LengthSummary.of(inputs),
         output_tokens=LengthSummary.of(outputs),
-        lengths=length_rows(inputs, outputs, place=place),
+        lengths=length_rows(inputs, outputs, place=str(path)),
     )
-
-
-def _answers(turns: list[dict[str, str]]) -> Iterator[tuple[int, int]]:
-    """Yield the characters before each answer, and its own."""
-    before = 0
-    for turn in turns:
-        length = len(turn["value"])
-        if turn["from"] in ANSWERING:
-            yield before, length
-        before += length
 
 
 def _metrics(text: str, place: str) -> Traffic:
@@ -134,7 +136,7 @@ def _metrics(text: str, place: str) -> Traffic:
     )
     return Traffic(
         requests=round(max(buckets[HISTOGRAMS["input"]].values())),
-        skipped=0,
+        file=ReadAs(form="vLLM's metrics: lengths alone"),
         input_tokens=LengthSummary.of(prompts),
         output_tokens=LengthSummary.of(answers),
         lengths=independent_rows(prompts, answers, ROWS_OF_METRICS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from minicluster.errors import Exit
 from minicluster.plan import read_plan
-from tests.sizing.conftest import Sizing
+from tests.sizing.conftest import QUICK, Sizing
 
 SCENARIO = "llama-3.1-8b-h100"
 REQUESTS = 3_000
@@ -49,3 +50,26 @@ def test_a_plan_carries_the_trace_it_was_made_from(
     simulated = sizing("simulate", str(out), "--trace", str(file), "--json")
     assert simulated.code == code
     assert bool(json.loads(simulated.out)["misses"]) == (code == Exit.NEGATIVE)
+
+
+def test_what_says_how_to_read_a_trace_holds_in_every_command(
+    sizing: Sizing, plan_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The same options in `traffic` and `simulate`; what `traffic` writes needs none."""
+    trace, written = tmp_path / "trace.jsonl", tmp_path / "written.jsonl"
+    rows = [{"timestamp": 3.0 * n, "input_length": 1100, "output_length": 3,
+             "hash_ids": list(range(69))} for n in range(20)]  # fmt: skip
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    options = ("--time-unit", "s", "--block-tokens", "16")
+    plan = str(plan_of(*QUICK))
+    for command in (("traffic", str(trace)), ("simulate", plan, "--trace", str(trace))):
+        refused = sizing(*command)
+        assert refused.code == 2
+        assert "fit blocks of 16" in refused.err
+    assert "a log" not in (said := sizing("traffic", str(trace), *options, "-o", str(written))).err
+    assert "read as Mooncake: seconds, blocks of 16 tokens" in said.err
+    of_file, of_written = (
+        json.loads(sizing("simulate", plan, "--trace", *each, "--json").out)
+        for each in ((str(trace), *options), (str(written),))
+    )
+    assert of_file == of_written
