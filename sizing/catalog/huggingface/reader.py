@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import read_json
-from minicluster.errors import InputError
+from minicluster.errors import InputError, written
 from minicluster.specs.model import (
     ARCHITECTURE_KEYS,
     DraftSpec,
@@ -37,7 +38,7 @@ from sizing.catalog.huggingface.layers import (
 from sizing.catalog.huggingface.quantization import Quantization, quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 LONGEST = 1e6
@@ -125,7 +126,9 @@ def _understood(
         InputError: another key that may shape the model, and says more than nothing.
     """
     keys, inner = language_model(config), config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = config if inner is None else inner
+    if not isinstance(text, Mapping):
+        raise InputError(f"{place}: text_config", inner, "an object")
     own = {*row.renamed.values(), *family.renamed.values()}
     known = {*row.defaults, *row.renamed, *own, *family.also, *LENGTHS, TIED}
     odd = []
@@ -135,7 +138,8 @@ def _understood(
             yield key, value
             fixed = row.defaults.get(key, value)
             if value != fixed and not (shapes or key in family.also or shapes_nothing(key)):
-                raise InputError(f"{place}: {key}", value, "what is usual: no other is modelled")
+                expected = f"{written(fixed)}: nothing else is modelled"
+                raise InputError(f"{place}: {key}", value, expected)
         elif not (value in (None, [], {}) or (shapes and value in (False, 0))):
             odd += [key] * (key in text or shapes)
     if odd:
@@ -271,9 +275,9 @@ def _is_number(value: object) -> bool:
 def _ropes(keys: Keys, kinds: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the RoPE settings of all layers, or of each kind of layers, and their key."""
     place = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
-    rope = keys.get(place)
+    rope = keys.get(place) or {}
     if not isinstance(rope, dict):
-        return []
+        raise keys.wrong(place, "an object")
     declared = {"layer_types"} & {*keys.defaults, *keys.names}
     if declared and any(kind in kinds for kind in rope):
         return [(place, each) for each in rope.values() if isinstance(each, dict)]
