@@ -94,9 +94,15 @@ PATTERN = {"M": LINEAR, "*": FULL, "E": EXPERTS, "-": DENSE}
 
 
 class Layers(NamedTuple):
-    """The kind of each layer, and the window that some have."""
+    """
+    The kind of each layer, and the window that some have.
+
+    Attributes:
+        single: each layer is a mixer or a feed-forward, not both.
+    """
 
     kinds: list[str]
+    single: bool = False
     window_tokens: int = 0
     chunked: bool = False
 
@@ -118,12 +124,12 @@ class Layers(NamedTuple):
     def attention_layers(self) -> int | None:
         """Layers with attention over keys, where others than the linear ones have none as well."""
         attending = len(self.kinds) - self.num(LINEAR, EXPERTS, DENSE)
-        return attending if self.num(BOTH, EXPERTS, DENSE) else None
+        return attending if self.single or self.num(BOTH) else None
 
     @property
     def ffn_layers(self) -> int | None:
         """Layers with a feed-forward, where some have none."""
-        return self.num(EXPERTS, DENSE) or None
+        return self.num(EXPERTS, DENSE) if self.single else None
 
 
 def read_kinds(keys: Keys, family: Family) -> list[str]:
@@ -131,7 +137,7 @@ def read_kinds(keys: Keys, family: Family) -> list[str]:
     return _named(keys, family) or _ruled(keys, family)
 
 
-def read_layers(keys: Keys, kinds: list[str], context: int) -> Layers:
+def read_layers(keys: Keys, family: Family, kinds: list[str], context: int) -> Layers:
     """
     Find the window of the layers that have one.
 
@@ -148,7 +154,7 @@ def read_layers(keys: Keys, kinds: list[str], context: int) -> Layers:
     elif not 0 < window < context:
         window = 0
     if not window or kind not in kinds:
-        return Layers(kinds)
+        return Layers(kinds, single=family.layers == "letters")
     return Layers(kinds, window_tokens=window, chunked=kind == CHUNK)
 
 
@@ -362,7 +368,7 @@ def read_experts(keys: Keys, family: Family, layers: Layers) -> MoeSpec | None:
     """Read the experts, if there are any."""
     if not family.experts or not keys.has("num_experts") or not keys.count("num_experts"):
         return None
-    if layers.ffn_layers and not layers.num(EXPERTS):
+    if layers.single and not layers.num(EXPERTS):
         return None
     if keys.get("enable_moe_block") is False:
         return None
@@ -386,7 +392,7 @@ def read_experts(keys: Keys, family: Family, layers: Layers) -> MoeSpec | None:
 def _dense_layers(keys: Keys, layers: Layers) -> int:
     """Count the layers without experts, by whichever key says so."""
     number = len(layers.kinds)
-    if layers.ffn_layers:
+    if layers.single:
         return layers.num(DENSE)
     if keys.has("moe_layers"):
         return number - len(keys.sequence("moe_layers"))

@@ -152,7 +152,7 @@ def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
     config = keys.values
     kinds = read_kinds(keys, family)
     context = _context(keys, kinds)
-    layers = read_layers(keys, kinds, context)
+    layers = read_layers(keys, family, kinds, context)
     dtype = _dtype(config, keys.place)
     mla = read_latent(keys, family)
     moe = read_experts(keys, family, layers)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import Exit, InputError
 from minicluster.specs.model import ARCHITECTURE_KEYS
+from minicluster.specs.parameters import parameters
 from sizing import catalog
 from sizing.catalog.huggingface.families import families
 from sizing.catalog.huggingface.reader import model_from, read_config
@@ -45,6 +46,25 @@ def test_every_family_is_read(model_type: str) -> None:
     assert (model.moe is not None) == (family.experts and model_type != "gemma4_text")
     assert (model.mla is not None) == family.latent_attention
     assert (model.linear.kind if model.linear else "") == family.linear
+
+
+@pytest.mark.parametrize(
+    ("letters", "expected"),
+    [
+        ("M-M*E-", (2, 1, 2, 1)),
+        ("MM**", (2, 2, 0, 0)),
+        ("M-*-", (1, 1, 2, 0)),
+        ("ME*E", (1, 1, 0, 2)),
+    ],
+)
+def test_layers_of_one_part_each(letters: str, expected: tuple[int, ...]) -> None:
+    """A layer of Nemotron-H is a mixer or a feed-forward, and has one norm."""
+    config = {"hybrid_override_pattern": letters, "num_hidden_layers": len(letters)}
+    model = read({**of_family("nemotron_h"), **config})
+    assert model.linear is not None
+    found = (model.linear.num_layers, model.num_full_layers, model.num_dense_layers)
+    assert (*found, model.num_expert_layers) == expected
+    assert parameters(model).norms == (len(letters) + 1) * 64
 
 
 @pytest.mark.parametrize(
