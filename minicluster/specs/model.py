@@ -143,6 +143,8 @@ class MoeSpec(Spec):
     Attributes:
         num_experts: routed experts of one layer.
         shared_ffn_size: intermediate size of all shared experts together.
+        latent_size: width of the routed experts' inputs and outputs, which two projections on
+            every GPU make from and to the hidden state (Nemotron 3 Super); 0: they have its width.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
         redundant_experts: copies of popular experts that the engine's load balancer keeps in each
@@ -154,6 +156,7 @@ class MoeSpec(Spec):
     expert_ffn_size: Count
     num_shared_experts: Whole = 0
     shared_ffn_size: Whole = 0
+    latent_size: Whole = 0
     num_dense_layers: Whole = 0
     redundant_experts: Whole | None = None
 
@@ -449,6 +452,11 @@ class ModelSpec(Spec):
     def num_expert_layers(self) -> int:
         """Layers with a mixture of experts."""
         return self.num_ffn_layers - self.num_dense_layers
+
+    @property
+    def expert_width(self) -> int:
+        """Width of what the routed experts take and give."""
+        return (self.moe.latent_size if self.moe else 0) or self.hidden_size
 
     @property
     def num_mixed_layers(self) -> int:

@@ -18,7 +18,7 @@ class Parameters:
         embedding: input table; looked up, never multiplied.
         lm_head: output projection; 0 where it shares the input table.
         attention: query, key, value and output projections with their biases.
-        router: scores of the routed experts.
+        router: scores of the routed experts, and projections to and from their width.
         norms: two per layer and the last one.
     """
 
@@ -41,12 +41,13 @@ def parameters(model: ModelSpec) -> Parameters:
     """
     Count the parameters of *model*.
 
-        P = V D (2, or 1 if tied) + R D + L_a A + L_l A_l + L_d F_d + L_m (E F_e + F_s + D E)
-            + D (L_mixed + L_d + L_m + 1)                   (docs/model.md, eq. P1)
+        P = V D (2, or 1 if tied) + R D + L_a A + L_l A_l + L_d F_d
+            + L_m (E F_e + F_s + D (E + 2 r_e)) + D (L_x + L_d + L_m + 1)   (docs/model.md, eq. P1)
 
     Args:
         model: gives V = vocab_size, R = position_rows, D = hidden_size; A is attention per layer,
-            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
+            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts,
+            of the width r_e in place of D where there is one.
 
     Source:
         The layers' definitions; totals checked against the published ones in
@@ -66,9 +67,15 @@ def parameters(model: ModelSpec) -> Parameters:
         attention=sum(n * attention_parameters(of) for n, of in model.kinds_of_heads)
         + model.num_linear_layers * linear_attention_parameters(model),
         dense_ffn=model.num_dense_layers * matrices * D * model.ffn_size,
-        experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,
+        experts=num_moe_layers
+        * matrices
+        * model.expert_width
+        * moe.num_experts
+        * moe.expert_ffn_size
+        if moe
+        else 0,
         shared_experts=num_moe_layers * matrices * D * moe.shared_ffn_size if moe else 0,
-        router=num_moe_layers * D * moe.num_experts if moe else 0,
+        router=num_moe_layers * D * (moe.num_experts + 2 * moe.latent_size) if moe else 0,
         norms=D * (model.num_mixed_layers + model.num_ffn_layers + 1),
     )
 

@@ -58,8 +58,8 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     copied = model.moe.num_copies / model.moe.num_experts if model.moe and slicing.ep > 1 else 1.0
     expert_value = _size(model, model.weight_dtype)
     if model.weight_dtype == "fp4":
-        padded = FP4_MULTIPLE * math.ceil(model.hidden_size / FP4_MULTIPLE)
-        expert_value *= padded / model.hidden_size
+        padded = FP4_MULTIPLE * math.ceil(model.expert_width / FP4_MULTIPLE)
+        expert_value *= padded / model.expert_width
     experts = (
         _per_layer(counts.experts, moe_layers) * expert_value * copied
         / (slicing.tp * slicing.dp)
@@ -171,7 +171,7 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
     width = passes * model.ffn_size / slicing.tp
     if model.moe:
         rows = model.moe.experts_per_token * slicing.dp / slicing.ep
-        routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.hidden_size)
+        routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.expert_width)
         width = max(width, routed)
     per_logit = SAMPLER_BYTES_PER_LOGIT + DRAFT_BYTES_PER_LOGIT * engine.speculative_tokens
     sampler = engine.max_num_seqs * model.vocab_size * per_logit
@@ -216,7 +216,7 @@ def library_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) 
     if engine.all_to_all is None or model.moe is None or not slicing.routes_tokens:
         return 0.0
     tokens = engine.max_num_seqs * (1 + engine.speculative_tokens)
-    message = model.hidden_size * (ACTIVATION_BYTES + 1 / 32)
+    message = model.expert_width * (ACTIVATION_BYTES + 1 / 32)
     return LIBRARY_BYTES + 4 * model.moe.num_copies * tokens * message
 
 

@@ -374,7 +374,6 @@ def read_experts(keys: Keys, family: Family, layers: Layers) -> MoeSpec | None:
         return None
     for key in ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval"):
         keys.only(key, 1, "1: experts in every layer after the dense ones")
-    keys.only("moe_latent_size", 0, "nothing: experts of another width are not modelled")
     size = keys.count(family.expert_ffn)
     num_shared = keys.count("n_shared_experts", 0) if keys.has("n_shared_experts") else 0
     whole = keys.has(family.shared_ffn)
@@ -385,6 +384,7 @@ def read_experts(keys: Keys, family: Family, layers: Layers) -> MoeSpec | None:
         expert_ffn_size=size,
         num_shared_experts=num_shared or int(shared_size > 0),
         shared_ffn_size=shared_size,
+        latent_size=keys.count("moe_latent_size", 0),
         num_dense_layers=_dense_layers(keys, layers),
     )
 

@@ -106,6 +106,7 @@ ALSO: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "n_routed_experts": 8,
         "moe_shared_expert_intermediate_size": 48,
+        "moe_latent_size": 24,
         **ROUTED,
     },
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},
@@ -145,6 +146,7 @@ GEMMA_4 = {
     "sliding_window": 1024,
     "max_position_embeddings": 262_144,
 }
+NEMOTRON_SUPER = "MEMEMEM*" + "EMEMEMEM*" * 2 + "EMEMEMEMEM*" * 4 + "EMEMEMEM*EMEMEMEME"
 NEMOTRON_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 REAL: list[tuple[str, float, dict[str, Any]]] = [
     ("nemotron_h", 31.6e9, {
@@ -159,6 +161,14 @@ REAL: list[tuple[str, float, dict[str, Any]]] = [
         "hidden_size": 8192, "intermediate_size": 32_768, "mamba_num_heads": 256,
         "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 256, "num_attention_heads": 64,
         "num_key_value_heads": 8, "vocab_size": 131_072,
+    }),
+    ("nemotron_h", 120.7e9, {
+        "hybrid_override_pattern": NEMOTRON_SUPER, "hidden_size": 4096, "intermediate_size": 2688,
+        "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+        "n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 2688,
+        "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376,
+        "vocab_size": 131_072,
     }),
     ("gemma4_text", 25.2e9, {
         **GEMMA_4, "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112,

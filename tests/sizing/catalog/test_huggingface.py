@@ -216,7 +216,6 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern", "is missing"),
     ("nemotron_h", {"hybrid_override_pattern": "MXM*E-"}, "hybrid_override_pattern", "of M, *"),
     ("nemotron_h", {"hybrid_override_pattern": "M"}, "hybrid_override_pattern", "6 letters"),
-    ("nemotron_h", {"moe_latent_size": 16}, "moe_latent_size", "another width"),
     ("falcon_h1", {"mamba_d_head": 32}, "mamba_d_head", "128 / 8"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers", "4 entries"),
     ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim", "64, the hidden size"),
