@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from minicluster.config import Overrides, parse_scenario, read_toml
+from minicluster.config import Overrides, read_toml
 from minicluster.errors import InputError
 from minicluster.files import read_text
 from minicluster.plan.vllm_args import DTYPES, KV_ROLES
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
 from sizing.catalog.folder import find_file
+from sizing.catalog.scenario import scenario_from
 from sizing.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def read_deployment_file(
         table, _, name = key.partition(".")
         raw.setdefault(table, {})[name] = value
     try:
-        scenario = Scenario.of(parse_scenario(raw, overrides, place=str(path)), str(path), None)
+        scenario = Scenario.of(scenario_from(raw, overrides, place=str(path)), str(path), None)
     except InputError as error:
         if error.value is None and error.way_out is None:
             way_out = (

@@ -156,7 +156,8 @@ def test_a_log_becomes_the_load() -> None:
     write(page, {"slo.ttft_s": "0.7"})
     rate = page.get_by_key("0:workload.requests_per_s").value
     assert page.query_params["workload.requests_per_s"] == rate != "2"
-    assert "lognormal" in page.get_by_key("0:workload.input_tokens").value
+    assert not page.get_by_key("0:workload.input_tokens").value
+    assert page.get_by_key("0:workload.lengths").value.startswith("[")
     for words in ("access.log:", "2,000 requests, 30 without tokens", "prompts: median 1,0",
                   "requests/s over 1,", "a hole of 7,2"):  # fmt: skip
         assert words in shown(page)
