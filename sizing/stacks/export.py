@@ -22,6 +22,7 @@ from sizing.stacks.arguments import (
     shell,
     trtllm,
     vllm,
+    vllm_words,
 )
 from sizing.stacks.targets import TARGETS
 
@@ -112,7 +113,10 @@ def _commands(engines: Engines, lines: list[list[str]], pools: Mapping[str, Engi
     pool = engines.pool
     where = f"{engines.gpus} GPUs of one node"
     if engines.nodes > 1:
-        where = f"{engines.gpus} GPUs of {engines.nodes} nodes; {HEAD} is the first one's address"
+        how = "its ranks started by mpirun or srun with trtllm-llmapi-launch"
+        if len(lines) > 1:
+            how = f"{HEAD} is the first one's address: set it"
+        where = f"{engines.gpus} GPUs of {engines.nodes} nodes; {how}"
     role = f"{pool.role}: " if len(pools) > 1 else ""
     text = f"# {role}{pool.replicas} replicas, each on {where}\n"
     for number, words in enumerate(lines):
@@ -147,7 +151,7 @@ def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
         }
     }
     for role, each in pools.items():
-        words = vllm(each, transfers=False)[0]
+        words = vllm_words(each, transfers=False)
         command = ["python3", "-m", "dynamo.vllm"]
         worker: dict[str, Any] = {
             "componentType": "worker",
@@ -157,13 +161,10 @@ def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
         }
         if role != "mixed":
             worker["subComponentType"] = role
-            words = [*words, f"--is-{role}-worker"]
-        if each.nodes > 1:
+            words.append(f"--is-{role}-worker")
+        if each.nodes > 1:  # the operator gives each node its rank and address
             worker["multinode"] = {"nodeCount": each.nodes}
-        # The operator gives each node its rank and address.
-        own = words[: words.index("--data-parallel-size-local")] if (
-            "--data-parallel-size-local" in words) else words  # fmt: skip
-        worker["extraPodSpec"]["mainContainer"]["args"] = ["--model", *own]
+        worker["extraPodSpec"]["mainContainer"]["args"] = ["--model", *words]
         services[f"Vllm{role.capitalize()}Worker"] = worker
     document = {
         "apiVersion": "nvidia.com/v1alpha1",

@@ -70,7 +70,8 @@ def arguments(
     try:
         found, extra = parser.parse_known_args(_plain(given, place))
     except argparse.ArgumentError as error:
-        raise InputError(f"{place}: {error.argument_name}", None, error.message) from None
+        expected = error.message.removeprefix("expected ")
+        raise InputError(f"{place}: {error.argument_name}", None, expected) from None
     if extra:
         raise _unknown(extra[0], place)
     values = dict(vars(found))
@@ -86,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
         self.place = place
 
     def error(self, message: str) -> Any:  # noqa: ANN401  (never returns)
-        raise InputError(f"{self.place}: flags", None, f"what vLLM's parser takes: {message}")
+        raise InputError(self.place, message, f"flags as vLLM {VERSION} takes them")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401
         if UNKNOWN not in str(value) and action.choices and value not in action.choices:

@@ -5,64 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan.vllm_args import KV_ROLES
 from sizing.stacks.documents import Table, documents
-from sizing.stacks.flags import undecided, unknown
+from sizing.stacks.flags import UNKNOWN, effects, undecided, unknown
 from sizing.stacks.shell import Command, Value, commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ENGINE = re.compile(
-    r"vllm[\s',\"]+serve\b|vllm\.entrypoints\.(openai\.api_server|cli)|dynamo\.vllm"
-)
+DYNAMO, API_SERVER, IMAGE = "dynamo.vllm", "vllm.entrypoints.openai.api_server", "vllm-openai"
+
+ENGINE = re.compile(rf"vllm[\s',\"]+serve\b|{re.escape(API_SERVER)}|dynamo\.vllm|{IMAGE}")
 """The start of an engine in a text."""
 
-DYNAMO, API_SERVER = "dynamo.vllm", "vllm.entrypoints.openai.api_server"
-
-ONCE = {
-    "env", "exec", "nohup", "setsid", "time", "timeout", "command", "sudo", "nice", "ionice",
-    "numactl", "taskset", "stdbuf", "uv", "poetry", "conda",
-}  # fmt: skip
-"""Commands that run the rest of their line once."""
+CONTAINER = (("docker", "run"), ("podman", "run"))
 
 SHELLS = {"sh", "bash", "dash", "zsh"}
 
-SPEAKING = {
-    "echo",
-    "printf",
-    "pkill",
-    "pgrep",
-    "grep",
-    "kill",
-    "killall",
-    "which",
-    "type",
-    "command",
-}
-"""Commands that may name an engine and start none."""
-
-PODS = {"Deployment", "StatefulSet", "ReplicaSet", "Pod", "LeaderWorkerSet"}
-
-HARMLESS = {
-    "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "Service", "ServiceAccount", "ConfigMap",
-    "Secret", "Namespace", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Ingress",
-    "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PodDisruptionBudget", "HTTPRoute", "Gateway",
-    "ComputeDomain", "ResourceClaimTemplate", "PriorityClass", "InferenceModel", "InferencePool",
-    "DestinationRule", "HTTPProxy",
-}  # fmt: skip
-"""Kinds of documents that start no engine."""
-
-KINDS_READ = f"a DynamoGraphDeployment, or a {', '.join(sorted(PODS))} of `vllm serve`"
-
-WITHOUT_KIND = {
-    "applications": "a Serve config of Ray", "modelArtifacts": "values of a chart of llm-d",
-    "services": "a file of docker-compose",
-}  # fmt: skip
-"""Keys of YAML files that have no kind, and what the files are."""
+PODS = ("Deployment", "LeaderWorkerSet", "Pod", "ReplicaSet", "StatefulSet")
 
 SERVICE_KEYS = {
     "name", "type", "componentType", "subComponentType", "replicas", "resources", "multinode", "envs",
@@ -81,7 +45,7 @@ class Launch:
         place: file and line, or the name of what starts it.
         dynamo: whether its flags are those of `dynamo.vllm`.
         role: that a manifest gives it; `None`: its arguments say.
-        gpus: of all its pods, as a manifest asks for them.
+        gpus: of all pods of a replica, as a manifest asks for them.
     """
 
     words: tuple[str, ...]
@@ -100,9 +64,10 @@ def script(
 
     Args:
         notes: gets a sentence on the commands that start none.
+        variables: that the script finds set.
 
     Raises:
-        InputError: an engine that runs not at all or more than once as far as the file says.
+        InputError: an engine of which the file does not say how often it runs.
     """
     found: list[Launch] = []
     others: dict[str, None] = {}
@@ -120,56 +85,51 @@ def script(
         comments.setdefault(line, command.place)
         found += [replace(each, replicas=each.replicas * times) for each in started]
     if found and others:
-        names = ", ".join(name.replace(unknown(""), "") for name in others)
+        names = ", ".join(others).replace(UNKNOWN, "")
         notes.append(f"{place}: commands that start no engine of vLLM are not read: {names}")
     return found
 
 
 def of_command(command: Command, notes: list[str]) -> list[Launch]:
     """
-    Return the engines that a command starts, through a shell, a container or directly.
+    Return the engines that a command starts: directly, through a shell or in a container.
 
     Raises:
         InputError: an engine that something starts of which it is not known how often.
     """
-    words, place = command.words, command.place
+    words, place, known = command.words, command.place, effects()["commands"]
     names = [word.rpartition("/")[2] for word in words]
-    if names[0] in SPEAKING and "-c" not in words:
+    engine, shell = _engine(words), _shell(words)
+    if tuple(names[:2]) in CONTAINER:
+        inner = _in_container(command)
+        found = of_command(replace(command, words=inner), notes) if inner else []
+        before: Sequence[str] = ()
+    elif names[0] in known["speaking"]:
         return []
-    if names[:2] in (["docker", "run"], ["podman", "run"]):
-        return _container(command, notes)
-    found: list[Launch] = []
-    start = _engine(words)
-    shell = next((at for at, name in enumerate(names) if name in SHELLS), None)
-    if names[0] == "eval":
-        found = script(" ".join(words[1:]), place, notes, command.variables)
-        start = 0
-    elif shell is not None and (start is None or shell < start[0]):
-        options = [at for at in range(shell + 1, len(words)) if re.fullmatch(r"-\w*c", words[at])]
-        if options and options[0] + 1 < len(words):
-            found = script(words[options[0] + 1], place, notes, command.variables)
-            start = (shell, 0, False)
-    elif start is not None:
-        _, after, dynamo = start
-        found = [Launch(words=words[after:], place=place, dynamo=dynamo)]
-    before = names[: start[0]] if start else names
+    elif shell is not None and (engine is None or shell[0] < engine[0]):
+        found, before = script(shell[1], place, notes, command.variables), names[: shell[0]]
+    elif engine is not None:
+        begin, end, dynamo = engine
+        found, before = [Launch(words=words[end:], place=place, dynamo=dynamo)], names[:begin]
+    elif ENGINE.search(" ".join((*words, command.text))):
+        shown = f"{names[0]} with an engine in its arguments or its text"
+        raise InputError(place, shown, "a command that starts vllm serve itself")
+    else:
+        return []
     if found and not _runs_once(before):
-        what = f"{' '.join(before[:3])} before an engine"
-        raise InputError(place, what, "an engine that is started once, by vllm serve or python -m")
+        shown = f"{' '.join(before[:3])} before an engine"
+        raise InputError(place, shown, "vllm serve or python -m, started once")
     if found and command.sometimes:
-        what = f"an engine in {command.sometimes}"
-        way_out = "write the commands that run, one a line"
-        raise InputError(place, what, "engines of which the file says how many run", way_out)
-    if not found and ENGINE.search(" ".join((*words, command.text))):
-        what = f"{names[0]} with an engine in its arguments or its text"
-        raise InputError(place, what, "a command that starts vllm serve itself")
+        expected = "engines of which the file says how many run"
+        way_out = "write each command that runs on a line of its own"
+        raise InputError(place, f"an engine in {command.sometimes}", expected, way_out)
     return found
 
 
 def _engine(words: Sequence[str]) -> tuple[int, int, bool] | None:
-    """Return where a command line of an engine begins, where its arguments do, and if Dynamo's."""
+    """Return where a command of an engine begins, where its arguments do, and if it is Dynamo's."""
     for at, word in enumerate(words):
-        if word.rpartition("/")[2] == "vllm" and words[at + 1 : at + 2] in (("serve",), ["serve"]):
+        if word.rpartition("/")[2] == "vllm" and [*words[at + 1 : at + 2]] == ["serve"]:
             return at, at + 2, False
         if word in {API_SERVER, DYNAMO}:
             begin = at
@@ -179,45 +139,40 @@ def _engine(words: Sequence[str]) -> tuple[int, int, bool] | None:
     return None
 
 
+def _shell(words: Sequence[str]) -> tuple[int, str] | None:
+    """Return where a shell or `eval` begins that runs a text, and the text."""
+    if words[0] == "eval":
+        return 0, " ".join(words[1:])
+    for at, word in enumerate(words):
+        if word.rpartition("/")[2] in SHELLS:
+            texts = [b for a, b in pairwise(words[at:]) if re.fullmatch(r"-\w*c", a)]
+            return (at, texts[0]) if texts else None
+    return None
+
+
 def _runs_once(before: Sequence[str]) -> bool:
-    """Say whether the words before an engine run it once, with options that have a value at most."""
-    if list(before[:2]) in (["docker", "exec"], ["podman", "exec"]):
-        return True
-    return not before or (
-        before[0] in ONCE
-        and all(
-            word in ONCE or word == "run" or re.match(r"-|\w+=|\d", word) or last.startswith("-")
-            for last, word in zip(before, before[1:], strict=False)
-        )
+    """Say whether the words before an engine run it once; an option may have one value."""
+    once = effects()["commands"]["once"]
+    return tuple(before[:2]) in {("docker", "exec"), ("podman", "exec")} or all(
+        word in once or re.match(r"-|\w+=|\d", word) or last.startswith("-")
+        for last, word in pairwise(["", *before])
     )
 
 
-def _container(command: Command, notes: list[str]) -> list[Launch]:
-    """Return the engines of `docker run`, whose image may start one itself."""
-    words = command.words
-    image = re.compile(r"(?:[^\s=,]*/)?[\w.-]*vllm[\w.-]*(?:[:@][^/]*)?")
-    at = next((n for n in range(2, len(words)) if image.fullmatch(words[n])
-               and words[n - 1] not in {"--name", "--network", "-w", "--hostname"}), None)  # fmt: skip
-    if at is None:
-        return _refused_container(command) if ENGINE.search(" ".join(words)) else []
-    inner, entry = list(words[at + 1 :]), [n for n in range(at) if words[n] == "--entrypoint"]
-    if entry:
-        inner.insert(0, words[entry[0] + 1])
-    elif any(word.startswith("--entrypoint=") for word in words[:at]):
-        return _refused_container(command)
-    elif (
-        "vllm-openai" in words[at]
-        and _engine(inner) is None
-        and not (inner and inner[0].rpartition("/")[2] in SHELLS)
-    ):
-        inner = ["vllm", "serve", *inner]
-    return of_command(replace(command, words=tuple(inner)), notes) if inner else []
-
-
-def _refused_container(command: Command) -> list[Launch]:
-    raise InputError(
-        command.place, "a container", "docker run [options] vllm/vllm-openai:… [arguments]"
-    )
+def _in_container(command: Command) -> tuple[str, ...]:
+    """Return what `docker run` runs in an image of vLLM, whose entry point may be an engine."""
+    words, place = command.words, command.place
+    at = next((n for n, word in enumerate(words) if IMAGE in word or re.match(r"\S+/vllm\b", word)
+               and not words[n - 1].startswith("-")), None)  # fmt: skip
+    entry = [b for a, b in pairwise(words) if a == "--entrypoint"]
+    if at is None or any(word.startswith("--entrypoint=") for word in words):
+        if ENGINE.search(" ".join(words)):
+            expected = "docker run OPTIONS vllm/vllm-openai:TAG ARGUMENTS"
+            raise InputError(place, "a container", expected)
+        return ()
+    inner = (*entry, *words[at + 1 :])
+    starts = entry or _engine(inner) or _shell(["", *inner])
+    return inner if starts or IMAGE not in words[at] else ("vllm", "serve", *inner)
 
 
 def manifest(text: str, place: str, notes: list[str]) -> list[Launch]:
@@ -229,175 +184,161 @@ def manifest(text: str, place: str, notes: list[str]) -> list[Launch]:
     """
     found: list[Launch] = []
     for each in documents(text, place):
-        items = (
-            each.get("items") if isinstance(each, Table) and each.get("kind") == "List" else None
-        )
-        for document in items if isinstance(items, list) else [each]:
+        listed = isinstance(each, Table) and each.get("kind") == "List"
+        for document in each.get("items") or () if listed else [each]:
             found += _document(document, place, notes)
     return found
 
 
 def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
     if not isinstance(document, Table):
-        raise InputError(place, type(document).__name__, "documents that are tables")
-    kind, where = str(document.get("kind", "")), f"{place}:{document.line}"
+        raise InputError(place, "a document", "documents that are tables")
+    kind, where, known = f"{document.get('kind', '')}", f"{place}:{document.line}", effects()
     if kind == "DynamoGraphDeployment":
         return list(_dynamo(document, where, notes))
     if kind in PODS:
         return _pods(document, kind, where, notes)
-    if kind in HARMLESS:
+    if kind in known["documents"]["harmless"]:
         notes.append(f"{where}: a {kind} starts no engine: not read")
         return []
-    named = kind or next((name for key, name in WITHOUT_KIND.items() if key in document), "no kind")
-    raise InputError(f"{where}: kind", named, KINDS_READ, "`sizing read` takes a script, too")
+    without = known["documents"]["without_kind"]
+    named = kind or next((name for key, name in without.items() if key in document), "no kind")
+    expected = f"a DynamoGraphDeployment, or one of {', '.join(PODS)} with vllm serve"
+    raise InputError(f"{where}: kind", named, expected, "a script of its commands is read, too")
 
 
 def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
-    spec = _table(document.get("spec"), f"{place}: spec", "spec.services with a worker")
-    listed = spec.get("components")
-    services = spec.get("services") or {}
-    version = str(document.get("apiVersion", "nvidia.com/v1alpha1"))
+    """Yield the engines of a graph in the words of either version of Dynamo's API."""
+    version = f"{document.get('apiVersion', 'nvidia.com/v1alpha1')}"
     if version.rpartition("/")[2] not in {"v1alpha1", "v1beta1"}:
         raise InputError(f"{place}: apiVersion", version, "nvidia.com/v1alpha1 or v1beta1")
-    if listed is not None:
-        rows = listed if isinstance(listed, list) else [listed]
-        rows = [_table(each, f"{place}: spec.components", "a table") for each in rows]
-        services = {str(each.get("name")): each for each in rows}
-    label = "services" if listed is None else "components"
-    workers = 0
-    for name, each in _table(services, f"{place}: spec.services", "a table of workers").items():
+    spec, workers = _table(document, "spec", place, "spec.services with a worker"), 0
+    label = "components" if "components" in spec else "services"
+    rows = spec.get(label)
+    named = rows.items() if isinstance(rows, Mapping) else [
+        (each.get("name"), each) for each in _list(spec, label, place) if isinstance(each, Mapping)
+    ]  # fmt: skip
+    for name, service in named:
         where = f"{place}: spec.{label}.{name}"
-        service = _table(each, where, "a table")
-        kind = str(service.get("componentType") or service.get("type") or "")
+        if not isinstance(service, Mapping):
+            raise InputError(where, service, "a table")
+        kind = service.get("componentType") or service.get("type")
         if kind == "planner":
-            notes.append(
-                f"{where}: a planner changes the replicas later; those of the file are read"
-            )
-        if kind not in {"worker", *KV_ROLES}:
-            continue
-        workers += 1
-        role = service.get("subComponentType") or (kind if kind in KV_ROLES else None)
-        yield _worker(service, where, str(role) if role else None, spec, notes)
+            notes.append(f"{where}: a planner changes replicas; those of the file are read")
+        if kind in ("worker", *KV_ROLES):
+            workers += 1
+            role = service.get("subComponentType") or (kind if kind in KV_ROLES else None)
+            if role not in (None, *KV_ROLES):
+                shown = role if isinstance(role, str) else "no text"
+                raise InputError(f"{where}: subComponentType", shown, "prefill or decode")
+            yield replace(_worker(service, where, spec, notes), role=role)
     if not workers:
         raise InputError(place, "no worker", f"spec.{label} with a worker")
 
 
 def _worker(
-    service: Mapping[str, Any], place: str, role: str | None, spec: Table, notes: list[str]
+    service: Mapping[str, Any], place: str, spec: Mapping[str, Any], notes: list[str]
 ) -> Launch:
-    """Return the engine of a worker of Dynamo, in the words of either version of its API."""
-    pod = service.get("extraPodSpec") or service.get("podTemplate") or {}
-    pod = _table(pod, f"{place}: extraPodSpec", "a table")
-    main = pod.get("mainContainer")
-    if main is None:
-        inner = _table(pod.get("spec") or {}, f"{place}: podTemplate.spec", "a table")
-        main = next(
-            (e for e in inner.get("containers") or () if e.get("name", "main") == "main"), {}
-        )
-    main = _table(main, f"{place}: mainContainer", "a mainContainer with lists of command and args")
-    variables = [*_list(spec, "envs", place), *_list(service, "envs", place)]
-    started = _started(main, place, variables, notes)
+    if "podTemplate" in service:
+        pod = _table(_table(service, "podTemplate", place), "spec", f"{place}: podTemplate")
+        listed = [each for each in _list(pod, "containers", place) if each.get("name") == "main"]
+        main = listed[0] if listed else {}
+    else:
+        pod = _table(service, "extraPodSpec", place)
+        main = _table(pod, "mainContainer", f"{place}: extraPodSpec")
+    outer = [*_list(spec, "envs", place), *_list(service, "envs", place)]
+    started = _started(main, place, notes, outer)
     if len(started) != 1 or not started[0].dynamo:
-        shown = " ".join(map(str, [*(main.get("command") or ()), *(main.get("args") or ())]))[:60]
-        raise InputError(place, shown or None, "a worker of dynamo.vllm: python3 -m dynamo.vllm …")
-    unread = sorted(map(str, set(service) - SERVICE_KEYS))
-    if unread:
-        notes.append(f"{place}: without effect on the plan: {', '.join(unread)}")
-    nodes = _table(service.get("multinode") or {}, f"{place}: multinode", "a table")
-    count = positive(nodes.get("nodeCount", 1), f"{place}: multinode.nodeCount")
+        shown = " ".join(map(str, (*_list(main, "command", place), *_list(main, "args", place))))
+        raise InputError(
+            place, shown[:60] or None, "a worker of dynamo.vllm: python3 -m dynamo.vllm"
+        )
+    unread = ", ".join(sorted(map(str, set(service) - SERVICE_KEYS)))
+    notes += [f"{place}: without effect on the plan: {unread}"] if unread else []
+    nodes = positive(_table(service, "multinode", place).get("nodeCount", 1), f"{place}: nodeCount")
     gpus = _gpus(service, place) or _gpus(main, place)
-    return replace(
-        started[0], role=role, replicas=positive(service.get("replicas", 1), f"{place}: replicas"),
-        gpus=gpus and gpus * count,
-    )  # fmt: skip
+    replicas = positive(service.get("replicas", 1), f"{place}: replicas")
+    return replace(started[0], replicas=replicas, gpus=gpus and gpus * nodes)
 
 
 def _pods(document: Table, kind: str, place: str, notes: list[str]) -> list[Launch]:
-    spec = _table(document.get("spec"), f"{place}: spec", "a table")
-    size, name = (
-        1,
-        f"{place}: {kind} {_table(document.get('metadata') or {}, place, 'a table').get('name')}",
-    )
-    template: Any = document if kind == "Pod" else spec.get("template")
-    if kind == "LeaderWorkerSet":
-        group = _table(spec.get("leaderWorkerTemplate"), f"{name}: leaderWorkerTemplate", "a table")
-        size = positive(group.get("size", 1), f"{name}: size")
-        template = group.get("leaderTemplate") or group.get("workerTemplate")
-    pod = _table(
-        _table(template, f"{name}: template", "a table").get("spec"), f"{name}: spec", "a table"
-    )
+    """Return the engines of pods: of a group of them, those of the first."""
+    spec, where = _table(document, "spec", place), f"{place}: {kind}"
+    group = _table(spec, "leaderWorkerTemplate", where)
+    one = "leaderTemplate" if "leaderTemplate" in group else "workerTemplate"
+    pod = spec if kind == "Pod" else _table(
+        _table(group, one, where) if group else _table(spec, "template", where), "spec", where
+    )  # fmt: skip
+    size = positive(group.get("size", 1), f"{where}: size")
+    replicas = 1 if kind == "Pod" else positive(spec.get("replicas", 1), f"{where}: replicas")
     found = []
-    for container in pod.get("containers") or ():
-        main = _table(container, f"{name}: containers", "tables")
-        gpus = _gpus(main, name)
-        started = _started(main, f"{name}: {main.get('name')}", [], notes)
-        count = positive(spec.get("replicas", 1) if kind != "Pod" else 1, f"{name}: replicas")
-        found += [replace(each, replicas=each.replicas * count, gpus=gpus and gpus * size)
-                  for each in started]  # fmt: skip
-    if not found:
-        notes.append(f"{name} starts no engine: not read")
+    for main in _list(pod, "containers", where):
+        gpus = _gpus(main, where)
+        for each in _started(main, where, notes):
+            found.append(
+                replace(each, replicas=each.replicas * replicas, gpus=gpus and gpus * size)
+            )
+    notes += [] if found else [f"{where} starts no engine: not read"]
     return found
 
 
 def _started(
-    container: Mapping[str, Any], place: str, outer: Sequence[Any], notes: list[str]
+    container: Mapping[str, Any], place: str, notes: list[str], outer: Sequence[Any] = ()
 ) -> list[Launch]:
-    """Return the engines of a container: its command, or the one of vLLM's image."""
+    """Return the engines of a container: of its command, or of the image's own."""
+    if not isinstance(container, Mapping):
+        raise InputError(f"{place}: containers", "a container", "tables")
     variables: dict[str, Value] = {}
     for row in [*outer, *_list(container, "env", place)]:
-        each = _table(row, f"{place}: env", "tables of name and value")
-        value = each.get("value")
-        name = str(each.get("name"))
-        variables[name] = unknown(f"${name}") if value is None else str(value)
-
-    def known(text: str) -> str:
-        return re.sub(r"\$\((\w+)\)", lambda m: str(variables.get(m[1], unknown(m[0]))), text)
-
+        name, value = row.get("name"), row.get("value")
+        variables[f"{name}"] = unknown(f"${name}") if value is None else f"{value}"
+    given = [*_list(container, "command", place), *_list(container, "args", place)]
     words = [
-        known(str(each)) for key in ("command", "args") for each in _list(container, key, place)
+        re.sub(r"\$\((\w+)\)", lambda m: str(variables.get(m[1], unknown(m[0]))), f"{word}")
+        for word in given
     ]
-    if not container.get("command") and "vllm-openai" in str(container.get("image", "")):
+    if not container.get("command") and IMAGE in f"{container.get('image')}":
         words = ["vllm", "serve", *words]
-    if not words:
-        return []
-    return of_command(Command(words=tuple(words), place=place, variables=variables), notes)
+    command = Command(words=tuple(words), place=place, variables=variables)
+    return of_command(command, notes) if words else []
 
 
 def _gpus(holder: Mapping[str, Any], place: str) -> int | None:
     """Return the GPUs that a pod asks for; `None`: it does not say."""
-    resources = _table(holder.get("resources") or {}, f"{place}: resources", "a table")
+    resources = _table(holder, "resources", place)
     for kind in ("limits", "requests"):
-        table = _table(resources.get(kind) or {}, f"{place}: resources.{kind}", "a table")
+        table = _table(resources, kind, f"{place}: resources")
         for key in ("gpu", "nvidia.com/gpu", "amd.com/gpu"):
             if key in table:
                 return positive(table[key], f"{place}: resources.{kind}.{key}")
     return None
 
 
-def _table(value: object, place: str, expected: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(place, value if isinstance(value, str | int) else None, expected)
-    return value
+def _table(
+    holder: Mapping[str, Any], key: str, place: str, expected: str = "a table"
+) -> Mapping[str, Any]:
+    """Return a table of a table; an empty one where there is none."""
+    found = holder.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise InputError(f"{place}: {key}", found, expected)
+    return found
 
 
 def _list(holder: Mapping[str, Any], key: str, place: str) -> list[Any]:
     found = holder.get(key) or []
-    if isinstance(found, str) or not isinstance(found, list):
-        raise InputError(f"{place}: {key}", str(found)[:60], "a list")
+    if not isinstance(found, list):
+        raise InputError(f"{place}: {key}", "no list", "a list")
     return found
 
 
 def positive(value: object, place: str) -> int:
     """Return a whole number above 0, which may be a text."""
     try:
-        found = int(str(value))
+        found = int(f"{value}")
     except ValueError:
         found = 0
     if found < 1:
-        shown = value if isinstance(value, str | int | float | list) else str(value)
-        raise (
-            undecided(str(value), place, "a number")
-            if unknown("") in str(value)
-            else InputError(place, shown, "a whole number from 1")
-        )
+        if UNKNOWN in f"{value}":
+            raise undecided(f"{value}", place, "a number")
+        raise InputError(place, value, "a whole number from 1")
     return found

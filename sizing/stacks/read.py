@@ -52,6 +52,9 @@ TRANSFER = {"kv_connector", "kv_role", "kv_connector_extra_config", "engine_id",
 FOLLOWS = ("headless", "node_rank", "data_parallel_start_rank", "data_parallel_rank")
 """Arguments of an engine that is a further node, or rank, of a replica."""
 
+DYNAMO_ROLES = ("is_prefill_worker", "is_decode_worker", "disaggregation_mode", "connector")
+"""Arguments of Dynamo's workers that are read."""
+
 MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": None}
 """Roles by Dynamo's --disaggregation-mode."""
 
@@ -159,7 +162,7 @@ def read_deployed(path: Path) -> Deployed:
     else:
         launches = script(text, place, notes) if ENGINE.search(text) else []
     if not launches:
-        raise InputError(place, "neither", FILES)
+        raise InputError(place, "without an engine of vLLM", FILES)
 
     def config(name: str) -> str:
         return read_text(path.parent / name, "the file of --config, beside the file that names it")
@@ -191,14 +194,16 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
     """
     place = launch.place
     given = arguments(launch.words, place, dynamo=launch.dynamo, config=config)
-    unused = {name: given.pop(name) for name in list(given) if _without_effect(name, given[name])}
+    unused = {name: given.pop(name) for name in list(given) if _without_effect(name)}
     for name, value in (given | unused).items():
-        if UNKNOWN in str(value) and (name in given or len(value) > 1 and isinstance(value, list)):
-            raise undecided(str(value), f"{place}: {_flag(name)}", "a value")
+        if UNKNOWN in str(value) and (name in given or (isinstance(value, list) and value[1:])):
+            texts = value if isinstance(value, list) else [str(value)]
+            shown = next(text for text in texts if UNKNOWN in text)
+            raise undecided(shown, f"{place}: {_flag(name)}", "a value")
     model = given.pop("model", None)
     if not isinstance(model, str):
         raise InputError(place, "vllm serve", "a model, as its first argument or as --model")
-    follows = any(given.pop(name, 0) for name in FOLLOWS)
+    follows = any([given.pop(name, 0) for name in FOLLOWS])  # noqa: C419  (all are taken out)
     slicing = _slicing(given, launch)
     if given.get("max_model_len") == -1:
         raise InputError(f"{place}: --max-model-len", "auto", "a number of tokens")
@@ -212,26 +217,32 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
         keys["engine.redundant_experts"] = int(balancing.get("num_redundant_experts", 0))
     role, own = _transfer(given, slicing, _role(given, launch), place)
     keys |= own | _all_to_all(given, role, slicing)
-    if given:
-        names = ", ".join(_flag(name) for name in sorted(given))
-        way_out = "take them out to predict the engine without"
-        raise InputError(f"{place}: {names}", "not modelled", "flags that are", way_out)
+    unused |= {name: given.pop(name) for name in list(given) if given[name] == _default(name)}
+    for name, value in given.items():
+        names = ", ".join(_flag(each) for each in sorted(given))
+        expected = f"no such flag: {names} {'are' if len(given) > 1 else 'is'} not modelled"
+        shown = "given" if isinstance(value, bool) else value
+        raise InputError(
+            f"{place}: {_flag(name)}", shown, expected, "take it out to predict without"
+        )
     return ReadEngine(
         role=role, model=model, slicing=slicing, keys=keys, replicas=launch.replicas, place=place,
         unused=tuple(_flag(name) for name in unused), follows=follows,
     )  # fmt: skip
 
 
-def _without_effect(name: str, value: object) -> bool:
-    """Say whether no prediction depends on an argument, or it has the value that is predicted."""
+def _without_effect(name: str) -> bool:
+    """Say whether no prediction depends on an argument."""
     flag, known = name.replace("_", "-"), effects()
-    read = name in SETTINGS or name in FOLLOWS
-    dynamo = flag in known["dynamo"] and name not in {
-        "is_prefill_worker", "is_decode_worker", "disaggregation_mode", "connector",
-    }  # fmt: skip
-    listed = flag in known["without_effect"] or flag in known["retired"] or dynamo
-    row = {"default": known["as_predicted"].get(flag)} | table().get(flag, {})
-    return listed or (not read and value is not None and value == row["default"])
+    dynamo = known["dynamo"].keys() - {_flag(each)[2:] for each in DYNAMO_ROLES}
+    lists = (known["without_effect"], known["retired"], known["noted"], dynamo)
+    return any(flag in each for each in lists)
+
+
+def _default(name: str) -> object:
+    """Return the value of an argument that is what is predicted without it."""
+    flag = name.replace("_", "-")
+    return table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
 
 
 def _flag(name: str) -> str:
@@ -413,6 +424,9 @@ def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> De
     own = {role: _equal(each) for role, each in by_role.items()}
     keys = {"model.id": models.pop(), "engine.name": "vllm"} | _merged(own, place, notes)
     unused = dict.fromkeys(flag for each in engines for flag in each.unused)
+    reasons = effects()["noted"]
+    notes += [f"{flag}: {reasons[flag[2:]]}" for flag in unused if flag[2:] in reasons]
+    unused = {flag: None for flag in unused if flag[2:] not in reasons}
     if unused:
         notes.append(f"without effect on the plan: {', '.join(unused)}")
     counts = {kind: sum(e.replicas for e in heads if (e.role, e.slicing) == kind) for kind in kinds}
