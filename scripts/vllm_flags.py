@@ -1,4 +1,4 @@
-"""Write configs/flags: every flag of `vllm serve`, from the argument parser of the vLLM beside us."""
+"""Write configs/flags: every flag of `vllm serve`, from the argument parser of vLLM itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +35,8 @@ def _gives(convert: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401  (w
 
 def _kind(action: argparse.Action) -> str:
     """Return what kind of value an argument takes, found by trying some."""
-    if isinstance(action, argparse.BooleanOptionalAction):
-        return "boolean"
     if action.nargs == 0:
-        return "switch"
+        return "boolean" if isinstance(action, argparse.BooleanOptionalAction) else "switch"
     convert: Any = action.type
     if convert is None or action.choices is not None:
         return "text" if convert is not int else "int"
@@ -55,9 +56,6 @@ def _kind(action: argparse.Action) -> str:
 
 def table() -> str:
     """Return the table of the parser as TOML, a line a flag."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     lines = []
     for action in make_arg_parser(FlexibleArgumentParser())._actions:  # noqa: SLF001
         if not action.option_strings or action.dest == "help":

@@ -24,7 +24,7 @@ def _table(loader: _Loader, node: yaml.MappingNode) -> Table:
     for key, _ in node.value:
         if key.tag != "tag:yaml.org,2002:merge" and key.value in seen and key.id == "scalar":
             raise yaml.constructor.ConstructorError(
-                None, None, f"{key.value!r} a second time", key.start_mark
+                None, None, f"{key.value} a second time", key.start_mark
             )
         seen.add(key.value if key.id == "scalar" else id(key))
     loader.flatten_mapping(node)
@@ -44,7 +44,7 @@ def documents(text: str, place: str) -> list[Any]:
         InputError: no YAML, or a key that stands twice in one table.
     """
     try:
-        found = list(yaml.load_all(text, Loader=_Loader))  # noqa: S506  (a safe one)
+        found = list(yaml.load_all(text, Loader=_Loader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = place if mark is None else f"{place}:{mark.line + 1}"

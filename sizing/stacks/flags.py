@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from sizing.catalog.folder import configs
+from sizing.stacks.documents import documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ def table() -> dict[str, dict[str, Any]]:
 
 @cache
 def effects() -> dict[str, Any]:
-    """Return what is made of flags that are read into no scenario (`configs/flags/effects.toml`)."""
+    """Return what is made of what is read into no scenario, `configs/flags/effects.toml`."""
     return tomllib.loads((configs() / "flags" / "effects.toml").read_text())
 
 
@@ -75,8 +76,8 @@ def arguments(
     if extra:
         raise _unknown(extra[0], place)
     values = dict(vars(found))
-    model = values.pop("model_tag", None) or values.get("model")
-    return values if model is None else values | {"model": model}
+    named: str | None = values.pop("model_tag", None) or values.get("model")
+    return values if named is None else values | {"model": named}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,8 +130,7 @@ def converted(text: str, kind: str, place: str) -> Any:  # noqa: ANN401  (of any
         if kind == "float":
             return float(text)
         if kind in {"config", "text_or_config"}:
-            found = json.loads(text) if kind == "config" or text.startswith("{") else text
-            return found
+            return json.loads(text) if kind == "config" or text.startswith("{") else text
         if kind == "tokens_or_auto" and text.strip().lower() in {"-1", "auto"}:
             return -1
         return int(text) if kind == "int" else _tokens(text)
@@ -198,8 +198,6 @@ def _nest(into: dict[str, Any], keys: list[str], text: str) -> None:
 
 def _from_file(text: str, place: str) -> list[str]:
     """Return what vLLM makes of its configuration file: flags before those of the command."""
-    from sizing.stacks.documents import documents
-
     found = documents(text, place)
     if len(found) != 1 or not isinstance(found[0], dict):
         raise InputError(place, None, "one table of flags without their dashes, as YAML")

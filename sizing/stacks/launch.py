@@ -28,12 +28,6 @@ SHELLS = {"sh", "bash", "dash", "zsh"}
 
 PODS = ("Deployment", "LeaderWorkerSet", "Pod", "ReplicaSet", "StatefulSet")
 
-SERVICE_KEYS = {
-    "name", "type", "componentType", "subComponentType", "replicas", "resources", "multinode", "envs",
-    "extraPodSpec", "podTemplate",
-}  # fmt: skip
-"""Keys of a worker of Dynamo that are read."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -162,8 +156,8 @@ def _runs_once(before: Sequence[str]) -> bool:
 def _in_container(command: Command) -> tuple[str, ...]:
     """Return what `docker run` runs in an image of vLLM, whose entry point may be an engine."""
     words, place = command.words, command.place
-    at = next((n for n, word in enumerate(words) if IMAGE in word or re.match(r"\S+/vllm\b", word)
-               and not words[n - 1].startswith("-")), None)  # fmt: skip
+    at = next((n for n, word in enumerate(words) if IMAGE in word or (re.match(r"\S+/vllm\b", word)
+               and not words[n - 1].startswith("-"))), None)  # fmt: skip
     entry = [b for a, b in pairwise(words) if a == "--entrypoint"]
     if at is None or any(word.startswith("--entrypoint=") for word in words):
         if ENGINE.search(" ".join(words)):
@@ -253,7 +247,7 @@ def _worker(
         raise InputError(
             place, shown[:60] or None, "a worker of dynamo.vllm: python3 -m dynamo.vllm"
         )
-    unread = ", ".join(sorted(map(str, set(service) - SERVICE_KEYS)))
+    unread = ", ".join(sorted(map(str, set(service) - {*effects()["keys"]["dynamo_worker"]})))
     notes += [f"{place}: without effect on the plan: {unread}"] if unread else []
     nodes = positive(_table(service, "multinode", place).get("nodeCount", 1), f"{place}: nodeCount")
     gpus = _gpus(service, place) or _gpus(main, place)
@@ -274,10 +268,8 @@ def _pods(document: Table, kind: str, place: str, notes: list[str]) -> list[Laun
     found = []
     for main in _list(pod, "containers", where):
         gpus = _gpus(main, where)
-        for each in _started(main, where, notes):
-            found.append(
-                replace(each, replicas=each.replicas * replicas, gpus=gpus and gpus * size)
-            )
+        found += [replace(each, replicas=each.replicas * replicas, gpus=gpus and gpus * size)
+                  for each in _started(main, where, notes)]  # fmt: skip
     notes += [] if found else [f"{where} starts no engine: not read"]
     return found
 

@@ -15,7 +15,7 @@ from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
 from sizing.catalog.folder import find_file
 from sizing.scenario import Scenario
-from sizing.stacks.flags import UNKNOWN, VERSION, arguments, effects, table, undecided
+from sizing.stacks.flags import UNKNOWN, arguments, effects, table, undecided
 from sizing.stacks.launch import ENGINE, Launch, manifest, positive, script
 
 if TYPE_CHECKING:
@@ -32,22 +32,17 @@ SETTINGS = {
 }
 """Scenario keys of vLLM's flags that are one number in both."""
 
+UNSAID = ("mean_accepted_tokens", "version", "kv_offload_disk_bytes", "kv_offload_disk_bytes_per_s")
+"""Keys of an engine that no command says; the first goes with drafts."""
+
 DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
-"""vLLM's ways of tokens to their experts that are one library; in one pool neither is predicted."""
+"""vLLM's ways of tokens to their experts that are one library; predicted in split pools."""
 
 HALF = {"auto", "bfloat16", "float16", "half"}
 """`--dtype` of two bytes: what is not quantised is as published."""
 
 KV_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"} | {v: k for k, v in DTYPES.items()}
 """Ours of vLLM's `--kv-cache-dtype`."""
-
-BALANCING = {"num_redundant_experts", "window_size", "step_interval", "log_balancedness", "use_async",
-             "communicator"}  # fmt: skip
-"""Keys of --eplb-config: all but the first say when experts move."""
-
-TRANSFER = {"kv_connector", "kv_role", "kv_connector_extra_config", "engine_id", "kv_rank", "kv_ip",
-            "kv_parallel_size", "kv_port", "kv_buffer_size", "kv_load_failure_policy"}  # fmt: skip
-"""Keys of --kv-transfer-config: those after the third are addresses and what a failure does."""
 
 FOLLOWS = ("headless", "node_rank", "data_parallel_start_rank", "data_parallel_rank")
 """Arguments of an engine that is a further node, or rank, of a replica."""
@@ -118,20 +113,10 @@ def read_deployment_file(
             gives.
     """
     found = read_deployed(path)
-    raw: dict[str, Any] = {}
-    if base is not None:
-        expectation = "a TOML file or a shipped scenario"
-        raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
-        raw.pop("model", None)
-    if "workload.requests_per_s" in found.keys:  # measured: in place of the base's users
-        for key in ("users", "think_s"):
-            raw.get("workload", {}).pop(key, None)
+    raw = {} if base is None else _around(base, found.keys)
     for key, value in found.keys.items():
         of, _, name = key.partition(".")
         raw.setdefault(of, {})[name] = value
-    if found.keys.get("workload.prefix_tokens") == 0:  # nothing is cached of any class
-        for each in raw["workload"].get("classes", ()):
-            each["prefix_tokens"] = 0
     try:
         scenario = Scenario.of(parse_scenario(raw, overrides, place=str(path)), str(path), None)
     except InputError as error:
@@ -143,6 +128,23 @@ def read_deployment_file(
             raise InputError(error.place, None, error.expectation, way_out) from None
         raise
     return scenario, found
+
+
+def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a scenario says of load, SLO and GPUs: the engine is the file's alone."""
+    expectation = "a TOML file or a shipped scenario"
+    raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
+    raw.pop("model", None)
+    kept = UNSAID if "engine.speculative_tokens" in keys else UNSAID[1:]
+    raw["engine"] = {key: value for key, value in raw.get("engine", {}).items() if key in kept}
+    load = raw.get("workload", {})
+    if "workload.requests_per_s" in keys:  # measured: in place of the base's users
+        for key in ("users", "think_s"):
+            load.pop(key, None)
+    if "workload.prefix_tokens" in keys:  # nothing is cached of any class
+        for each in load.get("classes", ()):
+            each.pop("prefix_tokens", None)
+    return raw
 
 
 def read_deployed(path: Path) -> Deployed:
@@ -213,11 +215,11 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
         keys["workload.prefix_tokens"] = 0
     balancing = given.pop("eplb_config", {})
     if given.pop("enable_eplb", False):
-        _only(balancing, BALANCING, f"{place}: --eplb-config")
+        _only(balancing, "eplb_config", f"{place}: --eplb-config")
         keys["engine.redundant_experts"] = int(balancing.get("num_redundant_experts", 0))
     role, own = _transfer(given, slicing, _role(given, launch), place)
     keys |= own | _all_to_all(given, role, slicing)
-    unused |= {name: given.pop(name) for name in list(given) if given[name] == _default(name)}
+    unused |= {name: given.pop(name) for name in list(given) if str(given[name]) == str(_default(name))}
     for name, value in given.items():
         names = ", ".join(_flag(each) for each in sorted(given))
         expected = f"no such flag: {names} {'are' if len(given) > 1 else 'is'} not modelled"
@@ -331,26 +333,11 @@ def _transfer(
 
     An engine that hands KV caches on both ways (`kv_both`) has a role only if something else says.
     """
-    config = given.pop("kv_transfer_config", None) or {}
-    where, size = f"{place}: --kv-transfer-config", given.pop("kv_offloading_size", None)
-    if size is not None:
-        if config:
-            raise InputError(f"{place}: --kv-offloading-size", size, "it, or --kv-transfer-config")
-        extra = {"cpu_bytes_to_use": size * 2**30}
-        config = {
-            "kv_connector": OFFLOADING,
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
-    if not isinstance(config, dict):
-        raise InputError(where, json.dumps(config), "a JSON object")
-    parts, keys = [config] if config else [], dict[str, Any]()
-    if config.get("kv_connector") == "MultiConnector":
-        parts = (config.get("kv_connector_extra_config") or {}).get("connectors") or []
-    for part in parts:
-        on_gpu = part.pop("kv_buffer_device", "cuda") == "cuda"
-        _only(part, TRANSFER, where)
-        connector, kv_role = part.get("kv_connector"), str(part.get("kv_role", "kv_both"))
+    where, keys = f"{place}: --kv-transfer-config", dict[str, Any]()
+    for part in _connectors(given, where):
+        on_gpu = part.get("kv_buffer_device", "cuda") == "cuda"
+        _only(part, "kv_transfer_config", where)
+        connector, kv_role = part.get("kv_connector"), part.get("kv_role")
         if connector == OFFLOADING:
             keys |= _offload(part.get("kv_connector_extra_config") or {}, slicing, where)
             continue
@@ -358,21 +345,35 @@ def _transfer(
             way_out = "KV pulls of NIXL between GPUs are what is predicted"
             shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
             raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)
-        roles = {kv: name for name, kv in KV_ROLES.items()} | {"kv_both": role}
-        if roles.get(kv_role) is None or role not in {None, roles[kv_role]}:
+        said = {kv: name for name, kv in KV_ROLES.items()}.get(f"{kv_role}", role)
+        if said is None or role not in {None, said}:
             way_out = 'write "kv_role" kv_producer for prefill and kv_consumer for decode'
-            raise InputError(f"{where}: role", kv_role, "a role that the file gives", way_out)
-        role = roles[kv_role]
+            raise InputError(f"{where}: kv_role", kv_role, "the role of an engine", way_out)
+        role = said
     if keys and role == "decode":
-        raise InputError(
-            where, OFFLOADING, "no KV offload in a decode pool: no prompt is found there"
-        )
+        expected = "no KV offload in a decode pool, where no prompt is looked up"
+        raise InputError(where, OFFLOADING, expected)
     return role or "mixed", keys
+
+
+def _connectors(given: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the settings of each KV connector; --kv-offloading-size (GiB) stands for one."""
+    config, size = given.pop("kv_transfer_config", None), given.pop("kv_offloading_size", None)
+    if size is not None and config is None:
+        extra = {"cpu_bytes_to_use": size * 2**30}
+        return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
+    found = [config or {}]
+    if isinstance(config, dict) and config.get("kv_connector") == "MultiConnector":
+        found = (config.get("kv_connector_extra_config") or {}).get("connectors") or []
+    if size is not None or not all(isinstance(each, dict) for each in found):
+        expected = "a JSON object, and no --kv-offloading-size beside it"
+        raise InputError(where, json.dumps(config), expected)
+    return found if config else []
 
 
 def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str, Any]:
     """Return host memory per GPU of the connector's bytes, which are those of one copy's GPUs."""
-    _only(extra, {"cpu_bytes_to_use", "spec_name", "secondary_tiers"}, where)
+    _only(extra, "offloading", where)
     size, tiers = extra.get("cpu_bytes_to_use"), extra.get("secondary_tiers") or []
     named = extra.get("spec_name", "CPUOffloadingSpec")
     fits = named == ("TieringOffloadingSpec" if tiers else "CPUOffloadingSpec")
@@ -396,10 +397,12 @@ def _all_to_all(given: dict[str, Any], role: str, slicing: Slicing) -> dict[str,
     return {"engine.all_to_all": "deepep"} | ({"engine.two_batch_overlap": True} if halves else {})
 
 
-def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise InputError(where, ", ".join(unknown), f"at most the keys {', '.join(sorted(known))}")
+def _only(given: Mapping[str, Any], table_name: str, where: str) -> None:
+    """Refuse keys of a table that neither are read nor are known to have no effect."""
+    known = effects()["keys"][table_name]
+    more = sorted(set(given) - set(known))
+    if more:
+        raise InputError(where, ", ".join(more), f"at most the keys {', '.join(known)}")
 
 
 def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> Deployed:

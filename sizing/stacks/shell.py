@@ -9,6 +9,7 @@ what does not run exactly once has the reason.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from minicluster.errors import InputError
 from sizing.stacks.flags import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tree_sitter import Node
 
@@ -122,22 +123,27 @@ class _Script:
             self._for(node)
         elif kind in SOMETIMES:
             self._maybe(parts, SOMETIMES[kind])
-        elif kind == "list" and (_text(node.children[1]) == "||" or "test_command" in _kinds(node)):
-            self.follow(parts[0])
-            self._maybe(parts[1:], f"what is left of `{_text(node.children[1])}`")
+        elif kind == "list":
+            self._list(node)
         elif kind == "redirected_statement":
             here = "".join(_text(each) for each in parts if each.type == "heredoc_redirect")
             self.follow(parts[0], here)
-        elif kind == "subshell":
+        else:
             kept = dict(self.variables)
             self._all(parts)
-            self.variables = kept
-        else:
-            self._all(parts)
+            self.variables = kept if kind == "subshell" else self.variables
 
     def _all(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             self.follow(node)
+
+    def _list(self, node: Node) -> None:
+        left, between, right = node.children[0], node.children[1], node.children[-1]
+        self.follow(left)
+        if between.type == "||" or "test_command" in _kinds(node):
+            self._maybe([right], f"what is left of `{between.type}`")
+        else:
+            self.follow(right)
 
     def _maybe(self, nodes: Sequence[Node], reason: str) -> None:
         """Follow what may not run, or not once: what it assigns is known no longer."""
@@ -210,15 +216,7 @@ class _Script:
             low, high = (int(_text(each)) for each in node.named_children[:2])
             yield tuple(str(each) for each in range(low, high + 1)) or unknown(text), True
         elif kind == "string":
-            yield "", True
-            at, end = node.start_byte + 1, node.end_byte - 1
-            inner = [each for each in node.named_children if each.type != "string_content"]
-            for child in inner:
-                begin = child.end_byte - len(_text(child).lstrip().encode())
-                yield self._plain(node, at, begin), True
-                yield from ((value, True) for value, _ in self._pieces(child))
-                at = child.end_byte
-            yield self._plain(node, at, end), True
+            yield from self._string(node)
         elif kind == "raw_string":
             yield text[1:-1], True
         elif kind in {"concatenation", "command_name"}:
@@ -228,6 +226,19 @@ class _Script:
             yield re.sub(r"\\(\n|.)", lambda each: each[1].strip("\n"), text), True
         else:
             yield unknown(text), kind == "ansi_c_string"
+
+    def _string(self, node: Node) -> Iterator[tuple[Value, bool]]:
+        """Yield what stands between double quotes, with the blanks before an expansion."""
+        at = node.start_byte + 1
+        for child in node.named_children:
+            if child.type != "string_content":
+                yield (
+                    self._plain(node, at, child.end_byte - len(_text(child).lstrip().encode())),
+                    True,
+                )
+                yield from ((value, True) for value, _ in self._pieces(child))
+                at = child.end_byte
+        yield self._plain(node, at, node.end_byte - 1), True
 
     @staticmethod
     def _plain(node: Node, begin: int, end: int) -> str:
