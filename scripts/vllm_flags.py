@@ -49,7 +49,7 @@ def _kind(action: argparse.Action) -> str:
         return "tokens" if isinstance(_gives(convert, "auto"), Exception) else "tokens_or_auto"
     if isinstance(number, float) and isinstance(other, Exception):
         return "float"
-    if isinstance(_gives(convert, "{}"), str):
+    if isinstance(_gives(convert, "{}"), str | list):
         return "text"
     return "config" if isinstance(other, Exception) else "text_or_config"
 
@@ -65,7 +65,7 @@ def table() -> str:
         if action.nargs in {"+", "?"}:
             row["nargs"] = action.nargs
         if action.choices is not None:
-            row["choices"] = list(action.choices)
+            row["choices"] = [each for each in action.choices if each != "None"]
         if isinstance(action.default, bool | int | float | str):
             row["default"] = action.default
         pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in row.items())

@@ -61,7 +61,8 @@ def arguments(
     Source:
         vLLM 0.29.0 utils/argparse_utils.py, FlexibleArgumentParser, to which a test holds it.
     """
-    parser = _parser(place, dynamo=dynamo)
+    parser = _parser(dynamo=dynamo)
+    parser.place = place
     given = list(words)
     if "--config" in given[:-1]:
         at = given.index("--config")
@@ -83,9 +84,10 @@ def arguments(
 class _Parser(argparse.ArgumentParser):
     """vLLM's flags, with our errors; what no word gives is no argument."""
 
-    def __init__(self, place: str) -> None:
+    place = ""
+
+    def __init__(self) -> None:
         super().__init__(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
-        self.place = place
 
     def error(self, message: str) -> Any:  # noqa: ANN401  (never returns)
         raise InputError(self.place, message, f"flags as vLLM {VERSION} takes them")
@@ -96,8 +98,9 @@ class _Parser(argparse.ArgumentParser):
             raise InputError(f"{self.place}: {action.option_strings[0]}", value, expected)
 
 
-def _parser(place: str, *, dynamo: bool) -> _Parser:
-    parser = _Parser(place)
+@cache
+def _parser(*, dynamo: bool) -> _Parser:
+    parser = _Parser()
     parser.add_argument("model_tag", nargs="?")
     for row in table().values():
         _add(parser, row["names"], row["kind"], row)
@@ -113,10 +116,9 @@ def _add(parser: _Parser, names: Sequence[str], kind: str, row: Mapping[str, Any
     elif kind == "boolean":
         parser.add_argument(*names, action=argparse.BooleanOptionalAction)
     else:
-        where = f"{parser.place}: {names[0]}"
         parser.add_argument(
             *names,
-            type=lambda text: converted(text, kind, where),
+            type=lambda text: converted(text, kind, f"{parser.place}: {names[0]}"),
             nargs="+" if kind == "list" else row.get("nargs"),
             choices=row.get("choices"),
         )

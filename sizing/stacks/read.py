@@ -205,7 +205,7 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
     model = given.pop("model", None)
     if not isinstance(model, str):
         raise InputError(place, "vllm serve", "a model, as its first argument or as --model")
-    follows = any([given.pop(name, 0) for name in FOLLOWS])  # noqa: C419  (all are taken out)
+    follows = any([given.pop(name, 0) for name in FOLLOWS])  # noqa: C419  (takes all out)
     slicing = _slicing(given, launch)
     if given.get("max_model_len") == -1:
         raise InputError(f"{place}: --max-model-len", "auto", "a number of tokens")
@@ -219,14 +219,12 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
         keys["engine.redundant_experts"] = int(balancing.get("num_redundant_experts", 0))
     role, own = _transfer(given, slicing, _role(given, launch), place)
     keys |= own | _all_to_all(given, role, slicing)
-    unused |= {name: given.pop(name) for name in list(given) if str(given[name]) == str(_default(name))}
+    unused |= {name: given.pop(name) for name in list(given) if _as_predicted(name, given[name])}
     for name, value in given.items():
         names = ", ".join(_flag(each) for each in sorted(given))
         expected = f"no such flag: {names} {'are' if len(given) > 1 else 'is'} not modelled"
         shown = "given" if isinstance(value, bool) else value
-        raise InputError(
-            f"{place}: {_flag(name)}", shown, expected, "take it out to predict without"
-        )
+        raise InputError(f"{place}: {_flag(name)}", shown, expected, "take it out")
     return ReadEngine(
         role=role, model=model, slicing=slicing, keys=keys, replicas=launch.replicas, place=place,
         unused=tuple(_flag(name) for name in unused), follows=follows,
@@ -241,10 +239,11 @@ def _without_effect(name: str) -> bool:
     return any(flag in each for each in lists)
 
 
-def _default(name: str) -> object:
-    """Return the value of an argument that is what is predicted without it."""
+def _as_predicted(name: str, value: object) -> bool:
+    """Say whether an argument has the value that is predicted without it."""
     flag = name.replace("_", "-")
-    return table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
+    default = table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
+    return default is not None and (value == default or value == str(default))
 
 
 def _flag(name: str) -> str:
