@@ -22,6 +22,9 @@ DYNAMO, API_SERVER, IMAGE = "dynamo.vllm", "vllm.entrypoints.openai.api_server",
 ENGINE = re.compile(rf"vllm[\s',\"]+serve\b|{re.escape(API_SERVER)}|dynamo\.vllm|{IMAGE}")
 """The start of an engine in a text."""
 
+ENVIRONMENT = re.compile(r"(VLLM|LMCACHE|DYN|NIXL)_")
+"""Names of variables of the environment that an engine may depend on."""
+
 CONTAINER = (("docker", "run"), ("podman", "run"))
 
 SHELLS = {"sh", "bash", "dash", "zsh"}
@@ -66,7 +69,7 @@ def script(
     found: list[Launch] = []
     others: dict[str, None] = {}
     comments: dict[int, str] = {}
-    for command in commands(text, place, variables or {}):
+    for command in commands(text, place, variables or {}) if ENGINE.search(text) else ():
         started = of_command(command, notes)
         if not started:
             others[command.words[0].rpartition("/")[2]] = None
@@ -92,7 +95,7 @@ def of_command(command: Command, notes: list[str]) -> list[Launch]:
         InputError: an engine that something starts of which it is not known how often.
     """
     words, place, known = command.words, command.place, effects()["commands"]
-    names = [word.rpartition("/")[2] for word in words]
+    names = [word.rpartition("/")[2].replace(UNKNOWN, "") for word in words]
     engine, shell = _engine(words), _shell(words)
     if tuple(names[:2]) in CONTAINER:
         inner = _in_container(command)
@@ -105,6 +108,8 @@ def of_command(command: Command, notes: list[str]) -> list[Launch]:
     elif engine is not None:
         begin, end, dynamo = engine
         found, before = [Launch(words=words[end:], place=place, dynamo=dynamo)], names[:begin]
+        unread = ", ".join(filter(ENVIRONMENT.match, command.variables))
+        notes += [f"{place}: not read, and not in the prediction: {unread}"] if unread else []
     elif ENGINE.search(" ".join((*words, command.text))):
         shown = f"{names[0]} with an engine in its arguments or its text"
         raise InputError(place, shown, "a command that starts vllm serve itself")

@@ -16,7 +16,7 @@ from sizing.catalog.cluster import clusters
 from sizing.catalog.folder import find_file
 from sizing.scenario import Scenario
 from sizing.stacks.flags import UNKNOWN, arguments, effects, table, undecided
-from sizing.stacks.launch import ENGINE, Launch, manifest, positive, script
+from sizing.stacks.launch import Launch, manifest, positive, script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +55,6 @@ MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": No
 
 FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
 """Files that can be read, as errors name them."""
-
-MANIFEST = re.compile(r"^(apiVersion|kind|services|applications|modelArtifacts)\s*:", re.MULTILINE)
-"""A line that begins a YAML file of a stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,10 +156,11 @@ def read_deployed(path: Path) -> Deployed:
     record = _record(text)
     if record is not None and "kind" not in record:
         return _inferencex(record, place)
-    if record is not None or MANIFEST.search(text):
+    begin = next((each for each in text.splitlines() if re.match(r"(?!---)[^#\s]", each)), "")
+    if record is not None or re.match(r"[\w.'\"-]+\s*:(\s|$)", begin):  # a key of YAML
         launches = manifest(text, place, notes)
     else:
-        launches = script(text, place, notes) if ENGINE.search(text) else []
+        launches = script(text, place, notes)
     if not launches:
         raise InputError(place, "without an engine of vLLM", FILES)
 
