@@ -201,7 +201,7 @@ def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
         notes.append(f"{where}: a {kind} starts no engine: not read")
         return []
     without = known["documents"]["without_kind"]
-    named = kind or next((name for key, name in without.items() if key in document), "no kind")
+    named = kind or next((name for key, name in without.items() if key in document), None)
     expected = f"a DynamoGraphDeployment, or one of {', '.join(PODS)} with vllm serve"
     raise InputError(f"{where}: kind", named, expected, "a script of its commands is read, too")
 

@@ -115,6 +115,8 @@ class _Script:
         if kind == "comment":
             said = COMMENT.match(_text(node))
             self.said = (int(said[1]), node.start_point[0]) if said else self.said
+            if re.match(r"#SBATCH\s+(-a|--array)", _text(node)):
+                self.sometimes = "an array of jobs"
         elif kind == "variable_assignment":
             self._assign(node, self.variables)
         elif kind == "command":
