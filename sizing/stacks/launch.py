@@ -192,7 +192,7 @@ def manifest(text: str, place: str, notes: list[str]) -> list[Launch]:
 def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
     if not isinstance(document, Table):
         raise InputError(place, "a document", "documents that are tables")
-    kind, where, known = f"{document.get('kind', '')}", f"{place}:{document.line}", effects()
+    kind, where, known = f"{document.get('kind') or ''}", f"{place}:{document.line}", effects()
     if kind == "DynamoGraphDeployment":
         return list(_dynamo(document, where, notes))
     if kind in PODS:
@@ -208,7 +208,7 @@ def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
 
 def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
     """Yield the engines of a graph in the words of either version of Dynamo's API."""
-    version = f"{document.get('apiVersion', 'nvidia.com/v1alpha1')}"
+    version = f"{document.get('apiVersion') or 'nvidia.com/v1alpha1'}"
     if version.rpartition("/")[2] not in {"v1alpha1", "v1beta1"}:
         raise InputError(f"{place}: apiVersion", version, "nvidia.com/v1alpha1 or v1beta1")
     spec, workers = _table(document, "spec", place, "spec.services with a worker"), 0

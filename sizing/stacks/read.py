@@ -162,7 +162,7 @@ def read_deployed(path: Path) -> Deployed:
     else:
         launches = script(text, place, notes)
     if not launches:
-        raise InputError(place, "without an engine of vLLM", FILES)
+        raise InputError(place, "neither", FILES)
 
     def config(name: str) -> str:
         return read_text(path.parent / name, "the file of --config, beside the file that names it")
@@ -338,7 +338,7 @@ def _transfer(
         if connector == OFFLOADING:
             keys |= _offload(part.get("kv_connector_extra_config") or {}, slicing, where)
             continue
-        if connector != "NixlConnector" or not on_gpu:
+        if connector not in {None, "NixlConnector"} or not on_gpu:
             way_out = "KV pulls of NIXL between GPUs are what is predicted"
             shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
             raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)
@@ -384,10 +384,9 @@ def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str
 
 def _all_to_all(given: dict[str, Any], role: str, slicing: Slicing) -> dict[str, Any]:
     """Return how tokens reach their experts, where ranks send them."""
-    if not slicing.routes_tokens:
-        given.pop("all2all_backend", None)
-        return {}
     if role == "mixed" or given.get("all2all_backend") not in DEEPEP:
+        if not slicing.routes_tokens:
+            given.pop("all2all_backend", None)
         return {}
     del given["all2all_backend"]
     halves = given.pop("enable_dbo", False)

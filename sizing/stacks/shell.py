@@ -79,7 +79,7 @@ def commands(text: str, place: str, variables: Mapping[str, Value]) -> list[Comm
     root = _parser().parse(source.encode()).root_node
     if root.has_error:
         line = _first_error(root).start_point[0]
-        shown = source.splitlines()[min(line, source.count("\n"))].strip()[:60]
+        shown = (source.split("\n")[line].strip() or "the end of the file")[:60]
         raise InputError(f"{place}:{line + 1}", shown, "a shell command")
     script = _Script(place, variables)
     script.follow(root)
@@ -113,10 +113,7 @@ class _Script:
         """Follow a statement; *text* is what its here-document says."""
         kind, parts = node.type, node.named_children
         if kind == "comment":
-            said = COMMENT.match(_text(node))
-            self.said = (int(said[1]), node.start_point[0]) if said else self.said
-            if re.match(r"#SBATCH\s+(-a|--array)", _text(node)):
-                self.sometimes = "an array of jobs"
+            self._comment(_text(node), node.start_point[0])
         elif kind == "variable_assignment":
             self._assign(node, self.variables)
         elif kind == "command":
@@ -138,6 +135,12 @@ class _Script:
     def _all(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             self.follow(node)
+
+    def _comment(self, text: str, line: int) -> None:
+        said = COMMENT.match(text)
+        self.said = (int(said[1]), line) if said else self.said
+        if re.match(r"#SBATCH\s+(-a|--array)", text):
+            self.sometimes = "an array of jobs"
 
     def _list(self, node: Node) -> None:
         left, between, right = node.children[0], node.children[1], node.children[-1]

@@ -193,7 +193,7 @@ REFUSED: list[tuple[str, str]] = [
     (f"services:\n  a:\n    command: {SERVE}\n", "kind is 'a file of docker-compose'"),
     ("applications: []\n", "kind is 'a Serve config of Ray'"),
     (f"# a recipe\n---\nmodel: x\nguide: |\n  {SERVE}\n", "launch:3: kind is missing; expected"),
-    ("kind: Service\n", "without an engine of vLLM"),
+    ("kind: Service\n", "is 'neither'; expected a command"),
     (graph("v2", W=worker()), "apiVersion is 'nvidia.com/v2'"),
     (graph(W=worker("--model", MODEL, command=("python3", "-m", "dynamo.sglang"))), "a worker of dynamo.vllm"),
     (graph(W=worker("--model", MODEL, "--connector", "kvbm")), "--connector is 'kvbm'"),
