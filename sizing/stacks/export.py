@@ -67,15 +67,17 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
         checked += " Of KV offloading only vLLM's KVTransferConfig was checked; it was never run."
     pools = {pool.role: engines_of(plan, pool) for pool in plan.pools}
     texts = write(plan, pools, image or "")
-    return {name: _head(plan, pools, checked) + text for name, text in texts.items()}
+    return {name: _head(plan, pools, target, checked) + text for name, text in texts.items()}
 
 
-def _head(plan: Plan, pools: Mapping[str, Engines], checked: str) -> str:
+def _head(plan: Plan, pools: Mapping[str, Engines], target: str, checked: str) -> str:
     """Return the comment above every file: how far it is checked, and what was planned for what."""
     layout = ", ".join(
         f"{role} {each.pool.replicas} x {each.pool.slicing}" for role, each in pools.items()
     )
     planned = f"{plan.engine.name} {plan.engine.version}"
+    left = [each for each in LEFT_OUT.get(target, ()) if getattr(plan.engine, each)]
+    checked += f" Not carried: {', '.join(f'engine.{each}' for each in left)}." if left else ""
     adapters = "" if plan.engine.lora is None else NAME_ADAPTERS
     return (
         f"# {checked}\n{adapters}"
@@ -319,6 +321,9 @@ NAME_ADAPTERS = (
     "# LoRA: name the adapters, NAME=PATH of --lora-modules (vLLM) or --lora-paths (SGLang).\n"
 )
 """Comment of files for a plan with slots for adapters, which says none of their paths."""
+
+LEFT_OUT = {"trtllm": ("all_to_all", "chunked_prefill_tokens")}
+"""Settings of engines for which a stack's files have no word."""
 
 OFFLOADING_TARGETS = ("vllm", "llm-d", "kserve", "ray")
 """Stacks whose files name vLLM's connectors."""

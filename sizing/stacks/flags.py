@@ -171,7 +171,7 @@ def _plain(words: Sequence[str], place: str) -> list[str]:
                 raise InputError(f"{place}: {name}", None, "a value")
             flag, *keys = name.split(".")
             text = value if equals else rest.pop(0)
-            _nest(nested.setdefault(_dashed(flag), {}), keys, text)
+            _nest(nested.setdefault(_dashed(flag), {}), keys, text, f"{place}: {name}")
         else:
             plain.append(_dashed(name) + equals + value)
     return [*plain, *(each for flag, of in nested.items() for each in (flag, json.dumps(of)))]
@@ -181,21 +181,22 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def _nest(into: dict[str, Any], keys: list[str], text: str) -> None:
+def _nest(into: dict[str, Any], keys: list[str], text: str, place: str) -> None:
     """Set the value of a dotted name; `key+` adds to a list."""
     *tables, last = keys
     for key in tables:
         into = into.setdefault(key, {})
+        if not isinstance(into, dict):
+            raise InputError(place, text, f"no table in the value of {key}")
     if last.endswith("+"):
-        into.setdefault(last[:-1], []).extend(text.split(","))
+        into[last[:-1]] = [*into.get(last[:-1], []), *text.split(",")]
         return
-    try:
-        into[last] = json.loads(text)
-    except ValueError:
+    for read in (json.loads, _tokens, str):
         try:
-            into[last] = _tokens(text)
+            into[last] = read(text)
         except ValueError:
-            into[last] = text
+            continue
+        return
 
 
 def _from_file(text: str, place: str) -> list[str]:
@@ -206,14 +207,12 @@ def _from_file(text: str, place: str) -> list[str]:
     words: list[str] = []
     for key, value in found[0].items():
         flag = f"--{key}"
-        if value is False:
-            row = table().get(_dashed(flag).removeprefix("--"), {})
-            words += [f"--no-{key}"] if row.get("kind") == "boolean" else []
-        elif value is not True and not (isinstance(value, list) and not value):
-            texts = value if isinstance(value, list) else [value]
+        if value is False:  # vLLM: no word where the flag has no --no-
+            known = table().get(_dashed(flag)[2:], {}).get("kind")
+            words += [f"--no-{key}"] if known == "boolean" else []
+        elif value != []:
+            texts = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *(json.dumps(e) if isinstance(e, dict) else str(e) for e in texts)]
-        elif value is True:
-            words.append(flag)
     return words
 
 

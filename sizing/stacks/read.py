@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from sizing.stacks.flags import UNKNOWN, arguments, effects, table, undecided
 from sizing.stacks.launch import Launch, manifest, positive, script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 SETTINGS = {
@@ -211,7 +212,7 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
     keys |= _dtypes(given, place) | _drafts(given, place) | _lora(given)
     if given.pop("enable_prefix_caching", True) is False:
         keys["workload.prefix_tokens"] = 0
-    balancing = given.pop("eplb_config", {})
+    balancing = _mapping(given.pop("eplb_config", {}), f"{place}: --eplb-config")
     if given.pop("enable_eplb", False):
         _only(balancing, "eplb_config", f"{place}: --eplb-config")
         keys["engine.redundant_experts"] = int(balancing.get("num_redundant_experts", 0))
@@ -279,7 +280,7 @@ def _dtypes(given: dict[str, Any], place: str) -> dict[str, str]:
 
 def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
     """Return how many tokens are drafted; how many are accepted is nowhere in a command."""
-    config = dict(given.pop("speculative_config", None) or {})
+    config = dict(_mapping(given.pop("speculative_config", {}), f"{place}: --speculative-config"))
     short = {
         "spec_method": "method",
         "spec_model": "model",
@@ -336,7 +337,7 @@ def _transfer(
         _only(part, "kv_transfer_config", where)
         connector, kv_role = part.get("kv_connector"), part.get("kv_role")
         if connector == OFFLOADING:
-            keys |= _offload(part.get("kv_connector_extra_config") or {}, slicing, where)
+            keys |= _offload(_mapping(part.get("kv_connector_extra_config"), where), slicing, where)
             continue
         if connector not in {None, "NixlConnector"} or not on_gpu:
             way_out = "KV pulls of NIXL between GPUs are what is predicted"
@@ -353,25 +354,26 @@ def _transfer(
     return role or "mixed", keys
 
 
-def _connectors(given: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _connectors(given: dict[str, Any], where: str) -> list[Mapping[str, Any]]:
     """Return the settings of each KV connector; --kv-offloading-size (GiB) stands for one."""
-    config, size = given.pop("kv_transfer_config", None), given.pop("kv_offloading_size", None)
-    if size is not None and config is None:
+    config, size = given.pop("kv_transfer_config", {}), given.pop("kv_offloading_size", None)
+    config = _mapping(config, where)
+    if size is not None:
+        if config:
+            raise InputError(where, "beside --kv-offloading-size", "one of the two")
         extra = {"cpu_bytes_to_use": size * 2**30}
         return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
-    found = [config or {}]
-    if isinstance(config, dict) and config.get("kv_connector") == "MultiConnector":
-        found = (config.get("kv_connector_extra_config") or {}).get("connectors") or []
-    if size is not None or not all(isinstance(each, dict) for each in found):
-        expected = "a JSON object, and no --kv-offloading-size beside it"
-        raise InputError(where, json.dumps(config), expected)
-    return found if config else []
+    if config.get("kv_connector") != "MultiConnector":
+        return [config] if config else []
+    inner = _mapping(config.get("kv_connector_extra_config"), where).get("connectors")
+    return [_mapping(each, where) for each in inner] if isinstance(inner, list) else []
 
 
 def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str, Any]:
     """Return host memory per GPU of the connector's bytes, which are those of one copy's GPUs."""
     _only(extra, "offloading", where)
     size, tiers = extra.get("cpu_bytes_to_use"), extra.get("secondary_tiers") or []
+    tiers = [_mapping(each, where) for each in tiers] if isinstance(tiers, list) else [{}, {}]
     named = extra.get("spec_name", "CPUOffloadingSpec")
     fits = named == ("TieringOffloadingSpec" if tiers else "CPUOffloadingSpec")
     folders = [each.get("root_dir") for each in tiers if each.get("type") == "fs"]
@@ -391,6 +393,12 @@ def _all_to_all(given: dict[str, Any], role: str, slicing: Slicing) -> dict[str,
     del given["all2all_backend"]
     halves = given.pop("enable_dbo", False)
     return {"engine.all_to_all": "deepep"} | ({"engine.two_batch_overlap": True} if halves else {})
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(where, json.dumps(value), "a JSON object")
+    return value or {}
 
 
 def _only(given: Mapping[str, Any], table_name: str, where: str) -> None:

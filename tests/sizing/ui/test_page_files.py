@@ -186,7 +186,7 @@ def test_conversations_need_characters_per_token() -> None:
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        ("deployment", f"{SERVE} -tp two", "bad:1: --tensor-parallel-size is 'two'; expected a num"),
+        ("deployment", f"{SERVE} -tp two", "bad:1: --tensor-parallel-size is 'two'; expected a"),
         ("deployment", "hello", "bad is 'neither'; expected a command `vllm serve …`"),
         ("log", '{"time": "x", "prompt_tokens": 1, "output_tokens": 1}', "bad:1 is"),
         ("log", "", "an empty file"),
