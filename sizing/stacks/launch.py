@@ -305,9 +305,11 @@ def _gpus(holder: Mapping[str, Any], place: str) -> int | None:
     resources = _table(holder, "resources", place)
     for kind in ("limits", "requests"):
         table = _table(resources, kind, f"{place}: resources")
-        for key in ("gpu", "nvidia.com/gpu", "amd.com/gpu"):
-            if key in table:
-                return positive(table[key], f"{place}: resources.{kind}.{key}")
+        for key, count in table.items():
+            if key in {"gpu", "nvidia.com/gpu", "amd.com/gpu"}:
+                return positive(count, f"{place}: resources.{kind}.{key}")
+            if re.search(r"/(tpu|gaudi|neuron)", f"{key}"):
+                raise InputError(f"{place}: resources.{kind}", f"{key}", "GPUs")
     return None
 
 

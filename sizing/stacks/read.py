@@ -165,8 +165,14 @@ def read_deployed(path: Path) -> Deployed:
     if not launches:
         raise InputError(place, "neither", FILES)
 
-    def config(name: str) -> str:
-        return read_text(path.parent / name, "the file of --config, beside the file that names it")
+    def config(name: str) -> str:  # of a pasted command, too: no file elsewhere on this machine
+        expected, folder = (
+            "the file of --config, beside the file that names it",
+            path.parent.resolve(),
+        )
+        if not (folder / name).resolve().is_relative_to(folder):
+            raise InputError(f"{place}: --config", name, expected)
+        return read_text(path.parent / name, expected)
 
     engines = [read_vllm(each, config) for each in launches]
     return _together(engines, place, notes)
@@ -212,10 +218,7 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
     keys |= _dtypes(given, place) | _drafts(given, place) | _lora(given)
     if given.pop("enable_prefix_caching", True) is False:
         keys["workload.prefix_tokens"] = 0
-    balancing = _mapping(given.pop("eplb_config", {}), f"{place}: --eplb-config")
-    if given.pop("enable_eplb", False):
-        _only(balancing, "eplb_config", f"{place}: --eplb-config")
-        keys["engine.redundant_experts"] = int(balancing.get("num_redundant_experts", 0))
+    keys |= _balancing(given, f"{place}: --eplb-config")
     role, own = _transfer(given, slicing, _role(given, launch), place)
     keys |= own | _all_to_all(given, role, slicing)
     unused |= {name: given.pop(name) for name in list(given) if _as_predicted(name, given[name])}
@@ -295,6 +298,18 @@ def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
         expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
         raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
     return {"engine.speculative_tokens": drafts}
+
+
+def _balancing(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the copies of experts, where they are balanced."""
+    config = _mapping(given.pop("eplb_config", {}), where)
+    if not given.pop("enable_eplb", False):
+        return {}
+    _only(config, "eplb_config", where)
+    copies = f"{config.get('num_redundant_experts', 0)}"
+    if not copies.isdecimal():
+        raise InputError(where, copies, '"num_redundant_experts" of 0 or more')
+    return {"engine.redundant_experts": int(copies)}
 
 
 def _lora(given: dict[str, Any]) -> dict[str, Any]:
@@ -458,19 +473,17 @@ def _merged(own: Mapping[str, Mapping[str, Any]], place: str, notes: list[str]) 
     keys: dict[str, Any] = {}
     for key in sorted({key for each in own.values() for key in each}):
         said = {role: each[key] for role, each in own.items() if key in each}
-        values = list(said.values())
-        alike = all(each == values[0] for each in values)
-        number = isinstance(values[0], int | float) and key != "engine.block_size"
-        if not alike and not number:
-            value = " and ".join(f"{each} in {role}" for role, each in said.items())
-            raise InputError(f"{place}: {key}", value, "one in all engines")
-        pick = min if key == "engine.gpu_memory_utilization" else max
-        keys[key] = values[0] if alike else pick(values)
-        if not alike or (len(said) < len(own) and "kv_offload" not in key):
-            value = " and ".join(f"{each} in {role}" for role, each in said.items())
-            notes.append(
-                f"{key} is {value}; a scenario has one for all pools: {keys[key]} is taken"
-            )
+        values, number = list(said.values()), isinstance(next(iter(said.values())), int | float)
+        shown = " and ".join(f"{each} in {role}" for role, each in said.items())
+        if any(each != values[0] for each in values):
+            if not number or key == "engine.block_size":
+                raise InputError(f"{place}: {key}", shown, "one in all engines")
+        elif len(said) == len(own) or "kv_offload" in key:
+            keys[key] = values[0]
+            continue
+        share = key == "engine.gpu_memory_utilization"
+        keys[key] = values[0] if not number else min(values) if share else max(values)
+        notes.append(f"{key} is {shown}; a scenario has one for all pools: {keys[key]} is taken")
     return keys
 
 

@@ -188,6 +188,8 @@ REFUSED: list[tuple[str, str]] = [
     (f"{SERVE} --speculative-config 3", "--speculative-config is '3'; expected a JSON object"),
     (f"{SERVE} -sc.a 3 -sc.a.b 4", "is '4'; expected no table in the value of a"),
     (f"{SERVE} --kv-transfer-config x", "is 'x'; expected a JSON object"),
+    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected the file of --config, beside"),
+    (f"{SERVE} --enable-eplb --eplb-config.num_redundant_experts x", '"num_redundant_experts" of 0'),
     (f"{SERVE} --config missing.yaml", "expected the file of --config"),
     ("kind: A\nkind: B\n", "launch:2 is 'kind a second time'; expected YAML with each key once"),
     ("kind: [\n", "expected YAML"),
@@ -203,6 +205,7 @@ REFUSED: list[tuple[str, str]] = [
     (graph(W=worker("--model", MODEL, resources={"limits": {"gpu": "2"}})), "GPUs of a replica is 2; expected"),
     (graph(W=worker("--model", MODEL, "--is-prefill-worker", subComponentType="decode")), "decode, prefill"),
     (graph(W=worker("--model", "$(M)", "-tp", "2")), "what `$(M)` becomes is not known"),
+    (pod("Pod", {"command": SERVE.split(), "resources": {"limits": {"google.com/tpu": 4}}}), "is 'google.com/tpu'; expected GPUs"),
     (pod("Deployment", {"command": SERVE.split()}, replicas="$N"), "replicas is '$N'"),
 ]  # fmt: skip
 
