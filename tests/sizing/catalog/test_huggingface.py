@@ -227,7 +227,7 @@ def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: 
 
 @pytest.mark.parametrize(
     ("content", "expectation"),
-    [("{", "valid JSON"), ("[]", "a JSON object"), ("\x80", "binary data")],
+    [("{", "is not JSON"), ("[]", "a JSON object"), ("\x80", "not text in UTF-8")],
 )
 def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str) -> None:
     file = tmp_path / "config.json"
@@ -238,7 +238,7 @@ def test_files_that_are_no_config(tmp_path: Path, content: str, expectation: str
 
 
 def test_directory_without_config(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.json is 'No such file"):
+    with pytest.raises(InputError, match=r"config\.json cannot be read: No such file"):
         catalog.find_model(str(tmp_path))
 
 
