@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,8 +19,12 @@ from minicluster.specs.workload import LengthRow, Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 T = TypeVar("T")
+TakeTrace = Callable[[dict[str, Any], str], None]
+"""What writes a trace's rate and lengths into the parsed table of a load, at a place."""
+
 Overrides = Mapping[str, object] | Sequence[str]
 """
 Values that go over those of a file.
@@ -122,7 +125,9 @@ def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False
     return tuple(_parse_json(cls, line, f"{path}:{at}") for at, line in enumerate(lines, start=1))
 
 
-def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str) -> ScenarioSpec:
+def parse_scenario(
+    raw: dict[str, Any], overrides: Overrides = (), *, place: str, take_trace: TakeTrace
+) -> ScenarioSpec:
     """
     Turn a parsed scenario into a spec.
 
@@ -130,6 +135,7 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
         raw: what `read_toml` gave; changed by the overrides.
         overrides: see `Overrides`; one of a rate takes the place of users, and the other way round;
             one of lengths that of a trace, and the other way round.
+        take_trace: writes rate and lengths of a trace into the table of a load.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
@@ -142,8 +148,9 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
     if isinstance(workload, dict):
         given = {key for key, _ in _pairs(overrides)}
         _replace_lengths(workload, given)
+        # A scenario that has a trace and its lengths was read before.
         if workload.get("trace") is not None and not (before and workload.get("lengths")):
-            _take_trace(workload, place=f"{place}: workload")
+            take_trace(workload, f"{place}: workload")
         tables = {"workload": workload}
         classes = workload.get("classes", [])
         if not isinstance(classes, list | tuple):
@@ -179,29 +186,6 @@ def _replace_lengths(workload: dict[str, Any], given: set[str]) -> None:
     for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
         if key not in kept and f"workload.{key}" not in given:
             workload.pop(key, None)
-
-
-def _take_trace(workload: dict[str, Any], *, place: str) -> None:
-    """
-    Write the lengths of a trace into a load, and the rate of its busiest five minutes.
-
-    A scenario that has a trace and lengths was read before: the lengths are the trace's.
-    """
-    from minicluster.workload.traces import read_trace  # noqa: PLC0415  (numpy, for those alone)
-    from minicluster.workload.traffic import of_arrivals  # noqa: PLC0415  (likewise)
-
-    if workload.get("classes"):
-        expected, way_out = "no such key beside classes", "give each class its own `lengths`"
-        raise InputError(f"{place}.trace", workload["trace"], expected, way_out)
-    for key in LENGTH_KEYS[1:]:
-        if workload.get(key):
-            expected = "no such key beside trace, which says the lengths"
-            raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")
-    path = Path(parse(str, workload["trace"], place=f"{place}.trace"))
-    traffic = of_arrivals(read_trace(path, skip_unanswered=True), str(path))
-    workload["lengths"] = [list(row) for row in traffic.lengths]
-    if workload.get("users") is None and workload.get("requests_per_s") is None:
-        workload["requests_per_s"] = traffic.busiest_per_s
 
 
 def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from minicluster.config import parse_scenario, scenario_tables
+from minicluster.config import scenario_tables
 from minicluster.pages.shown import Shown
 from minicluster.plan import Inputs
 from sizing import catalog
+from sizing.catalog.scenario import scenario_from
 from sizing.catalog.schema import scenario_keys
 from sizing.latency.calibration import read_calibration
 
@@ -76,7 +77,7 @@ class Scenario(Inputs, Shown):
         Raises:
             InputError: an unknown key or an impossible value.
         """
-        changed = parse_scenario(scenario_tables(self.scenario), overrides, place="scenario")
+        changed = scenario_from(scenario_tables(self.scenario), overrides, place="scenario")
         return Scenario.of(changed, "scenario", self.calibration)
 
     def set_keys(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def read_trace(
     if not requests:
         keys = f": its keys are {', '.join(file.keys[:12])}" if file.keys else ""
         raise InputError(f"{path}:1", Fault(f"is a trace without requests{keys}"), KNOWN)
-    clock = _clock(requests[0], file.format, reading)
+    clock = _clock(requests[0], file.format, reading) or _clock_of_rate(path, requests)
     rows = [each.row._replace(due_s=clock.due_s(each)) for each in requests]
     order = list(range(len(rows)))
     if not file.format.only_requests:
@@ -167,8 +167,8 @@ class _Clock(NamedTuple):
     @property
     def words(self) -> str:
         """The unit in words."""
-        since = " since 1970" if self.said_by == "epoch" else ""
-        return "dates" if self.unit is None else WORDS.get(self.unit, "numbers") + since
+        how = {"epoch": " since 1970", "rate": ", by the rate: no other unit makes it a load's"}
+        return "dates" if self.unit is None else WORDS[self.unit] + how.get(self.said_by, "")
 
     def due_s(self, request: Request) -> float:
         """Return the arrival of a request in seconds."""
@@ -190,8 +190,8 @@ class _Clock(NamedTuple):
         return found - request.took_s
 
 
-def _clock(first: Request, form: Format, reading: TraceReading) -> _Clock:
-    """Return how the times of a file are counted, by its first request."""
+def _clock(first: Request, form: Format, reading: TraceReading) -> _Clock | None:
+    """Return how the times of a file are counted, by its first request; `None`: it says no unit."""
     number = _number(first.at)
     if number is None:
         if reading.time_unit:
@@ -201,9 +201,11 @@ def _clock(first: Request, form: Format, reading: TraceReading) -> _Clock:
     if reading.time_unit:
         return _Clock(reading.time_unit, "option")
     stated, since = first.unit or form.time_unit, _epoch_unit(number)
+    if since is None and stated is None:
+        return None
     if since is None or since == stated:
         said_by = "option" if reading.format else "format"
-        return _Clock(stated or "", "epoch" if since else "key" if first.unit else said_by)
+        return _Clock(stated or "s", "epoch" if since else "key" if first.unit else said_by)
     if stated is None or (not first.unit and number * UNITS_S[stated] > LONGEST_S):
         return _Clock(since, "epoch")
     day = datetime.fromtimestamp(number * UNITS_S[since], UTC).date()
@@ -214,6 +216,45 @@ def _clock(first: Request, form: Format, reading: TraceReading) -> _Clock:
         "times that can be read in one way",
         GIVE_UNIT,
     )
+
+
+def _clock_of_rate(path: Path, requests: Sequence[Request]) -> _Clock:
+    """Return the one unit in which times without any come at the rate of a load."""
+    numbers = [number for each in requests if (number := _number(each.at)) is not None]
+    readings = _Readings(len(numbers), max(numbers) - min(numbers))
+    if len(readings.likely) != 1:
+        raise readings.refused(path)
+    return _Clock(readings.likely[0], "rate")
+
+
+class _Readings(NamedTuple):
+    """So many requests whose times span a number of seconds, or of milliseconds."""
+
+    requests: int
+    span: float
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Requests per second by the unit of the span; none of a span of nothing."""
+        if not self.span:
+            return {}
+        return {unit: (self.requests - 1) / self.span / UNITS_S[unit] for unit in ("s", "ms")}
+
+    @property
+    def likely(self) -> list[str]:
+        """Units in which the rate is one of a load."""
+        low, high = RATES_PER_S
+        return [unit for unit, rate in self.rates.items() if low <= rate <= high]
+
+    def refused(self, path: Path) -> InputError:
+        """Return the error that names both readings."""
+        said = "; as ".join(
+            f"{WORDS[unit]} {rate:,.4g} requests/s over {self.span * UNITS_S[unit]:,.4g} s"
+            for unit, rate in self.rates.items()
+        )
+        fault = Fault(f"are numbers: as {said}" if said else "are numbers, all alike")
+        expected = "times whose unit the file leaves no doubt of"
+        return InputError(f"{path}: times", fault, expected, GIVE_UNIT)
 
 
 def _epoch_unit(number: float) -> str | None:
@@ -256,20 +297,12 @@ def _check_rate(
     as the rate is that of a load; without either, the rate must be none of a load in seconds.
     """
     span = due_s[-1] - due_s[0]
-    if not span or (clock.unit and clock.said_by != "format") or clock.unit is None:
+    if not span or clock.unit is None or clock.said_by != "format":
         return
-    own = UNITS_S[clock.unit or "s"]
-    rates = {unit: (len(due_s) - 1) / span * own / UNITS_S[unit] for unit in ("s", "ms")}
-    likely = [unit for unit, rate in rates.items() if RATES_PER_S[0] <= rate <= RATES_PER_S[1]]
+    readings = _Readings(len(due_s), span / UNITS_S[clock.unit])
     sure = form.sure if block is None else block == form.block_tokens
-    if clock.unit in likely and (sure or len(likely) == 1):
-        return
-    said = "; as ".join(
-        f"{WORDS[unit]} {rate:,.4g} requests/s over {span / own * UNITS_S[unit]:,.4g} s"
-        for unit, rate in rates.items()
-    )
-    expected = "times whose unit the file leaves no doubt of"
-    raise InputError(f"{path}: times", Fault(f"are numbers: as {said}"), expected, GIVE_UNIT)
+    if clock.unit not in readings.likely or not (sure or len(readings.likely) == 1):
+        raise readings.refused(path)
 
 
 def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReading) -> int | None:

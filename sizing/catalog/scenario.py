@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import (
+    LENGTH_KEYS,
     Overrides,
     parse_scenario,
     read_toml,
@@ -15,6 +17,8 @@ from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
+from minicluster.workload.traces import read_trace
+from minicluster.workload.traffic import of_arrivals
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
 from sizing.catalog.folder import find_file
@@ -24,7 +28,6 @@ from sizing.catalog.model import chosen_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from minicluster.specs.calibration import CalibrationSpec
     from minicluster.specs.engine import EngineProfile
@@ -45,7 +48,30 @@ def read_scenario(path: Path | str, overrides: Overrides = ()) -> ScenarioSpec:
     """
     expectation = "a TOML file or a shipped scenario"
     file = find_file("scenarios", str(path), place="scenario", expectation=expectation)
-    return parse_scenario(read_toml(file), overrides, place=str(path))
+    return scenario_from(read_toml(file), overrides, place=str(path))
+
+
+def scenario_from(raw: dict[str, Any], overrides: Overrides = (), *, place: str) -> ScenarioSpec:
+    """Turn a parsed scenario into a spec, its trace read; see `parse_scenario`."""
+    return parse_scenario(raw, overrides, place=place, take_trace=_take_trace)
+
+
+def _take_trace(load: dict[str, Any], place: str) -> None:
+    """Write the lengths of a trace into a load, and the rate of its busiest five minutes."""
+    trace = load["trace"]
+    if load.get("classes"):
+        expected, way_out = "no such key beside classes", "give each class its own `lengths`"
+        raise InputError(f"{place}.trace", trace, expected, way_out)
+    for key in LENGTH_KEYS[1:]:
+        if load.get(key):
+            expected = "no such key beside trace, which says the lengths"
+            raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")
+    if not isinstance(trace, str):
+        raise InputError(f"{place}.trace", trace, "the path of a trace")
+    traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
+    load["lengths"] = [list(row) for row in traffic.lengths]
+    if load.get("users") is None and load.get("requests_per_s") is None:
+        load["requests_per_s"] = traffic.busiest_per_s
 
 
 def inputs_of(
@@ -151,7 +177,7 @@ def with_keys(inputs: Inputs, overrides: Sequence[str], place: str) -> Inputs:
     Raises:
         InputError: an impossible key or value.
     """
-    changed = parse_scenario(scenario_tables(inputs.scenario), overrides, place=place)
+    changed = scenario_from(scenario_tables(inputs.scenario), overrides, place=place)
     return inputs_of(changed, place, calibration=inputs.calibration)
 
 

@@ -118,7 +118,8 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
     Raises:
         InputError: a key of what the plan deploys, or an impossible value.
     """
-    from minicluster.config import parse_scenario, scenario_tables
+    from minicluster.config import scenario_tables
+    from sizing.catalog.scenario import scenario_from
 
     for each in overrides:
         if each.partition("=")[0].strip().partition(".")[0] not in {"workload", "slo"}:
@@ -129,7 +130,7 @@ def with_overrides(plan: Plan, overrides: list[str], place: str) -> Plan:
         return plan
     scenario, load = plan.inputs.scenario, plan.workload
     scenario = replace(scenario, workload=load.at_rate(load.requests_per_s))
-    changed = parse_scenario(scenario_tables(scenario), overrides, place=place)
+    changed = scenario_from(scenario_tables(scenario), overrides, place=place)
     if changed.workload.has_users:
         expected = "a rate: the rate of users follows from a plan for them"
         raise InputError("--set", "workload.users", expected, "--users, or plan again")

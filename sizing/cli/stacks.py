@@ -59,7 +59,7 @@ def read(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Script of `vllm serve`, DynamoGraphDeployment of vLLM, or InferenceX record."
+            help="Script of `vllm serve`, manifest (Dynamo, pods of Kubernetes), InferenceX record."
         ),
     ],
     scenario: Annotated[

@@ -95,9 +95,9 @@ def engine_arguments(engines: Engines, *, kv_role: str | None) -> dict[str, Any]
     return found if connectors is None else found | {"kv_transfer_config": connectors}
 
 
-def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
+def vllm_words(engines: Engines, *, transfers: bool = True) -> list[str]:
     """
-    Return the arguments of `vllm serve`, one list for each node of a replica.
+    Return the arguments of `vllm serve` that are the same on every node of a replica.
 
     Args:
         transfers: name the KV connector of split pools.
@@ -106,11 +106,16 @@ def vllm(engines: Engines, *, transfers: bool = True) -> list[list[str]]:
         vLLM 0.29.0 engine/arg_utils.py and entrypoints/launchers/cli_args.py, whose parser a test
         gives these lines.
     """
-    plan, pool, nodes = engines.plan, engines.pool, engines.nodes
+    plan, pool = engines.plan, engines.pool
     arguments = engine_arguments(engines, kv_role=KV_ROLES.get(pool.role))
     if not transfers:
         arguments.pop("kv_transfer_config", None)
-    common = [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
+    return [plan.model.source, "--served-model-name", plan.model.id, *flags(arguments)]
+
+
+def vllm(engines: Engines) -> list[list[str]]:
+    """Return the arguments of `vllm serve`, one list for each node of a replica."""
+    pool, nodes, common = engines.pool, engines.nodes, vllm_words(engines)
     if nodes == 1:
         return [common]
     lines = []

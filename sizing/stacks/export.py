@@ -22,6 +22,7 @@ from sizing.stacks.arguments import (
     shell,
     trtllm,
     vllm,
+    vllm_words,
 )
 from sizing.stacks.targets import TARGETS
 
@@ -66,15 +67,17 @@ def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
         checked += " Of KV offloading only vLLM's KVTransferConfig was checked; it was never run."
     pools = {pool.role: engines_of(plan, pool) for pool in plan.pools}
     texts = write(plan, pools, image or "")
-    return {name: _head(plan, pools, checked) + text for name, text in texts.items()}
+    return {name: _head(plan, pools, target, checked) + text for name, text in texts.items()}
 
 
-def _head(plan: Plan, pools: Mapping[str, Engines], checked: str) -> str:
+def _head(plan: Plan, pools: Mapping[str, Engines], target: str, checked: str) -> str:
     """Return the comment above every file: how far it is checked, and what was planned for what."""
     layout = ", ".join(
         f"{role} {each.pool.replicas} x {each.pool.slicing}" for role, each in pools.items()
     )
     planned = f"{plan.engine.name} {plan.engine.version}"
+    left = [each for each in LEFT_OUT.get(target, ()) if getattr(plan.engine, each)]
+    checked += f" Not carried: {', '.join(f'engine.{each}' for each in left)}." if left else ""
     adapters = "" if plan.engine.lora is None else NAME_ADAPTERS
     return (
         f"# {checked}\n{adapters}"
@@ -112,7 +115,10 @@ def _commands(engines: Engines, lines: list[list[str]], pools: Mapping[str, Engi
     pool = engines.pool
     where = f"{engines.gpus} GPUs of one node"
     if engines.nodes > 1:
-        where = f"{engines.gpus} GPUs of {engines.nodes} nodes; {HEAD} is the first one's address"
+        how = "its ranks started by mpirun or srun with trtllm-llmapi-launch"
+        if len(lines) > 1:
+            how = f"{HEAD} is the first one's address: set it"
+        where = f"{engines.gpus} GPUs of {engines.nodes} nodes; {how}"
     role = f"{pool.role}: " if len(pools) > 1 else ""
     text = f"# {role}{pool.replicas} replicas, each on {where}\n"
     for number, words in enumerate(lines):
@@ -147,7 +153,7 @@ def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
         }
     }
     for role, each in pools.items():
-        words = vllm(each, transfers=False)[0]
+        words = vllm_words(each, transfers=False)
         command = ["python3", "-m", "dynamo.vllm"]
         worker: dict[str, Any] = {
             "componentType": "worker",
@@ -157,13 +163,10 @@ def _dynamo(plan: Plan, pools: Mapping[str, Engines], image: str) -> Exported:
         }
         if role != "mixed":
             worker["subComponentType"] = role
-            words = [*words, f"--is-{role}-worker"]
-        if each.nodes > 1:
+            words.append(f"--is-{role}-worker")
+        if each.nodes > 1:  # the operator gives each node its rank and address
             worker["multinode"] = {"nodeCount": each.nodes}
-        # The operator gives each node its rank and address.
-        own = words[: words.index("--data-parallel-size-local")] if (
-            "--data-parallel-size-local" in words) else words  # fmt: skip
-        worker["extraPodSpec"]["mainContainer"]["args"] = ["--model", *own]
+        worker["extraPodSpec"]["mainContainer"]["args"] = ["--model", *words]
         services[f"Vllm{role.capitalize()}Worker"] = worker
     document = {
         "apiVersion": "nvidia.com/v1alpha1",
@@ -318,6 +321,9 @@ NAME_ADAPTERS = (
     "# LoRA: name the adapters, NAME=PATH of --lora-modules (vLLM) or --lora-paths (SGLang).\n"
 )
 """Comment of files for a plan with slots for adapters, which says none of their paths."""
+
+LEFT_OUT = {"trtllm": ("all_to_all", "chunked_prefill_tokens")}
+"""Settings of engines for which a stack's files have no word."""
 
 OFFLOADING_TARGETS = ("vllm", "llm-d", "kserve", "ray")
 """Stacks whose files name vLLM's connectors."""

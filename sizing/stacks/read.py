@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from minicluster.config import Overrides, parse_scenario, read_toml
+from minicluster.config import Overrides, read_toml
 from minicluster.errors import InputError
 from minicluster.files import read_text
-from minicluster.plan.vllm_args import DTYPES, KV_ROLES
+from minicluster.plan.vllm_args import DTYPES, KV_ROLES, OFFLOADING
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
 from sizing.catalog.folder import find_file
+from sizing.catalog.scenario import scenario_from
 from sizing.scenario import Scenario
+from sizing.stacks.flags import UNKNOWN, arguments, effects, table, undecided
+from sizing.stacks.launch import Launch, manifest, positive, script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
-
-SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
-         "-dp": "--data-parallel-size", "-q": "--quantization"}  # fmt: skip
-"""Short flags of vLLM."""
 
 SETTINGS = {
     "max_model_len": "model.max_context_tokens",
@@ -38,29 +34,29 @@ SETTINGS = {
 }
 """Scenario keys of vLLM's flags that are one number in both."""
 
-WITHOUT_EFFECT = {
-    "served_model_name", "host", "port", "api_key", "trust_remote_code", "dtype", "seed",
-    "data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "master_addr",
-    "nnodes", "node_rank", "headless", "data_parallel_start_rank", "uvicorn_log_level",
-    "tokenizer", "download_dir", "load_format", "disable_log_requests", "kv_cache_memory_bytes",
-}  # fmt: skip
-"""Flags that no prediction depends on, or that follow from others."""
+UNSAID = ("mean_accepted_tokens", "version", "kv_offload_disk_bytes", "kv_offload_disk_bytes_per_s")
+"""Keys of an engine that no command says; the first goes with drafts."""
 
 DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
-"""vLLM's ways of tokens to their experts that are one library; in one pool neither is predicted."""
+"""vLLM's ways of tokens to their experts that are one library; predicted in split pools."""
 
-LORA_FLAGS = ("max_loras", "max_lora_rank", "max_cpu_loras")
-SEVERAL = {"lora_target_modules", "lora_modules"}
-"""Flags with several values."""
+HALF = {"auto", "bfloat16", "float16", "half"}
+"""`--dtype` of two bytes: what is not quantised is as published."""
+
+KV_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"} | {v: k for k, v in DTYPES.items()}
+"""Ours of vLLM's `--kv-cache-dtype`."""
+
+FOLLOWS = ("headless", "node_rank", "data_parallel_start_rank", "data_parallel_rank")
+"""Arguments of an engine that is a further node, or rank, of a replica."""
+
+DYNAMO_ROLES = ("is_prefill_worker", "is_decode_worker", "disaggregation_mode", "connector")
+"""Arguments of Dynamo's workers that are read."""
+
+MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": None}
+"""Roles by Dynamo's --disaggregation-mode."""
 
 FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
 """Files that can be read, as errors name them."""
-
-RUNS = ("vllm serve ", "vllm.entrypoints.openai.api_server ")
-"""Begins of a command line of vLLM's server, after the interpreter."""
-
-REPLICAS = re.compile(r"(\d+) replicas?\b")
-"""Words of a comment above a command that say how often it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +67,17 @@ class ReadEngine:
     Attributes:
         role: `prefill`, `decode` or `mixed`.
         keys: scenario keys that its arguments set.
-        unread: its arguments that nothing here depends on knowingly.
+        follows: whether it is a further node, or rank, of a replica.
+        unused: its arguments without effect on the plan.
     """
 
     role: str
     model: str
     slicing: Slicing
     keys: dict[str, Any]
-    unread: tuple[str, ...]
+    place: str
+    unused: tuple[str, ...]
+    follows: bool
     replicas: int = 1
 
 
@@ -113,19 +112,12 @@ def read_deployment_file(
             gives.
     """
     found = read_deployed(path)
-    raw: dict[str, Any] = {}
-    if base is not None:
-        expectation = "a TOML file or a shipped scenario"
-        raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
-        raw.pop("model", None)
-    if "workload.requests_per_s" in found.keys:  # measured: in place of the base's users
-        for key in ("users", "think_s"):
-            raw.get("workload", {}).pop(key, None)
+    raw = {} if base is None else _around(base, found.keys)
     for key, value in found.keys.items():
-        table, _, name = key.partition(".")
-        raw.setdefault(table, {})[name] = value
+        of, _, name = key.partition(".")
+        raw.setdefault(of, {})[name] = value
     try:
-        scenario = Scenario.of(parse_scenario(raw, overrides, place=str(path)), str(path), None)
+        scenario = Scenario.of(scenario_from(raw, overrides, place=str(path)), str(path), None)
     except InputError as error:
         if error.value is None and error.way_out is None:
             way_out = (
@@ -137,18 +129,54 @@ def read_deployment_file(
     return scenario, found
 
 
+def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a scenario says of load, SLO and GPUs: the engine is the file's alone."""
+    expectation = "a TOML file or a shipped scenario"
+    raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
+    raw.pop("model", None)
+    kept = UNSAID if "engine.speculative_tokens" in keys else UNSAID[1:]
+    raw["engine"] = {key: value for key, value in raw.get("engine", {}).items() if key in kept}
+    load = raw.get("workload", {})
+    if "workload.requests_per_s" in keys:  # measured: in place of the base's users
+        for key in ("users", "think_s"):
+            load.pop(key, None)
+    if "workload.prefix_tokens" in keys:  # nothing is cached of any class
+        for each in load.get("classes", ()):
+            each.pop("prefix_tokens", None)
+    return raw
+
+
 def read_deployed(path: Path) -> Deployed:
     """
-    Read a script of `vllm serve`, a DynamoGraphDeployment of vLLM, or a record of InferenceX.
+    Read a script of `vllm serve`, a manifest of vLLM, or a record of InferenceX.
 
     Raises:
-        InputError: a file of none of these kinds, or contradictory engines.
+        InputError: a file of none of these kinds, contradictory engines, or anything that may
+            change the plan and is not read.
     """
-    text = read_text(path, FILES)
+    text, place, notes = read_text(path, FILES), str(path), list[str]()
     record = _record(text)
-    if record is not None:
-        return _inferencex(record, str(path))
-    return _together(_engines(text, str(path)), str(path))
+    if record is not None and "kind" not in record:
+        return _inferencex(record, place)
+    begin = next((each for each in text.splitlines() if re.match(r"(?!---)[^#\s]", each)), "")
+    if record is not None or re.match(r"[\w.'\"-]+\s*:(\s|$)", begin):  # a key of YAML
+        launches = manifest(text, place, notes)
+    else:
+        launches = script(text, place, notes)
+    if not launches:
+        raise InputError(place, "neither", FILES)
+
+    def config(name: str) -> str:  # of a pasted command, too: no file elsewhere on this machine
+        expected, folder = (
+            "the file of --config, beside the file that names it",
+            path.parent.resolve(),
+        )
+        if not (folder / name).resolve().is_relative_to(folder):
+            raise InputError(f"{place}: --config", name, expected)
+        return read_text(path.parent / name, expected)
+
+    engines = [read_vllm(each, config) for each in launches]
+    return _together(engines, place, notes)
 
 
 def _record(text: str) -> dict[str, Any] | None:
@@ -162,246 +190,302 @@ def _record(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _engines(text: str, place: str) -> list[ReadEngine]:
-    dynamo = re.search(r"^kind:\s*DynamoGraphDeployment\s*$", text, re.MULTILINE)
-    found = _dynamo(text, place) if dynamo else _script(text, place)
-    if not found:
-        raise InputError(place, "neither", FILES)
-    return found
-
-
-def _script(text: str, place: str) -> list[ReadEngine]:
-    """Read the commands of a shell script; other nodes of a replica say nothing new."""
-    found, replicas = [], 1
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        said = REPLICAS.search(line) if line.lstrip().startswith("#") else None
-        replicas = int(said[1]) if said else replicas
-        begin = next((line.find(each) + len(each) for each in RUNS if each in line), None)
-        if begin is None or line.lstrip().startswith("#"):
-            continue
-        try:
-            words = shlex.split(line[begin:], comments=True)
-        except ValueError as error:
-            raise InputError(
-                f"{place}: {line.strip()[:60]}", str(error), "a shell command"
-            ) from None
-        if "--headless" in words:
-            continue
-        found.append(read_vllm(words, place, replicas=replicas))
-        replicas = 1
-    return found
-
-
-def _dynamo(text: str, place: str) -> list[ReadEngine]:
-    try:
-        services = yaml.safe_load(text)["spec"]["services"]
-        workers = {
-            name: each for name, each in services.items() if each.get("componentType") == "worker"
-        }
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(place, repr(error), "spec.services with a worker") from None
-    found = []
-    for name, worker in workers.items():
-        where = f"{place}: spec.services.{name}"
-        try:
-            ran = worker.get("extraPodSpec", {}).get("mainContainer", {})
-            words = [str(each) for each in (*ran.get("command", ()), *ran.get("args", ()))]
-        except (AttributeError, TypeError) as error:
-            expected = "a mainContainer with lists of command and args"
-            raise InputError(f"{where}: extraPodSpec", str(error), expected) from None
-        if "dynamo.vllm" not in words:
-            raise InputError(where, " ".join(words[:3]) or None, "a worker of dynamo.vllm")
-        own = words[words.index("dynamo.vllm") + 1 :]
-        flag = next((f"{role}" for role in KV_ROLES if f"--is-{role}-worker" in own), None)
-        role = str(worker.get("subComponentType") or flag or "mixed")
-        own = [each for each in own if not re.fullmatch(r"--is-(prefill|decode)-worker", each)]
-        replicas = _count(worker.get("replicas", 1), f"{where}: replicas")
-        found.append(read_vllm(own, where, replicas=replicas, role=role))
-    return found
-
-
-def read_vllm(
-    words: Sequence[str], place: str, *, replicas: int = 1, role: str | None = None
-) -> ReadEngine:
+def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
     """
-    Read the arguments of `vllm serve`.
+    Read the arguments of an engine: each is read, without effect on the plan, or refused.
 
     Args:
-        words: after `vllm serve`.
-        replicas: engines that are started so.
-        role: in a split deployment; `None`: as the KV transfer says.
+        config: gives the text of the file that `--config` names.
 
     Raises:
-        InputError: no model, a value of another kind, or weights in a format that is not known.
+        InputError: no model, a value of another kind, or what is not modelled.
     """
-    arguments = _arguments(words, place)
-    model = arguments.pop("model", None)
+    place = launch.place
+    given = arguments(launch.words, place, dynamo=launch.dynamo, config=config)
+    unused = {name: given.pop(name) for name in list(given) if _without_effect(name)}
+    for name, value in (given | unused).items():
+        if UNKNOWN in str(value) and (name in given or (isinstance(value, list) and value[1:])):
+            texts = value if isinstance(value, list) else [str(value)]
+            shown = next(text for text in texts if UNKNOWN in text)
+            raise undecided(shown, f"{place}: {_flag(name)}", "a value")
+    model = given.pop("model", None)
     if not isinstance(model, str):
         raise InputError(place, "vllm serve", "a model, as its first argument or as --model")
-    slicing = _slicing(arguments, place)
-    keys: dict[str, Any] = {}
-    for name, key in SETTINGS.items():
-        if name in arguments:
-            keys[key] = _number(arguments.pop(name), f"{place}: --{name.replace('_', '-')}")
-    keys |= _dtypes(arguments, place)
-    keys |= _drafts(arguments, place)
-    keys |= _lora(arguments, place)
-    copies = _table(arguments, "eplb_config", place).get("num_redundant_experts", 0)
-    if arguments.pop("enable_eplb", False):
-        keys["engine.redundant_experts"] = copies
-    transfer = _table(arguments, "kv_transfer_config", place)
-    roles = {kv: role for role, kv in KV_ROLES.items()}
-    found = role or roles.get(str(transfer.get("kv_role", "")), "mixed")
-    backend = str(arguments.get("all2all_backend", ""))
-    if found != "mixed" and backend in DEEPEP:
-        del arguments["all2all_backend"]
-        keys["engine.all_to_all"] = "deepep"
-        if arguments.pop("enable_dbo", False):
-            keys["engine.two_batch_overlap"] = True
-    unread = sorted(set(arguments) - WITHOUT_EFFECT)
+    follows = any([given.pop(name, 0) for name in FOLLOWS])  # noqa: C419  (takes all out)
+    slicing = _slicing(given, launch)
+    if given.get("max_model_len") == -1:
+        raise InputError(f"{place}: --max-model-len", "auto", "a number of tokens")
+    keys = {key: given.pop(name) for name, key in SETTINGS.items() if name in given}
+    keys |= _dtypes(given, place) | _drafts(given, place) | _lora(given)
+    if given.pop("enable_prefix_caching", True) is False:
+        keys["workload.prefix_tokens"] = 0
+    keys |= _balancing(given, f"{place}: --eplb-config")
+    role, own = _transfer(given, slicing, _role(given, launch), place)
+    keys |= own | _all_to_all(given, role, slicing)
+    unused |= {name: given.pop(name) for name in list(given) if _as_predicted(name, given[name])}
+    for name, value in given.items():
+        names = ", ".join(_flag(each) for each in sorted(given))
+        expected = f"no such flag: {names} {'are' if len(given) > 1 else 'is'} not modelled"
+        shown = "given" if isinstance(value, bool) else value
+        raise InputError(f"{place}: {_flag(name)}", shown, expected, "take it out")
     return ReadEngine(
-        role=found, model=model, slicing=slicing, keys=keys, replicas=replicas,
-        unread=tuple(f"--{name.replace('_', '-')}" for name in unread),
+        role=role, model=model, slicing=slicing, keys=keys, replicas=launch.replicas, place=place,
+        unused=tuple(_flag(name) for name in unused), follows=follows,
     )  # fmt: skip
 
 
-def _arguments(words: Sequence[str], place: str) -> dict[str, Any]:
-    """Return flags by name, with their values; a word before the first flag is the model."""
-    found: dict[str, Any] = {}
-    rest = list(words)
-    if rest and not rest[0].startswith("-"):
-        found["model"] = rest.pop(0)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        flag = SHORT.get(flag, flag)
-        if not flag.startswith("--"):
-            if word in {"&", "|", ";", "&&"} or ">" in word:
-                break
-            raise InputError(place, word, "a flag such as --max-num-seqs")
-        name = flag.removeprefix("--").replace("-", "_")
-        if equals:
-            found[name] = value
-        elif rest and not re.match(r"-{1,2}[a-zA-Z]", rest[0]) and rest[0] not in {"&", "|"}:
-            found[name] = rest.pop(0)
-            while name in SEVERAL and rest and not rest[0].startswith("-"):
-                found[name] += f" {rest.pop(0)}"
-        else:
-            found[name] = True
-    return found
+def _without_effect(name: str) -> bool:
+    """Say whether no prediction depends on an argument."""
+    flag, known = name.replace("_", "-"), effects()
+    dynamo = known["dynamo"].keys() - {_flag(each)[2:] for each in DYNAMO_ROLES}
+    lists = (known["without_effect"], known["retired"], known["noted"], dynamo)
+    return any(flag in each for each in lists)
 
 
-def _slicing(arguments: dict[str, Any], place: str) -> Slicing:
+def _as_predicted(name: str, value: object) -> bool:
+    """Say whether an argument has the value that is predicted without it."""
+    flag = name.replace("_", "-")
+    default = table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
+    return default is not None and (value == default or value == str(default))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _slicing(given: dict[str, Any], launch: Launch) -> Slicing:
     """Return how a replica is sliced: experts are whole on all its GPUs, or sliced as the rest."""
     tp, pp, dp = (
-        int(_number(arguments.pop(name, "1"), f"{place}: --{name.replace('_', '-')}"))
+        positive(given.pop(name, 1), f"{launch.place}: {_flag(name)}")
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     )
-    ep = tp * dp if arguments.pop("enable_expert_parallel", False) else 1
-    return Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
+    ep = tp * dp if given.pop("enable_expert_parallel", False) else 1
+    slicing = Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
+    if launch.gpus not in {None, slicing.gpus}:
+        expected = f"the {slicing.gpus} that its engine takes: {slicing}"
+        raise InputError(f"{launch.place}: GPUs of a replica", launch.gpus, expected)
+    return slicing
 
 
-def _dtypes(arguments: dict[str, Any], place: str) -> dict[str, str]:
+def _dtypes(given: dict[str, Any], place: str) -> dict[str, str]:
     keys = {}
-    quantised = arguments.pop("quantization", None)
+    quantised, computed = given.pop("quantization", None), given.pop("dtype", "auto")
     if quantised not in {None, "fp8"}:
         raise InputError(
             f"{place}: --quantization", quantised, "fp8, or none", "model.weight_dtype names others"
         )
-    if quantised:
-        keys["model.weight_dtype"] = "fp8"
-    cached = str(arguments.pop("kv_cache_dtype", "auto"))
-    names = {name: ours for ours, name in DTYPES.items()}
-    if cached != "auto":
-        keys["model.kv_dtype"] = "fp8" if cached.startswith("fp8") else names.get(cached, cached)
-    return keys
+    if quantised or computed not in HALF:
+        keys["model.weight_dtype"] = "fp8" if quantised else "fp32"
+    cached = given.pop("kv_cache_dtype", "auto")
+    if cached not in KV_DTYPES and cached != "auto":
+        raise InputError(f"{place}: --kv-cache-dtype", cached, f"auto or {', '.join(KV_DTYPES)}")
+    return keys if cached == "auto" else keys | {"model.kv_dtype": KV_DTYPES[cached]}
 
 
-def _drafts(arguments: dict[str, Any], place: str) -> dict[str, Any]:
+def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
     """Return how many tokens are drafted; how many are accepted is nowhere in a command."""
-    config = _table(arguments, "speculative_config", place)
+    config = dict(_mapping(given.pop("speculative_config", {}), f"{place}: --speculative-config"))
+    short = {
+        "spec_method": "method",
+        "spec_model": "model",
+        "spec_tokens": "num_speculative_tokens",
+    }
+    config |= {key: given.pop(name) for name, key in short.items() if name in given}
     if not config:
         return {}
     method, drafts = config.get("method"), config.get("num_speculative_tokens")
-    if method not in {"mtp", "eagle3", "deepseek_mtp"} or not isinstance(drafts, int):
-        expected = '"method" mtp or eagle3 with "num_speculative_tokens"'
-        raise InputError(f"{place}: --speculative-config", config, expected)
+    known = set(config) <= {"method", "model", "num_speculative_tokens"}
+    if method not in {"mtp", "eagle3", "deepseek_mtp"} or not isinstance(drafts, int) or not known:
+        expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
+        raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
     return {"engine.speculative_tokens": drafts}
 
 
-def _lora(arguments: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return slots for adapters; how many adapters there are is nowhere in a command."""
-    given = {name: arguments.pop(name, None) for name in LORA_FLAGS}
-    modules = str(arguments.pop("lora_target_modules", "")).split()
-    if not arguments.pop("enable_lora", False):
+def _balancing(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the copies of experts, where they are balanced."""
+    config = _mapping(given.pop("eplb_config", {}), where)
+    if not given.pop("enable_eplb", False):
         return {}
-    keys: dict[str, Any] = {
-        f"engine.{name}": _number(value, f"{place}: --{name.replace('_', '-')}")
-        for name, value in ({"max_loras": 1} | {n: v for n, v in given.items() if v}).items()
-    }
-    return keys | ({"engine.lora_target_modules": modules} if modules else {})
+    _only(config, "eplb_config", where)
+    copies = f"{config.get('num_redundant_experts', 0)}"
+    if not copies.isdecimal():
+        raise InputError(where, copies, '"num_redundant_experts" of 0 or more')
+    return {"engine.redundant_experts": int(copies)}
 
 
-def _table(arguments: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    text = arguments.pop(name, None)
-    if text is None:
+def _lora(given: dict[str, Any]) -> dict[str, Any]:
+    """Return slots for adapters, and how many adapters there are where the command names them."""
+    names = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_target_modules")
+    keys = {f"engine.{name}": given.pop(name) for name in names if name in given}
+    adapters = given.pop("lora_modules", [])
+    if not given.pop("enable_lora", False):
         return {}
-    try:
-        found = json.loads(str(text))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{place}: --{name.replace('_', '-')}", text, "a JSON object")
-    return found
+    found = {"engine.max_loras": 1} | keys
+    return found | ({"workload.lora_adapters": len(adapters)} if adapters else {})
 
 
-def _number(text: object, place: str) -> float:
-    """Return a number; `8k` and `1.5K` as vLLM takes them."""
-    units = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", str(text))
-    if not found:
-        raise InputError(place, text, "a number")
-    value = float(found[1]) * units.get(found[2], 1)
-    return int(value) if value.is_integer() else value
+def _role(given: dict[str, Any], launch: Launch) -> str | None:
+    """Return the role that a manifest or Dynamo's flags give an engine; `None`: neither does."""
+    place, mode = launch.place, given.pop("disaggregation_mode", "agg")
+    if mode not in MODES:
+        raise InputError(f"{place}: --disaggregation-mode", mode, f"one of {', '.join(MODES)}")
+    connectors = given.pop("connector", [])
+    if not set(connectors) <= {"nixl", "none", "null"}:
+        raise InputError(f"{place}: --connector", " ".join(connectors), "nixl or none")
+    flagged = [role for role in KV_ROLES if given.pop(f"is_{role}_worker", False)]
+    said = {each for each in (launch.role, MODES[mode], *flagged) if each is not None}
+    if len(said) > 1 or not said <= set(KV_ROLES):
+        raise InputError(f"{place}: role", ", ".join(sorted(said)), "one of prefill and decode")
+    return said.pop() if said else None
 
 
-def _count(value: object, place: str) -> int:
-    """Return a whole number above 0, which may be a text."""
-    try:
-        found = int(str(value))
-    except ValueError:
-        found = 0
-    if found < 1:
-        raise InputError(place, value, "a whole number from 1")
-    return found
+def _transfer(
+    given: dict[str, Any], slicing: Slicing, role: str | None, place: str
+) -> tuple[str, dict[str, Any]]:
+    """
+    Return an engine's role, and the keys of its KV offload.
+
+    An engine that hands KV caches on both ways (`kv_both`) has a role only if something else says.
+    """
+    where, keys = f"{place}: --kv-transfer-config", dict[str, Any]()
+    for part in _connectors(given, where):
+        on_gpu = part.get("kv_buffer_device", "cuda") == "cuda"
+        _only(part, "kv_transfer_config", where)
+        connector, kv_role = part.get("kv_connector"), part.get("kv_role")
+        if connector == OFFLOADING:
+            keys |= _offload(_mapping(part.get("kv_connector_extra_config"), where), slicing, where)
+            continue
+        if connector not in {None, "NixlConnector"} or not on_gpu:
+            way_out = "KV pulls of NIXL between GPUs are what is predicted"
+            shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
+            raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)
+        said = {kv: name for name, kv in KV_ROLES.items()}.get(f"{kv_role}", role)
+        if said is None or role not in {None, said}:
+            way_out = 'write "kv_role" kv_producer for prefill and kv_consumer for decode'
+            raise InputError(f"{where}: kv_role", kv_role, "the role of an engine", way_out)
+        role = said
+    if keys and role == "decode":
+        expected = "no KV offload in a decode pool, where no prompt is looked up"
+        raise InputError(where, OFFLOADING, expected)
+    return role or "mixed", keys
 
 
-def _together(engines: Sequence[ReadEngine], place: str) -> Deployed:
-    """Return the keys and pools of engines that serve one model; limits are the widest pool's."""
+def _connectors(given: dict[str, Any], where: str) -> list[Mapping[str, Any]]:
+    """Return the settings of each KV connector; --kv-offloading-size (GiB) stands for one."""
+    config, size = given.pop("kv_transfer_config", {}), given.pop("kv_offloading_size", None)
+    config = _mapping(config, where)
+    if size is not None:
+        if config:
+            raise InputError(where, "beside --kv-offloading-size", "one of the two")
+        extra = {"cpu_bytes_to_use": size * 2**30}
+        return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
+    if config.get("kv_connector") != "MultiConnector":
+        return [config] if config else []
+    inner = _mapping(config.get("kv_connector_extra_config"), where).get("connectors")
+    return [_mapping(each, where) for each in inner] if isinstance(inner, list) else []
+
+
+def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str, Any]:
+    """Return host memory per GPU of the connector's bytes, which are those of one copy's GPUs."""
+    _only(extra, "offloading", where)
+    size, tiers = extra.get("cpu_bytes_to_use"), extra.get("secondary_tiers") or []
+    tiers = [_mapping(each, where) for each in tiers] if isinstance(tiers, list) else [{}, {}]
+    named = extra.get("spec_name", "CPUOffloadingSpec")
+    fits = named == ("TieringOffloadingSpec" if tiers else "CPUOffloadingSpec")
+    folders = [each.get("root_dir") for each in tiers if each.get("type") == "fs"]
+    if not isinstance(size, int | float) or not fits or len(folders) != len(tiers) or tiers[1:]:
+        expected = '"cpu_bytes_to_use", and at most one tier behind it, of "type" fs'
+        raise InputError(where, json.dumps(extra), expected)
+    keys = {"engine.kv_offload_host_bytes": size / (slicing.tp * slicing.pp)}
+    return keys | ({"engine.kv_offload_disk_path": folders[0]} if folders else {})
+
+
+def _all_to_all(given: dict[str, Any], role: str, slicing: Slicing) -> dict[str, Any]:
+    """Return how tokens reach their experts, where ranks send them."""
+    if role == "mixed" or given.get("all2all_backend") not in DEEPEP:
+        if not slicing.routes_tokens:
+            given.pop("all2all_backend", None)
+        return {}
+    del given["all2all_backend"]
+    halves = given.pop("enable_dbo", False)
+    return {"engine.all_to_all": "deepep"} | ({"engine.two_batch_overlap": True} if halves else {})
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(where, json.dumps(value), "a JSON object")
+    return value or {}
+
+
+def _only(given: Mapping[str, Any], table_name: str, where: str) -> None:
+    """Refuse keys of a table that neither are read nor are known to have no effect."""
+    known = effects()["keys"][table_name]
+    more = sorted(set(given) - set(known))
+    if more:
+        raise InputError(where, ", ".join(more), f"at most the keys {', '.join(known)}")
+
+
+def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> Deployed:
+    """Return the keys and pools of engines that serve one model; each role has one kind of them."""
     models = {each.model for each in engines}
     if len(models) > 1:
         raise InputError(place, ", ".join(sorted(models)), "engines of one model", "split the file")
-    counts: Counter[tuple[str, Slicing]] = Counter()
-    keys: dict[str, Any] = {"model.id": models.pop(), "engine.name": "vllm"}
+    heads = [each for each in engines if not each.follows]
+    kinds = dict.fromkeys((each.role, each.slicing) for each in heads)
     for each in engines:
-        counts[each.role, each.slicing] += each.replicas
-        for key, value in each.keys.items():
-            known = keys.get(key, value)
-            if known != value and not isinstance(value, int | float):
-                raise InputError(f"{place}: {key}", f"{known} and {value}", "one in all engines")
-            keys[key] = value if isinstance(value, str) else max(known, value)
-    roles = [role for role, _ in counts]
-    if sorted(roles) not in (["mixed"], ["decode", "prefill"]):
+        if (each.role, each.slicing) not in kinds:
+            expected = "the first node of its replica beside it, in the same layout"
+            raise InputError(each.place, "a further node", expected)
+    if sorted(role for role, _ in kinds) not in (["mixed"], ["decode", "prefill"]):
         raise InputError(
             place,
-            ", ".join(f"{role} {slicing}" for role, slicing in counts),
+            ", ".join(f"{role} {slicing}" for role, slicing in kinds),
             "engines of one layout, or of one for prefill and one for decode",
             'kv_role "kv_producer" and "kv_consumer" tell the pools of a script apart',
         )
+    by_role = {role: [e for e in engines if e.role == role] for role, _ in kinds}
+    own = {role: _equal(each) for role, each in by_role.items()}
+    keys = {"model.id": models.pop(), "engine.name": "vllm"} | _merged(own, place, notes)
+    unused = dict.fromkeys(flag for each in engines for flag in each.unused)
+    reasons = effects()["noted"]
+    notes += [f"{flag}: {reasons[flag[2:]]}" for flag in unused if flag[2:] in reasons]
+    unused = {flag: None for flag in unused if flag[2:] not in reasons}
+    if unused:
+        notes.append(f"without effect on the plan: {', '.join(unused)}")
+    counts = {kind: sum(e.replicas for e in heads if (e.role, e.slicing) == kind) for kind in kinds}
     pools = {role: f"{count}x{slicing}" for (role, slicing), count in counts.items()}
-    unread = sorted({flag for each in engines for flag in each.unread})
-    notes = (f"not read, and not part of the prediction: {', '.join(unread)}",) if unread else ()
-    return Deployed(keys=keys, pools=pools, notes=notes)
+    return Deployed(keys=keys, pools=pools, notes=tuple(dict.fromkeys(notes)))
+
+
+def _equal(engines: Sequence[ReadEngine]) -> dict[str, Any]:
+    """Return the keys of the engines of one role, which are the same in all."""
+    first = engines[0]
+    for each in engines[1:]:
+        for key in sorted(first.keys.keys() | each.keys.keys()):
+            mine, other = (e.keys.get(key, "the default") for e in (first, each))
+            if mine != other:
+                value = f"{mine} in {first.place} and {other} in {each.place}"
+                raise InputError(f"{each.place}: {key}", value, f"one in all engines ({each.role})")
+    return first.keys
+
+
+def _merged(own: Mapping[str, Mapping[str, Any]], place: str, notes: list[str]) -> dict[str, Any]:
+    """Return the keys of all roles: of two numbers the larger, but the smaller share of memory."""
+    keys: dict[str, Any] = {}
+    for key in sorted({key for each in own.values() for key in each}):
+        said = {role: each[key] for role, each in own.items() if key in each}
+        values, number = list(said.values()), isinstance(next(iter(said.values())), int | float)
+        shown = " and ".join(f"{each} in {role}" for role, each in said.items())
+        if any(each != values[0] for each in values):
+            if not number or key == "engine.block_size":
+                raise InputError(f"{place}: {key}", shown, "one in all engines")
+        elif len(said) == len(own) or "kv_offload" in key:
+            keys[key] = values[0]
+            continue
+        share = key == "engine.gpu_memory_utilization"
+        keys[key] = values[0] if not number else min(values) if share else max(values)
+        notes.append(f"{key} is {shown}; a scenario has one for all pools: {keys[key]} is taken")
+    return keys
 
 
 def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
@@ -433,7 +517,7 @@ def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
     if str(record["framework"]) not in {"vllm", "dynamo-vllm"}:
         notes.append(f"measured on {record['framework']}; predicted as vLLM, which plans are for")
     if isinstance(tokens_per_s, int | float) and tokens_per_s > 0:
-        rate = gpus * float(tokens_per_s) / _count(record["osl"], f"{place}: osl")
+        rate = gpus * float(tokens_per_s) / positive(record["osl"], f"{place}: osl")
         keys["workload.requests_per_s"] = float(f"{rate:.4g}")
         notes.append(
             f"{record.get('conc')} users in a closed loop became the rate that was measured;"
@@ -448,11 +532,11 @@ def _inferencex_pools(record: Mapping[str, Any], place: str) -> tuple[dict[str, 
     for role in ("prefill", "decode") if split else ("mixed",):
         before = f"{role}_" if split else ""
         tp, ep = (
-            _count(record.get(f"{before}{name}") or 1, f"{place}: {before}{name}")
+            positive(record.get(f"{before}{name}") or 1, f"{place}: {before}{name}")
             for name in ("tp", "ep")
         )
         workers = f"{before}num_workers"
-        count = _count(record.get(workers), f"{place}: {workers}") if split else 1
+        count = positive(record.get(workers), f"{place}: {workers}") if split else 1
         spread = str(record.get(f"{before}dp_attention", "false")).lower() == "true"
         slicing = Slicing(tp=1, dp=tp, ep=max(ep, tp)) if spread else Slicing(tp=tp, ep=ep)
         pools[role] = f"{count}x{slicing}"

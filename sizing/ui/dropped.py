@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 
-UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload")
+UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload_disk_bytes")
 """Begins of the keys of an engine that no deployment's file says."""
 RATIO, RATIO_LABEL = "--characters-per-token", "Characters per token"
-GROUPS = {"workload.": "load", "slo.": "limits", "cluster.": "GPUs"}
+GROUPS = {"workload.input_tokens": "load", "slo.": "limits", "cluster.": "GPUs"}
 """Names of what a scenario has beside a model and its engine, by the first table of the key."""
 
 

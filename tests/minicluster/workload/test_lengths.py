@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from loadtest.run.run_config import RunLength, free_load, make_job
-from minicluster.config import parse_scenario
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import MOST_ROWS, Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.arrivals import equally_likely
 from minicluster.workload.lengths import independent_rows, length_rows, request_quantiles
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.catalog.scenario import scenario_from
 from sizing.stacks.traffic import read_traffic
 
 Shape = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -154,17 +154,17 @@ def test_a_scenario_takes_a_trace(tmp_path: Path) -> None:
     """Lengths are the trace's and the rate that of its busiest minutes, unless one is given."""
     shape = shapes()["mixture"]
     trace = str(log_of(shape, tmp_path))
-    load = parse_scenario(scenario(trace=trace), place="s").workload
+    load = scenario_from(scenario(trace=trace), place="s").workload
     assert load.requests_per_s == pytest.approx(2.0, rel=0.01)
     assert load.lengths == length_rows(*shape, place="log")
-    faster = parse_scenario(scenario(trace=trace, requests_per_s=7.0), place="s").workload
+    faster = scenario_from(scenario(trace=trace, requests_per_s=7.0), place="s").workload
     assert (faster.requests_per_s, faster.lengths) == (7.0, load.lengths)
     # One override takes the place of what the file says.
     plain = scenario(requests_per_s=3.0, input_tokens=500, output_tokens=50)
-    assert parse_scenario(plain, [f"workload.trace={trace}"], place="s").workload == load
+    assert scenario_from(plain, [f"workload.trace={trace}"], place="s").workload == load
     back = scenario(trace=trace)
     given = ["workload.input_tokens=500", "workload.output_tokens=50", "workload.requests_per_s=3"]
-    assert parse_scenario(back, given, place="s").workload == WorkloadSpec(
+    assert scenario_from(back, given, place="s").workload == WorkloadSpec(
         requests_per_s=3.0, input_tokens=Lengths.fixed(500), output_tokens=Lengths.fixed(50)
     )
 
@@ -186,6 +186,6 @@ def test_a_scenario_takes_a_trace(tmp_path: Path) -> None:
 def test_impossible_lengths_are_refused(workload: dict[str, Any], place: str, message: str) -> None:
     """The message names the key and what was expected."""
     with pytest.raises(InputError) as refused:
-        parse_scenario(scenario(requests_per_s=1.0, **workload), place="s")
+        scenario_from(scenario(requests_per_s=1.0, **workload), place="s")
     assert place in refused.value.place
     assert message in str(refused.value)

@@ -277,7 +277,7 @@ REFUSED = {
         logged([EPOCH_S], key="timestamp_ms"),
         "2026-01-01",
     ),
-    "numbers without a unit": (logged([0, 1, 2]), "as milliseconds"),
+    "numbers without a unit": (logged([0, 50, 100]), "as milliseconds"),
     "numbers of two units": (logged([EPOCH_S, EPOCH_S * 1000]), "one whose time is 1767225600000"),
     "a date after numbers": (logged([EPOCH_S, "2026-01-01T00:00:00"]), ":2 "),
     "milliseconds under BurstGPT's columns": (

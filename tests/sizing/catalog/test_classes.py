@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.config import parse_scenario
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec, loosest, strictest
 from sizing import catalog
+from sizing.catalog.scenario import scenario_from
 from sizing.scenario import Scenario
 
 MIX = """
@@ -117,7 +117,7 @@ def test_a_rate_beside_classes_has_to_be_their_sum() -> None:
         },
     }
     with pytest.raises(InputError, match=r"requests_per_s is 3.0; expected 1.*leave it out"):
-        parse_scenario(raw, place="s")
+        scenario_from(raw, place="s")
 
 
 def test_pools_for_classes_need_classes() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.config import parse_scenario
 from minicluster.errors import InputError
 from minicluster.specs.scenario import LIMITS
 from sizing import catalog
+from sizing.catalog.scenario import scenario_from
 from sizing.catalog.schema import scenario_keys
 
 MINIMAL = """
@@ -154,7 +154,7 @@ def test_nothing_beyond_the_limits(key: str, factor: float) -> None:
     whole = ("tokens" in key or "gpus" in key) and "mean" not in key
     value = math.ceil(high) if whole else high
     with pytest.raises(InputError) as found:
-        parse_scenario(scenario_of(), [f"{name}={value!r}"], place="s")
+        scenario_from(scenario_of(), [f"{name}={value!r}"], place="s")
     assert f" {name} is {value}" in str(found.value) or "valid integer" in str(found.value)
 
 
@@ -178,7 +178,7 @@ def test_nonsense_is_refused_not_crashed_on(key: str, value: object) -> None:
         table = table.setdefault(name, {})
     table[last] = value
     try:
-        catalog.inputs_of(parse_scenario(raw, place="s"), "s")
+        catalog.inputs_of(scenario_from(raw, place="s"), "s")
     except InputError as error:
         place = str(error)
     else:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.config import parse_scenario
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Inputs
 from minicluster.specs.scenario import EngineChoice
 from sizing import catalog
+from sizing.catalog.scenario import scenario_from
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.deployment import deployment
 from sizing.planner.layout import Layout
@@ -34,7 +34,7 @@ def raw(gpu: str = "h100-sxm", **engine: object) -> dict[str, Any]:
 
 def inputs(gpu: str = "h100-sxm", **engine: object) -> Inputs:
     """Return that scenario with everything that it names."""
-    scenario = parse_scenario(raw(gpu, **engine), place="s")
+    scenario = scenario_from(raw(gpu, **engine), place="s")
     return catalog.inputs_of(scenario, "s")
 
 

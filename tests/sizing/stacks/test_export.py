@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minicluster.errors import InputError
-from minicluster.plan import Plan, to_json
+from minicluster.plan import KvOffload, Plan, to_json
+from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
 from sizing.stacks.export import export
-from sizing.stacks.read import read_deployment_file
+from sizing.stacks.read import read_deployed
 from sizing.stacks.targets import TARGETS
 from tests.sizing.conftest import Sizing
-from tests.sizing.stacks.deployments import plan_with
+from tests.sizing.stacks.deployments import deepseek, plan_with
 
 
 def split() -> Plan:
@@ -53,38 +55,97 @@ def test_the_first_line_says_how_far_a_file_is_checked(target: str) -> None:
         assert first.startswith("# Checked") == (target in {"vllm", "ray"})
 
 
-SIZES = st.tuples(
-    st.integers(1, 9),
-    st.sampled_from([Slicing(tp=1), Slicing(tp=8), Slicing(tp=2, dp=4, ep=8), Slicing(tp=4, pp=2),
-                     Slicing(tp=4, dp=4, ep=16), Slicing(tp=16)]),
+SLICINGS = st.sampled_from(
+    [Slicing(tp=1), Slicing(tp=8), Slicing(tp=2, dp=4, ep=8), Slicing(tp=4, pp=2),
+     Slicing(tp=4, dp=4, ep=16), Slicing(tp=16), Slicing(tp=8, pp=4)]
 )  # fmt: skip
+SIZES = st.tuples(st.integers(1, 9), SLICINGS)
+POOLS = st.one_of(
+    st.fixed_dictionaries({"mixed": SIZES}),
+    st.fixed_dictionaries({"prefill": SIZES, "decode": SIZES}),
+)
+LORA = LoraSpec(max_loras=2, max_lora_rank=32, max_cpu_loras=4, adapters=4)
+OFFLOADS = [
+    None,
+    KvOffload(host_bytes=2e11, host_bytes_per_s={"h100-sxm": 5e10}),
+    KvOffload(host_bytes=1e11, host_bytes_per_s={"h100-sxm": 5e10}, disk_bytes=1e12,
+              disk_bytes_per_s=5e9, disk_path="/kv cache"),
+]  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
-@given(prefill=SIZES, decode=SIZES)
+ENGINES = st.fixed_dictionaries({
+    "speculative_tokens": st.integers(0, 3), "chunked_prefill_tokens": st.sampled_from([0, 512]),
+    "lora": st.sampled_from([None, LORA]), "kv_offload": st.sampled_from(OFFLOADS),
+    "two_batch_overlap": st.booleans(), "gpu_memory_utilization": st.sampled_from([0.8, 0.92]),
+    "kv_dtype": st.sampled_from(["bf16", "fp8"]), "block_size": st.sampled_from([16, 64]),
+    "max_model_len": st.sampled_from([8192, 131072]),
+})  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(pools=POOLS, experts=st.booleans(), own=ENGINES)
 def test_what_is_exported_is_read_back(
     tmp_path_factory: pytest.TempPathFactory,
-    prefill: tuple[int, Slicing],
-    decode: tuple[int, Slicing],
+    pools: dict[str, tuple[int, Slicing]],
+    experts: bool,  # noqa: FBT001
+    own: dict[str, Any],
 ) -> None:
-    """Scripts of vLLM and graphs of Dynamo give the pools and limits that the plan has."""
-    plan = plan_with(prefill=prefill, decode=decode)
+    """Scripts of vLLM and graphs of Dynamo give every pool and every setting of the engines."""
+    plan = deepseek(**pools) if experts else plan_with(**pools)
+    own["speculative_tokens"] *= experts
+    own["two_batch_overlap"] &= "mixed" not in pools
+    own["all_to_all"] = "deepep" if own["two_batch_overlap"] else None
+    engine = replace(plan.engine, mean_accepted_tokens=0.0, **own)
+    plan = replace(plan, engine=engine)
     file = tmp_path_factory.mktemp("exported") / "file"
-    for target in ("vllm", "dynamo"):
+    for target in ("vllm",) if engine.kv_offload else ("vllm", "dynamo"):
         file.write_text(only(plan, target))
-        asked, found = read_deployment_file(file, base="llama-3.1-8b-h100")
-        assert found.pools == {
-            "prefill": f"{prefill[0]}x{prefill[1]}",
-            "decode": f"{decode[0]}x{decode[1]}",
-        }
-        engine = asked.scenario.engine
-        pool = plan.pools[0]
-        assert (engine.max_num_seqs, engine.block_size) == (
-            pool.max_num_seqs,
-            plan.engine.block_size,
-        )
-        assert asked.model.max_context_tokens == plan.engine.max_model_len
-        assert found.notes == ()
+        found = read_deployed(file)
+        assert found.pools == {role: f"{count}x{of}" for role, (count, of) in pools.items()}
+        assert found.keys == settings_of(plan)
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """Return the keys of a scenario for a plan's engines."""
+    engine, pool, offload, lora = (
+        plan.engine,
+        plan.pools[0],
+        plan.engine.kv_offload,
+        plan.engine.lora,
+    )
+    routing = [each for each in plan.pools if each.slicing.routes_tokens and each.role != "mixed"]
+    keys: dict[str, Any] = {
+        "model.id": plan.model.source,
+        "model.max_context_tokens": engine.max_model_len,
+        "model.weight_dtype": "fp8" if pool.dtype == "fp8" else None,
+        "model.kv_dtype": engine.kv_dtype if engine.kv_dtype != pool.dtype else None,
+        "engine.name": "vllm",
+        "engine.block_size": engine.block_size,
+        "engine.max_num_seqs": pool.max_num_seqs,
+        "engine.max_num_batched_tokens": pool.max_num_batched_tokens,
+        "engine.gpu_memory_utilization": engine.gpu_memory_utilization,
+        "engine.chunked_prefill_tokens": engine.chunked_prefill_tokens or None,
+        "engine.speculative_tokens": engine.speculative_tokens or None,
+        "engine.all_to_all": engine.all_to_all if routing else None,
+        "engine.two_batch_overlap": (engine.two_batch_overlap or None) if routing else None,
+        "engine.kv_offload_host_bytes": offload and offload.host_bytes,
+        "engine.kv_offload_disk_path": offload and offload.disk_path,
+        "engine.lora_target_modules": lora and list(lora.target_modules),
+    }
+    for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+        keys[f"engine.{name}"] = getattr(lora, name, None)
+    if plan.model.moe and any(each.ep > 1 for each in plan.pools):
+        keys["engine.redundant_experts"] = plan.model.moe.redundant_experts
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def test_a_graph_of_dynamo_leaves_ranks_and_addresses_to_its_operator() -> None:
+    """Nodes are a count; no shell expands a variable in the arguments of a pod."""
+    ranks = re.compile(r"nnodes|node-rank|master-addr|data-parallel-(size-local|address)|\$")
+    for slicing in (Slicing(tp=4, dp=4, ep=16), Slicing(tp=16), Slicing(tp=8, pp=2)):
+        text = only(plan_with(mixed=(1, slicing)), "dynamo")
+        assert "nodeCount: 2" in text
+        assert not ranks.search(text)
 
 
 @pytest.mark.parametrize("made", [split, wide])

@@ -54,7 +54,7 @@ def test_flags_become_keys(read: Any) -> None:  # noqa: ANN401
     assert scenario.model.max_context_tokens == 8000
     assert scenario.model.kv_dtype == scenario.model.weight_dtype == "fp8"
     assert (scenario.engine.max_num_seqs, scenario.engine.gpu_memory_utilization) == (64, 0.85)
-    assert found.notes == ()
+    assert found.notes == ("without effect on the plan: --port",)
 
 
 def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
@@ -80,12 +80,15 @@ def test_commands_with_different_roles_are_split_pools(read: Any) -> None:  # no
     assert asked.scenario.engine.max_num_seqs == 99
 
 
-def test_unread_flags_are_named(read: Any) -> None:  # noqa: ANN401
-    """Flags that may change latencies and are not in the model are named, not dropped."""
-    _, found = read(f"{SERVE} --enforce-eager --kv-offloading-size 64")
-    assert found.notes == (
-        "not read, and not part of the prediction: --enforce-eager, --kv-offloading-size",
+def test_what_is_not_modelled_is_refused_by_name(read: Any) -> None:  # noqa: ANN401
+    """All flags at once that may change latencies and are not in the model, with the place."""
+    with pytest.raises(InputError, match=r"--cpu-offload-gb, --enforce-eager are not"):
+        read(f"{SERVE} --enforce-eager --cpu-offload-gb 4 --no-enforce-eager --enforce-eager")
+    _, found = read(
+        f"{SERVE} --no-enforce-eager --cpu-offload-gb 0 --host x --disable-log-requests"
     )
+    flags = "--host, --disable-log-requests, --enforce-eager, --cpu-offload-gb"
+    assert found.notes == (f"without effect on the plan: {flags}",)
 
 
 def test_a_record_gives_load_and_gpus(read: Any) -> None:  # noqa: ANN401
@@ -133,7 +136,8 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
         (f"{SERVE} --kv-transfer-config x", "--kv-transfer-config is 'x'; expected a JSON object"),
         (f"{SERVE}\nvllm serve other/model", "expected engines of one model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "kv_role"),
-        (f"{SERVE} --kv-cache-dtype fp8\n{SERVE} --kv-cache-dtype auto_x", "one in all engines"),
+        (f"{SERVE} --kv-cache-dtype fp8\n{SERVE} --kv-cache-dtype auto", "one in all engines"),
+        (f"{SERVE} --kv-cache-dtype auto_x", "--kv-cache-dtype is 'auto_x'; expected one of auto"),
         (
             f"""{SERVE} --speculative-config '{{"method": "ngram"}}'""",
             "--speculative-config",
@@ -146,7 +150,10 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
         (json.dumps(RECORD | {"disagg": True}), "prefill_num_workers is missing; expected a whole"),
         (graph(replicas="two"), "spec.services.W: replicas is 'two'; expected a whole number"),
         (graph(extraPodSpec=3), "spec.services.W: extraPodSpec is"),
-        (graph(subComponentType=["x"]), "expected engines of one layout, or of one for prefill"),
+        (
+            graph(subComponentType=["x"]),
+            "subComponentType is 'no text'; expected prefill or decode",
+        ),
         (
             "kind: DynamoGraphDeployment\n"
             + json.dumps({"spec": {"services": {"W": {"componentType": "worker"}}}})[1:-1],

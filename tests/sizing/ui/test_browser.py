@@ -170,7 +170,7 @@ def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path:
         press(page, "Enter", 13)
         page.wait_for("document.querySelector('textarea')?.getBoundingClientRect().width > 100")
         page.evaluate("document.querySelector('textarea').focus()")
-        page.call("Input.insertText", text=f"# 4 replicas\n{SERVE} -tp 2 --enforce-eager")
+        page.call("Input.insertText", text=f"# 4 replicas\n{SERVE} -tp 2 --port 9")
         drop(page, "Access log", log)
         click_plan(page)
         page.wait_for(f"{TEXT}.includes('Today and better')")
@@ -181,10 +181,10 @@ def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path:
                 page.call("Page.navigate", url="about:blank")
                 page.call("Page.navigate", url=link)
                 page.wait_for(DONE)
-            for words in ("4xTP2 mixed", "--enforce-eager", "2,000 requests, 30 without tokens"):
+            for words in ("4xTP2 mixed", "--port", "2,000 requests, 30 without tokens"):
                 page.wait_for(f"{TEXT}.includes({words!r})")
             page.wait_for(f"{field('Mixed pool')}?.value === '4xTP2'")
-            page.wait_for(f"{field('Prompt tokens')}?.value.includes('lognormal')")
+            page.wait_for(f"{field('Lengths from a log')}?.value.startsWith('[')")
             look(page)
             page.resize(1280)
 
@@ -199,7 +199,7 @@ def test_a_bad_file_leaves_what_was_typed(address: str, tmp_path: Path) -> None:
         page.evaluate(f"{field('Requests/s')}.select()")
         page.call("Input.insertText", text="3")
         click_plan(page)
-        page.wait_for(f"{TEXT}.includes(\"bad.txt: --tensor-parallel-size is 'two'\")")
+        page.wait_for(f"{TEXT}.includes(\"bad.txt:1: --tensor-parallel-size is 'two'\")")
         page.wait_for(f"{TEXT}.includes('Nothing is planned')")
         assert page.evaluate(f"{field('Requests/s')}.value") == "3"
         look(page)

@@ -1,0 +1,233 @@
+"""Launch files as people write them: what they start, or the name of what is not read."""
+
+# ruff: noqa: E501  (a file and its answer in one line)
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minicluster.errors import InputError
+from sizing.stacks.read import Deployed, read_deployed
+from tests.sizing.stacks.test_read import SERVE
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+NIXL = '{"kv_connector": "NixlConnector", "kv_role": "%s"}'
+PRODUCER = f"--kv-transfer-config '{NIXL % 'kv_producer'}'"
+CONSUMER = f"--kv-transfer-config '{NIXL % 'kv_consumer'}'"
+
+
+def read(text: str, folder: Path) -> Deployed:
+    """Return what a file of this text says."""
+    file = folder / "launch"
+    file.write_text(text)
+    return read_deployed(file)
+
+
+def pod(kind: str, container: dict[str, Any], **spec: object) -> str:
+    """Return a manifest of Kubernetes with one container."""
+    inner = {"spec": {"containers": [container]}}
+    of = inner["spec"] if kind == "Pod" else {"template": inner}
+    return json.dumps({"apiVersion": "apps/v1", "kind": kind, "spec": {**of, **spec}})
+
+
+def graph(version: str = "v1alpha1", **workers: dict[str, Any]) -> str:
+    """Return a DynamoGraphDeployment."""
+    head = {"apiVersion": f"nvidia.com/{version}", "kind": "DynamoGraphDeployment"}
+    return json.dumps({**head, "spec": {"services": workers}})
+
+
+def worker(*args: str, command: tuple[str, ...] = (), **keys: object) -> dict[str, Any]:
+    """Return a worker of Dynamo that runs a command with arguments."""
+    main = {"command": [*(command or ("python3", "-m", "dynamo.vllm"))], "args": [*args]}
+    return {"componentType": "worker", "extraPodSpec": {"mainContainer": main}, **keys}
+
+
+GPUS = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+
+STARTED: dict[str, tuple[str, dict[str, str]]] = {
+    # a shell's variables, loops and words around the engine
+    "variables": (f'TP=2; export M={MODEL}\nvllm serve "$M" -tp $TP --port $PORT', {"mixed": "1xTP2"}),
+    "a default": (f"{SERVE} --tensor-parallel-size ${{TP:-4}}", {"mixed": "1xTP4"}),
+    "a range": (
+        f"for i in {{0..3}}; do\n  CUDA_VISIBLE_DEVICES=$i {SERVE} --port $((8000 + i)) &\ndone",
+        {"mixed": "4xTP1"},
+    ),
+    "loops in a loop": (f"for a in x y; do for b in 1 2 3; do {SERVE} & done; done", {"mixed": "6xTP1"}),
+    "two kinds in a loop": (
+        f"for r in 1 2; do\n{SERVE} -tp 2 {PRODUCER} &\n{SERVE} -tp 4 {CONSUMER} &\ndone",
+        {"prefill": "2xTP2", "decode": "2xTP4"},
+    ),
+    "words before": (f"nohup env A=b CUDA_VISIBLE_DEVICES=0 {SERVE} -tp 2 > log 2>&1 &", {"mixed": "1xTP2"}),
+    "a pipe": (f"set -e\n{SERVE} -tp=8 2>&1 | tee log", {"mixed": "1xTP8"}),
+    "a shell's text": (f'bash -lc "cd /x && {SERVE} -tp 2"', {"mixed": "1xTP2"}),
+    "a command in a variable": (f"CMD='{SERVE} -tp 2'\n$CMD", {"mixed": "1xTP2"}),
+    "an array": (f'A=(-tp 2)\nA+=(--max-num-seqs 8)\n{SERVE} "${{A[@]}}"', {"mixed": "1xTP2"}),
+    "a module": (
+        f"python3 -u -m vllm.entrypoints.openai.api_server --model {MODEL} --tensor_parallel_size=4",
+        {"mixed": "1xTP4"},
+    ),
+    "a container": (
+        f"docker run --gpus all -p 80:8000 vllm/vllm-openai:v0.11.0 \\\n  --model {MODEL} -tp 2",
+        {"mixed": "1xTP2"},
+    ),
+    "a container's shell": (
+        f'docker run --entrypoint bash -v vllm:/x my/vllm:1 -c "{SERVE} -tp 2"',
+        {"mixed": "1xTP2"},
+    ),
+    "an engine after a test of the port": (
+        f"wait_for() {{ until curl localhost:$1; do sleep 1; done; }}\n{SERVE} &\nwait_for 8000",
+        {"mixed": "1xTP1"},
+    ),
+    # flags as vLLM's parser takes them
+    "short flags": (f"{SERVE} -tp 2 -pp 2 -asc 4 -O2", {"mixed": "1xTP2xPP2"}),
+    "experts": (f"{SERVE} -dp 4 -ep", {"mixed": "1xTP1xDP4xEP4"}),
+    "a beginning of a flag": (f"{SERVE} --tensor 2 --no-enable-expert", {"mixed": "1xTP2"}),
+    "dotted roles": (
+        f"{SERVE} --kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role=kv_producer &\n{SERVE} {CONSUMER}",
+        {"prefill": "1xTP1", "decode": "1xTP1"},
+    ),
+    "nodes": (
+        f"{SERVE} -tp 16 --nnodes 2 --node-rank 0\n{SERVE} -tp 16 --nnodes 2 --node-rank 1 --headless",
+        {"mixed": "1xTP16"},
+    ),
+    # manifests
+    "a deployment": (
+        pod("Deployment", {"image": "vllm/vllm-openai:v1", "args": [MODEL, "-tp", "4"], **GPUS}, replicas=3),
+        {"mixed": "3xTP4"},
+    ),
+    "a pod's shell": (
+        pod("Pod", {
+            "command": ["/bin/sh", "-c"], "args": ['exec vllm serve $M -tp "$(TP)"'],
+            "env": [{"name": "M", "value": MODEL}, {"name": "TP", "value": "2"}],
+        }),
+        {"mixed": "1xTP2"},
+    ),
+    "a list": (
+        f'kind: List\nitems:\n- {pod("StatefulSet", {"command": SERVE.split(), "args": ["-tp", 2]})}',
+        {"mixed": "1xTP2"},
+    ),
+    "dynamo's modes": (
+        graph(
+            P=worker("--model", MODEL, "--disaggregation-mode", "prefill", replicas=2),
+            D=worker("--model", MODEL, "--disaggregation-mode=decode", subComponentType="decode",
+                     resources={"limits": {"gpu": 4}}, multinode={"nodeCount": 2},
+                     envs=[{"name": "X", "value": "y"}]),
+        ).replace(f'"{MODEL}", "--disaggregation-mode=decode"',
+                  f'"{MODEL}", "-tp", "8", "--disaggregation-mode=decode"'),
+        {"prefill": "2xTP1", "decode": "1xTP8"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_what_a_file_starts(tmp_path: Path, name: str) -> None:
+    """Pools of the engines that bash, Kubernetes and vLLM would make of it."""
+    text, pools = STARTED[name]
+    assert read(text, tmp_path).pools == pools
+
+
+SAID: list[tuple[str, dict[str, object]]] = [
+    ("--max-model-len 8K --max-num-batched-tokens 2k",
+     {"model.max_context_tokens": 8192, "engine.max_num_batched_tokens": 2000}),
+    ("--long-prefill-token-threshold 512 --block-size 32 --no-enable-prefix-caching",
+     {"engine.chunked_prefill_tokens": 512, "engine.block_size": 32, "workload.prefix_tokens": 0}),
+    ("-tp 2 --kv-offloading-size 64", {"engine.kv_offload_host_bytes": 2.0**35}),
+    ("-sc.method eagle3 -sc.num_speculative_tokens 3", {"engine.speculative_tokens": 3}),
+    ("--spec-method mtp --spec-tokens 2", {"engine.speculative_tokens": 2}),
+    ("--enable-lora --max-loras 2 --lora-modules a=/x b=/y",
+     {"engine.max_loras": 2, "workload.lora_adapters": 2}),
+    ("--max-loras 2", {}),
+    ("--dtype float32 --kv-cache-dtype bfloat16", {"model.weight_dtype": "fp32", "model.kv_dtype": "bf16"}),
+    ("--config settings.yaml --max-num-seqs 9",
+     {"engine.max_num_seqs": 9, "engine.gpu_memory_utilization": 0.8}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "keys"), SAID)
+def test_what_flags_say(tmp_path: Path, flags: str, keys: dict[str, object]) -> None:
+    """Keys of a scenario, and no others."""
+    (tmp_path / "settings.yaml").write_text(
+        "max-num-seqs: 8\ngpu_memory_utilization: 0.8\nenforce-eager: false\nport: 9\n"
+    )
+    found = dict(read(f"{SERVE} {flags}", tmp_path).keys)
+    assert (found.pop("model.id"), found.pop("engine.name")) == (MODEL, "vllm")
+    assert found == keys
+
+
+REFUSED: list[tuple[str, str]] = [
+    (f"{SERVE} {PRODUCER.replace('producer', 'both')}\npython3 proxy.py", "kv_role is 'kv_both'; expected"),
+    (f"{SERVE} {PRODUCER.replace('Nixl', 'P2pNccl')}", "is 'P2pNcclConnector'; expected NixlConnector"),
+    (f"{SERVE} -tp $(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l)` becomes is not known"),
+    (f"{SERVE} $ARGS", "what `$ARGS` becomes is not known"),
+    (f"{SERVE} --served-model-name a $MORE", "what `$MORE` becomes is not known"),
+    (f"if x; then TP=2; fi\n{SERVE} -tp $TP", "$TP after an `if` in line 1"),
+    (f"if x; then {SERVE}; fi", "launch:1 is 'an engine in an `if`'"),
+    (f"for i in $(seq 4); do\n{SERVE} &\ndone", "launch:2 is 'an engine in a `for` over what the file"),
+    (f"for ((i = 0; i < 4; i++)); do {SERVE} & done", "a counting `for ((…))`"),
+    (f"while true; do {SERVE}; done", "a `while` or `until`"),
+    (f"start() {{ {SERVE}; }}\nstart; start", "'an engine in a function'"),
+    (f"test -e x || {SERVE}", "what is left of `||`"),
+    (f"# 2 replicas\nfor i in 0 1; do {SERVE}; done", "'2 replicas'; expected no comment"),
+    (f"exit 0\n{SERVE}", "'an engine in an `exit` above'"),
+    (f"#SBATCH --array=0-3\n{SERVE}", "'an engine in an array of jobs'"),
+    (f"srun -N 4 {SERVE}", "'srun -N 4 before an engine'"),
+    (f"mpirun -np 2 bash -c '{SERVE}'", "'mpirun -np 2 before an engine'"),
+    (f"ssh host '{SERVE}'", "'ssh with an engine in its arguments or its text'"),
+    (f"cat > x.sh <<EOF\n{SERVE}\nEOF\nbash x.sh", "'cat with an engine in its arguments or its text'"),
+    (f"{SERVE} --tensor-paralel-size 2", "such as --tensor-parallel-size"),
+    (f"{SERVE} --max-num-s 2", "--max-num-s could match --max-num-scheduled-tokens"),
+    (f"{SERVE} -dcp 2", "--decode-context-parallel-size is not modelled"),
+    (f"{SERVE} --attention-backend X --cpu-offload-gb 4", "--attention-backend, --cpu-offload-gb are not"),
+    (f"{SERVE} --port", "--port is missing; expected one argument"),
+    (f"{SERVE} --max-num-seqs 1\n{SERVE}", "is '1 in"),
+    (f"{SERVE} --headless", "is 'a further node'; expected the first node of its replica"),
+    (f"{SERVE} {CONSUMER.replace('NixlConnector', 'OffloadingConnector')}", '"cpu_bytes_to_use"'),
+    (f"{SERVE} --speculative-config 3", "--speculative-config is '3'; expected a JSON object"),
+    (f"{SERVE} -sc.a 3 -sc.a.b 4", "is '4'; expected no table in the value of a"),
+    (f"{SERVE} --kv-transfer-config x", "is 'x'; expected a JSON object"),
+    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected the file of --config, beside"),
+    (f"{SERVE} --enable-eplb --eplb-config.num_redundant_experts x", '"num_redundant_experts" of 0'),
+    (f"{SERVE} --config missing.yaml", "expected the file of --config"),
+    ("kind: A\nkind: B\n", "launch:2 is 'kind a second time'; expected YAML with each key once"),
+    ("kind: [\n", "expected YAML"),
+    ("kind: RayService\nspec: {}\n", "launch:1: kind is 'RayService'; expected a DynamoGraphDeployment"),
+    ("kind: LLMInferenceService\n", "kind is 'LLMInferenceService'"),
+    (f"services:\n  a:\n    command: {SERVE}\n", "kind is 'a file of docker-compose'"),
+    ("applications: []\n", "kind is 'a Serve config of Ray'"),
+    (f"# a recipe\n---\nmodel: x\nguide: |\n  {SERVE}\n", "launch:3: kind is missing; expected"),
+    ("kind: Service\n", "is 'neither'; expected a command"),
+    (graph("v2", W=worker()), "apiVersion is 'nvidia.com/v2'"),
+    (graph(W=worker("--model", MODEL, command=("python3", "-m", "dynamo.sglang"))), "a worker of dynamo.vllm"),
+    (graph(W=worker("--model", MODEL, "--connector", "kvbm")), "--connector is 'kvbm'"),
+    (graph(W=worker("--model", MODEL, resources={"limits": {"gpu": "2"}})), "GPUs of a replica is 2; expected"),
+    (graph(W=worker("--model", MODEL, "--is-prefill-worker", subComponentType="decode")), "decode, prefill"),
+    (graph(W=worker("--model", "$(M)", "-tp", "2")), "what `$(M)` becomes is not known"),
+    (pod("Pod", {"command": SERVE.split(), "resources": {"limits": {"google.com/tpu": 4}}}), "is 'google.com/tpu'; expected GPUs"),
+    (pod("Deployment", {"command": SERVE.split()}, replicas="$N"), "replicas is '$N'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_what_is_not_read_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """The refusal has the place, what stands there and what was expected; no traces of Python."""
+    with pytest.raises(InputError) as refused:
+        read(text, tmp_path)
+    said = str(refused.value)
+    assert message in said
+    assert not any(each in said for each in ("Error(", "object at", "{'", "['", "None"))
+
+
+def test_pools_that_differ_are_named(tmp_path: Path) -> None:
+    """Of two limits the larger is taken, of two shares of memory the smaller, with a word."""
+    own = "--max-num-seqs {} --gpu-memory-utilization {}"
+    found = read(
+        f"{SERVE} {own.format(8, 0.95)} {PRODUCER}\n{SERVE} {own.format(99, 0.9)} {CONSUMER}",
+        tmp_path,
+    )
+    assert found.keys["engine.max_num_seqs"] == 99
+    assert found.keys["engine.gpu_memory_utilization"] == 0.9
+    assert any("0.95 in prefill and 0.9 in decode" in each for each in found.notes)
+    assert any("8 in prefill and 99 in decode" in each for each in found.notes)
