@@ -103,6 +103,24 @@ def test_rope_scaling_lengthens_the_context(rope: dict[str, Any], expected: int)
     assert [read(each).max_context_tokens for each in (config, outer)] == [expected] * 2
 
 
+@pytest.mark.parametrize(
+    ("model_type", "extra", "dtype"),
+    [
+        ("qwen3_5_text", {}, "fp32"),
+        ("qwen3_next", {}, "bf16"),
+        ("qwen3_next", {"mamba_ssm_dtype": "float32"}, "fp32"),
+        ("nemotron_h", {}, "fp32"),
+        ("nemotron_h", {"mamba_ssm_cache_dtype": "bfloat16"}, "bf16"),
+        ("falcon_h1", {"torch_dtype": "float16"}, "fp16"),
+    ],
+)
+def test_dtypes_of_states(model_type: str, extra: dict[str, Any], dtype: str) -> None:
+    """As the config or its class says, else as vLLM: as activations are."""
+    linear = read({**of_family(model_type), **extra}).linear
+    assert linear is not None
+    assert linear.state_dtype == dtype
+
+
 def test_experts_alone_may_be_quantised() -> None:
     left_out = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
                 r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]  # fmt: skip
