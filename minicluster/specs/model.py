@@ -304,7 +304,10 @@ class ModelSpec(Spec):
         ffn_layers: layers with a feed-forward; `None`: all of them.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
-        weight_group: quantised weights that share a scale; 0: as usual for the dtype.
+        weight_group: quantised weights that share a scale, of blocks of fp8 one side; 0: as usual
+            for the dtype.
+        weight_format: method that the checkpoint is quantised with, as its config names it; empty:
+            none, or quantised when it is loaded.
         block_scaled: where weights are fp8, they are scaled in blocks, and activations when they
             are multiplied (DeepSeek); else both once per tensor, activations by the op before.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
@@ -339,6 +342,7 @@ class ModelSpec(Spec):
     dtype: ComputeDtype = "bf16"
     weight_dtype: Dtype = "bf16"
     weight_group: Whole = 0
+    weight_format: str = ""
     block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
@@ -451,7 +455,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         changes |= dict.fromkeys(("moe", "mla", "index")) | dict.fromkeys(plain, False)
         changes |= {"gated_mlp": True, "query_norm": ""}
     if draft.method == "eagle3" or DTYPE_BYTES[model.weight_dtype] < 1:
-        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "block_scaled": False}
+        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "weight_format": ""}
+        changes |= {"block_scaled": False}
     return replace(model, **changes)
 
 
@@ -471,7 +476,8 @@ def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
             dense_quantised=True,
             shared_quantised=True,
             weight_group=0,
+            weight_format="",
         )
     if dtype is None or dtype == model.weight_dtype:
         return model
-    return replace(model, weight_dtype=dtype, weight_group=0)
+    return replace(model, weight_dtype=dtype, weight_group=0, weight_format="")

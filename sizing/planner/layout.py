@@ -113,20 +113,27 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
                     "search.tp", tp, "1: step times come from a calibration, measured at TP 1"
                 )
         return (LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name),)
-    for tp in asked:
-        check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     cluster, layers = inputs.cluster, inputs.model.num_layers
     degrees = tuple(sorted(set(asked))) or legal_degrees(inputs.model, cluster.gpus_per_hb_domain)
     most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
-    cuts = [Slicing(tp=tp) for tp in degrees]
+    cuts = [Slicing(tp=tp) for tp in degrees if takes(inputs.model, Slicing(tp=tp))]
+    sliced = [cut.tp for cut in cuts]
     for tp in degrees:  # data-parallel ranks that divide whole experts among their GPUs
         copies = (1 << doublings for doublings in range((most // tp).bit_length()))
         groups = [Slicing(tp=tp, dp=dp, ep=tp * dp) for dp in copies]
-        cuts += [each for each in groups if each.ep > 1 and expert_rule(inputs.model, each) is None]
+        cuts += [each for each in groups if each.ep > 1 and takes(inputs.model, each)]
     if inputs.scenario.search.layouts == "any":
         stages = [pp for pp in PIPELINES if pp <= layers]
-        cuts += [Slicing(tp=tp, pp=pp) for tp in degrees for pp in stages if tp * pp <= most]
+        cuts += [Slicing(tp=tp, pp=pp) for tp in sliced for pp in stages if tp * pp <= most]
+    for tp in asked or [] if cuts else [1]:
+        if tp not in {cut.tp for cut in cuts}:
+            check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
+
+
+def takes(model: ModelSpec, slicing: Slicing) -> bool:
+    """Say whether a model can be sliced so, its experts included."""
+    return tp_rule(model, slicing.tp) is None and expert_rule(model, slicing) is None
 
 
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
@@ -140,10 +147,8 @@ def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
 
 def check_slicing(inputs: Inputs, slicing: Slicing, *, place: str) -> None:
     """Refuse degrees that do not divide the model, or that no cluster of this size holds."""
-    rule, layers = tp_rule(inputs.model, slicing.tp), inputs.model.num_layers
-    if rule is not None:
-        raise InputError(place, f"TP{slicing.tp}", rule)
-    rule = expert_rule(inputs.model, slicing)
+    model, layers = inputs.model, inputs.model.num_layers
+    rule = tp_rule(model, slicing.tp) or expert_rule(model, slicing)
     if slicing.pp > layers:
         rule = f"at most {layers} stages: the model has {layers} layers"
     elif slicing.gpus > inputs.cluster.max_gpus:

@@ -36,7 +36,11 @@ THREE = {"tp": 3, "placement": places(("n", (1, 2, 3)))}
         ("engine", {"chunked_prefill_tokens": 2049}, "chunked_prefill_tokens: 2049; at most 2048"),
         ("engine", {"chunked_prefill_tokens": 2048}, None),
         ("decode", {"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
-        ("decode", THREE, "tp: 3; expected a divisor of the model's 8 attention heads"),
+        (
+            "decode",
+            THREE,
+            "tp: 3; expected TP 2 or 4: the number of attention heads (8) is not divisible by TP 3",
+        ),
         ("decode", TWO_RANKS, "dp 2, ep 2; expected dp 1 and ep 1: the model has no experts"),
         ("decode", {"dtype": "int4"}, "dtype: int4; on a cpu one of"),
         ("decode", {"dtype": "fp32"}, "a KV cache has one dtype"),
