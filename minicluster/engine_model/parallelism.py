@@ -126,13 +126,6 @@ def _tp_problem(model: ModelSpec, tp: int) -> str | None:
 
 def _cuts(model: ModelSpec) -> Iterator[Cut]:
     """Yield the widths of all layers but the experts' that ranks share out."""
-    padded = -(-model.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    padding = (
-        f"(padded to {VOCABULARY_MULTIPLE})"
-        if padded == model.vocab_size
-        else f"(padded to {padded:,})"
-    )
-    yield Cut(f"vocabulary {model.vocab_size:,} {padding}", padded)
     if model.num_attention_layers:
         yield Cut(f"the number of attention heads ({model.num_heads})", model.num_heads)
         yield from _attention_cuts(model)
@@ -141,6 +134,13 @@ def _cuts(model: ModelSpec) -> Iterator[Cut]:
     if model.ffn_size:
         name = f"the feed-forward width {model.ffn_size:,}"
         yield _input_cut(model, name, model.ffn_size, quantised=model.dense_quantised)
+    padded = -(-model.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    padding = (
+        f"(padded to {VOCABULARY_MULTIPLE})"
+        if padded == model.vocab_size
+        else f"(padded to {padded:,})"
+    )
+    yield Cut(f"vocabulary {model.vocab_size:,} {padding}", padded)
 
 
 def _attention_cuts(model: ModelSpec) -> Iterator[Cut]:

@@ -125,7 +125,7 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
     if inputs.scenario.search.layouts == "any":
         stages = [pp for pp in PIPELINES if pp <= layers]
         cuts += [Slicing(tp=tp, pp=pp) for tp in sliced for pp in stages if tp * pp <= most]
-    for tp in asked or [] if cuts else [1]:
+    for tp in asked or ([] if cuts else [1]):
         if tp not in {cut.tp for cut in cuts}:
             check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)

@@ -68,7 +68,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8@l4", "one of search.gpus: h100-sxm"),
     ],
     ("predict", "deepseek-v3-h200"): [
-        ("--mixed 1xTP3", "--mixed is 'TP3'; expected TP 2 or 4: vocabulary 129,280 (padded"),
+        ("--mixed 1xTP3", "--mixed is 'TP3'; expected TP 2 or 4: the number of attention"),
         ("--mixed 1xTP8xEP7", "--mixed: ep is 7; expected a divisor of tp x dp = 8"),
         ("--mixed 1xTP8xEP4", "--mixed is 'TP8xEP4'; expected ep 1, or 8: vLLM divides"),
         ("--mixed 1xTP8xDP3xEP24", "an ep that divides the model's 256 experts"),
