@@ -239,19 +239,21 @@ class LinearSpec(Spec):
         """Values of the recurrent state of one layer and sequence on one of *tp* GPUs."""
         return self.num_value_heads * self.key_head_dim * self.value_head_dim / tp
 
-    def convolution_values(self, *, tp: int) -> float:
+    def convolution_values(self, *, tp: int, drafts: int = 0) -> float:
         """Values that the convolution keeps of one layer and sequence on one of *tp* GPUs."""
-        return max(0, self.conv_kernel - 1) * self.mixed_values(tp=tp)
+        kept = self.conv_kernel - 1 + drafts if self.conv_kernel else 0
+        return kept * self.mixed_values(tp=tp)
 
-    def state_bytes(self, dtype: str, *, tp: int) -> float:
+    def state_bytes(self, dtype: str, *, tp: int, drafts: int = 0) -> float:
         """
         Bytes of the state of one layer and sequence on one of *tp* GPUs (docs/model.md, eq. M6).
 
         Args:
             dtype: of activations, as which the convolution keeps its last inputs.
+            drafts: that a step verifies; the convolution keeps their inputs, too.
         """
         recurrent = self.recurrent_values(tp=tp) * DTYPE_BYTES[self.state_dtype]
-        return recurrent + self.convolution_values(tp=tp) * DTYPE_BYTES[dtype]
+        return recurrent + self.convolution_values(tp=tp, drafts=drafts) * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

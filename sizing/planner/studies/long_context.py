@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import kv_pages
 from minicluster.engine_model.parallelism import expert_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, Spec
@@ -289,11 +289,10 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
 
 
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
-    """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
+    """Return whether the fullest GPU holds weights and the sequence (eq. M4, M12)."""
     engine, drafts = inputs.engine.on(inputs.gpu), inputs.engine.speculative_tokens
-    needed = kv_bytes_per_sequence(
-        inputs.model, tokens, slicing=slicing, block_size=engine.block_size, drafts=drafts
-    )
+    pages = kv_pages(inputs.model, slicing=slicing, block_size=engine.block_size, drafts=drafts)
+    needed = pages.block_bytes * (pages.blocks(tokens) + 1)
     return kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing) >= needed
 
 
