@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import kv_pages
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment
+from minicluster.specs.slicing import Slicing
 from serving.deployment.feasibility import findings
 from serving.deployment.target import Target
 from tests.serving.plans import make_pool, places
@@ -75,7 +76,8 @@ def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> No
 def test_a_window_of_attention_needs_less_cache(deployment: Deployment, target: Target) -> None:
     """What the planner says that a sequence needs is enough, layers with a window included."""
     model = replace(deployment.model, num_window_layers=1, window_tokens=64)
-    needed = kv_bytes_per_sequence(model, deployment.engine.max_model_len, block_size=32)
+    pages = kv_pages(model, slicing=Slicing(), block_size=32)
+    needed = pages.block_bytes * (pages.blocks(deployment.engine.max_model_len) + 1)
     pools = tuple(replace(pool, kv_bytes=needed) for pool in deployment.pools)
     found = findings(replace(deployment, pools=pools), target)
     assert any("one sequence" in each for each in found)

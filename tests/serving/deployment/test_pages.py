@@ -112,12 +112,12 @@ def case_of(model: ModelSpec, tp: int, drafts: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[Any, Any]:
-    """Return what vLLM takes in of each model and length, in as many blocks as hold some 40."""
+    """Return what vLLM takes in of each model and length, in a cache that holds 12 long ones or 40."""
     folder = tmp_path_factory.mktemp("vllm")
     given, answered = folder / "cases.json", folder / "answers.json"
     asked = {
         (*key, tokens): {**case, "tokens": tokens,
-                         "bytes": int(40.5 * pages.blocks(tokens) * pages.block_bytes)}
+                         "bytes": int((40.5 if tokens <= 1000 else 12.5) * pages.blocks(tokens) * pages.block_bytes)}
         for key, (pages, case) in cases().items() for tokens in lengths(case)
     }  # fmt: skip
     given.write_text(json.dumps(list(asked.values())), encoding="utf-8")

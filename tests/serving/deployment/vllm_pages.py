@@ -71,7 +71,8 @@ def settings_of(case: dict[str, Any]) -> SimpleNamespace:
         prefix_cache_retention_interval=None, prefix_match_unit=None,
     )  # fmt: skip
     model = SimpleNamespace(
-        dtype=torch.bfloat16, use_mla=case["latent"] > 0, architecture="", max_model_len=case["longest"],
+        dtype=torch.bfloat16, use_mla=case["latent"] > 0, architecture="",
+        max_model_len=case["longest"],
         get_num_kv_heads=lambda _: case["kv_heads"], get_head_size=lambda: case["head_dim"],
     )  # fmt: skip
     settings = SimpleNamespace(
@@ -95,7 +96,7 @@ def settings_of(case: dict[str, Any]) -> SimpleNamespace:
                   lambda *_, **__: (hybrid, "")),
             patch("vllm.config.vllm.set_current_vllm_config"),
         ):  # fmt: skip
-            Platform._align_hybrid_block_size(settings, backend)  # noqa: SLF001
+            Platform._align_hybrid_block_size(settings, backend)
     return settings
 
 
