@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.serving.forks import Forks
 
 DRIVER = Path(__file__).with_name("vllm_pages.py")
-LONGEST, STEP, MOST = 32_768, 2048, 200
+LONGEST, SHORT, STEP, MOST = 32_768, 1000, 2048, 200
 LENGTHS = (100, 785, 1000, 5000, 20_000)
 IN_CHUNKS = (*LENGTHS[:-1], 16_383)
 """Where windows are chunks of 8,192 tokens: we count the most that a sequence holds, its end."""
@@ -112,14 +112,15 @@ def case_of(model: ModelSpec, tp: int, drafts: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[Any, Any]:
-    """Return what vLLM takes in of each model and length, in a cache that holds 12 long ones or 40."""
+    """Return what vLLM takes in of each model and length: some 40, of long ones 12."""
     folder = tmp_path_factory.mktemp("vllm")
     given, answered = folder / "cases.json", folder / "answers.json"
-    asked = {
-        (*key, tokens): {**case, "tokens": tokens,
-                         "bytes": int((40.5 if tokens <= 1000 else 12.5) * pages.blocks(tokens) * pages.block_bytes)}
-        for key, (pages, case) in cases().items() for tokens in lengths(case)
-    }  # fmt: skip
+    asked = {}
+    for key, (pages, case) in cases().items():
+        for tokens in lengths(case):
+            sequences = 40.5 if tokens <= SHORT else 12.5
+            space = int(sequences * pages.blocks(tokens) * pages.block_bytes)
+            asked[*key, tokens] = {**case, "tokens": tokens, "bytes": space}
     given.write_text(json.dumps(list(asked.values())), encoding="utf-8")
     forks.run(DRIVER.read_text(encoding="utf-8"), str(given), str(answered))
     answers = json.loads(answered.read_text(encoding="utf-8"))
