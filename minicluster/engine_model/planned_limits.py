@@ -27,14 +27,15 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
         max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
         max_num_batched_tokens=max(pool.max_num_batched_tokens, each * pool.max_num_seqs),
         kv_blocks=kv_blocks(deployment, pool),
-        block_size=_pages(deployment, pool).block_tokens,
+        block_size=pool_pages(deployment, pool).block_tokens,
         long_prefill_token_threshold=engine.chunked_prefill_tokens,
         speculative_tokens=engine.speculative_tokens,
         mean_accepted_tokens=engine.mean_accepted_tokens,
     )
 
 
-def _pages(deployment: Deployment, pool: Pool) -> KvPages:
+def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
+    """Return the blocks of a pool's KV cache, as its engines divide it (eq. M12)."""
     engine = deployment.engine
     return kv_pages(
         deployment.model,
@@ -60,7 +61,7 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     Raises:
         InputError: no block is left.
     """
-    pages, sequences = _pages(deployment, pool), pool.max_num_seqs
+    pages, sequences = pool_pages(deployment, pool), pool.max_num_seqs
     size = pages.block_tokens
     longest = -(-deployment.engine.max_model_len // size)
     every = pages.blocks(size) - pages.fixed_blocks
