@@ -7,19 +7,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError, unreadable, written
 from minicluster.files import read_text
 from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import ClassSlo, SloSpec
-from minicluster.specs.workload import Lengths
+from minicluster.specs.workload import LengthRow, Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 T = TypeVar("T")
 Overrides = Mapping[str, object] | Sequence[str]
@@ -45,8 +45,10 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
         text = json.dumps(raw, allow_nan=False, default=str)
-    except ValueError as error:
-        raise InputError(place, str(error), "finite numbers") from None
+    except ValueError:
+        raise InputError(
+            place, Fault("has a number that is not finite"), "finite numbers"
+        ) from None
     return _parse_json(cls, text, place)
 
 
@@ -85,9 +87,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise InputError(str(path), error.strerror, "a readable TOML file") from None
+        raise InputError(str(path), unreadable(error), "a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), str(error), "valid TOML") from None
+        raise InputError(str(path), Fault(f"is not TOML: {error}"), "valid TOML") from None
 
 
 def read_json(path: Path, expectation: str) -> object:
@@ -101,7 +103,7 @@ def read_json(path: Path, expectation: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), f"valid JSON: {expectation}") from None
+        raise InputError(str(path), Fault(f"is not JSON: {error}"), expectation) from None
 
 
 def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
@@ -126,17 +128,22 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
 
     Args:
         raw: what `read_toml` gave; changed by the overrides.
-        overrides: see `Overrides`; one of a rate takes the place of users, and the other way round.
+        overrides: see `Overrides`; one of a rate takes the place of users, and the other way round;
+            one of lengths that of a trace, and the other way round.
 
     Raises:
         InputError: the first thing wrong, with its place, value and expectation.
     """
+    before = _trace_of(raw)
     overridden(raw, overrides)
     if overrides:
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
         given = {key for key, _ in _pairs(overrides)}
+        _replace_lengths(workload, given)
+        if workload.get("trace") is not None and not (before and workload.get("lengths")):
+            _take_trace(workload, place=f"{place}: workload")
         tables = {"workload": workload}
         classes = workload.get("classes", [])
         if not isinstance(classes, list | tuple):
@@ -151,6 +158,50 @@ def parse_scenario(raw: dict[str, Any], overrides: Overrides = (), *, place: str
         if classes:
             _sum_rates(workload, list(tables.values())[1:], given, place=place)
     return parse(ScenarioSpec, raw, place=place)
+
+
+LENGTH_KEYS = ("trace", "lengths", "input_tokens", "output_tokens")
+"""Keys that say how long requests are: the first of them, the second or the last two."""
+
+
+def _trace_of(raw: Mapping[str, Any]) -> object:
+    """Return the trace that a scenario names; `None`: none."""
+    workload = raw.get("workload")
+    return workload.get("trace") if isinstance(workload, dict) else None
+
+
+def _replace_lengths(workload: dict[str, Any], given: set[str]) -> None:
+    """Take out lengths in the file that those of the overrides replace, and a trace's its rate."""
+    named = [key for key in LENGTH_KEYS if f"workload.{key}" in given and workload.get(key)]
+    if not named:
+        return
+    kept = {"input_tokens", "output_tokens"} if "tokens" in named[0] else {named[0]}
+    for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
+        if key not in kept and f"workload.{key}" not in given:
+            workload.pop(key, None)
+
+
+def _take_trace(workload: dict[str, Any], *, place: str) -> None:
+    """
+    Write the lengths of a trace into a load, and the rate of its busiest five minutes.
+
+    A scenario that has a trace and lengths was read before: the lengths are the trace's.
+    """
+    from minicluster.workload.traces import read_trace  # noqa: PLC0415  (numpy, for those alone)
+    from minicluster.workload.traffic import of_arrivals  # noqa: PLC0415  (likewise)
+
+    if workload.get("classes"):
+        expected, way_out = "no such key beside classes", "give each class its own `lengths`"
+        raise InputError(f"{place}.trace", workload["trace"], expected, way_out)
+    for key in LENGTH_KEYS[1:]:
+        if workload.get(key):
+            expected = "no such key beside trace, which says the lengths"
+            raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")
+    path = Path(parse(str, workload["trace"], place=f"{place}.trace"))
+    traffic = of_arrivals(read_trace(path, skip_unanswered=True), str(path))
+    workload["lengths"] = [list(row) for row in traffic.lengths]
+    if workload.get("users") is None and workload.get("requests_per_s") is None:
+        workload["requests_per_s"] = traffic.busiest_per_s
 
 
 def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:
@@ -187,11 +238,22 @@ def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place
     limits = parse(SloSpec, slo or {}, place=place.partition(": workload")[0])
     if isinstance(table.get("slo"), dict):
         limits = parse(ClassSlo, table["slo"], place=f"{place}.slo").over(limits)
-    users, think_s, answer = table["users"], table.get("think_s", 0.0), table.get("output_tokens")
+    users, think_s = table["users"], table.get("think_s", 0.0)
     table["requests_per_s"] = 1.0  # where a key is missing or impossible, that key is refused
-    if answer is not None and _at_least(users, 1) and _at_least(think_s, 0):
-        longest = parse(Lengths, answer, place=f"{place}.output_tokens").max_tokens
+    longest = _longest_answer(table, place)
+    if longest is not None and _at_least(users, 1) and _at_least(think_s, 0):
         table["requests_per_s"] = users / (limits.longest_e2e_s(longest) + think_s)
+
+
+def _longest_answer(table: dict[str, Any], place: str) -> int | None:
+    """Return the tokens of the longest answer; `None` where the lengths are refused later."""
+    if table.get("lengths"):
+        rows = parse(list[LengthRow], table["lengths"], place=f"{place}.lengths")
+        return max(answer for _, answer, _ in rows)
+    answer = table.get("output_tokens")
+    if answer is None:
+        return None
+    return parse(Lengths, answer, place=f"{place}.output_tokens").max_tokens
 
 
 def _at_least(value: object, least: float) -> bool:
@@ -278,7 +340,7 @@ def _pair(text: str) -> tuple[str, object]:
 def _words(overrides: Overrides) -> Iterator[str]:
     """Yield each override as it was given."""
     if isinstance(overrides, Mapping):
-        yield from (f"{key}={value!r}" for key, value in overrides.items())
+        yield from (f"{key}={written(value)}" for key, value in overrides.items())
     else:
         yield from (f"--set {text}" for text in overrides)
 

@@ -10,6 +10,7 @@ The errors that commands report in one line, and their exit codes.
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 
 
@@ -31,13 +32,53 @@ class MiniclusterError(Exception):
     exit_code: Exit = Exit.BUG
 
 
+class Fault(str):
+    """What is wrong with an input, as the rest of a sentence about it: `cannot be read: …`."""
+
+    __slots__ = ()
+
+
+def unreadable(error: OSError) -> Fault:
+    """Say why a file cannot be read."""
+    return Fault(f"cannot be read: {error.strerror}")
+
+
+def unwritable(error: OSError) -> Fault:
+    """Say why a file or folder cannot be written."""
+    return Fault(f"cannot be written: {error.strerror}")
+
+
+KINDS = {"list": "a list", "str": "a text", "bool": "true or false", "NoneType": "null"}
+"""What JSON calls the values of Python's types; others are numbers."""
+
+
+def wrong_kind(value: object) -> Fault:
+    """Say what kind of value stands where an object of JSON is expected."""
+    return Fault(f"is {KINDS.get(type(value).__name__, 'a number')}")
+
+
+LONGEST_VALUE = 200
+"""Characters of a value that a message repeats."""
+
+
+def written(value: object) -> str:
+    """Write a value as TOML or JSON would, and no more of it than one reads."""
+    if isinstance(value, bool | list | tuple | dict):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    elif isinstance(value, str | int | float):
+        text = repr(value)
+    else:
+        text = repr(str(value))
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
 class InputError(MiniclusterError):
     """
     Input that cannot be used.
 
     Args:
         place: file and key, for example `laptop.toml: slo.ttft_s`.
-        value: what stands there; `None` where nothing does.
+        value: what stands there, or a `Fault` of it; `None` where nothing stands.
         expectation: what has to stand there.
         way_out: what the user can do, if that is not obvious.
     """
@@ -51,9 +92,15 @@ class InputError(MiniclusterError):
         self.value = value
         self.expectation = expectation
         self.way_out = way_out
-        found = "is missing" if value is None else f"is {value!r}"
         tail = f" ({way_out})" if way_out else ""
-        super().__init__(f"{place} {found}; expected {expectation}{tail}")
+        super().__init__(f"{place} {self.found}; expected {expectation}{tail}")
+
+    @property
+    def found(self) -> str:
+        """What stands there, as the rest of a sentence."""
+        if self.value is None:
+            return "is missing"
+        return self.value if isinstance(self.value, Fault) else f"is {written(self.value)}"
 
     def inside(self, place: str) -> InputError:
         """Return the same error of a key that stands in *place*, such as a file."""

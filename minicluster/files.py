@@ -9,7 +9,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError, unreadable, unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ def read_text(path: Path, expectation: str) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(str(path), error.strerror, expectation) from None
+        raise InputError(str(path), unreadable(error), expectation) from None
     except UnicodeDecodeError:
-        raise InputError(str(path), "binary data", f"{expectation}, in UTF-8") from None
+        raise InputError(str(path), Fault("is not text in UTF-8"), expectation) from None
 
 
 def read_table(
@@ -62,7 +62,9 @@ def read_table(
                 raise InputError(f"{path}: {name}", None, "a column of that name")
         return [(f"{path}:{reader.line_num}", line) for line in reader]
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+        raise InputError(
+            f"{path}:{reader.line_num}", Fault(f"is not CSV: {error}"), expectation
+        ) from None
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -113,7 +115,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
         for path, partial in partials.items():
             partial.replace(path.resolve())
     except OSError as error:
-        raise InputError(str(path), error.strerror, "a file that can be written") from None
+        raise InputError(str(path), unwritable(error), "a file that can be written") from None
     finally:
         for partial in partials.values():
             with suppress(OSError):
@@ -149,7 +151,8 @@ def make_folder(folder: Path, place: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(place, str(folder), f"a writable folder: {error.strerror}") from None
+        fault = Fault("is a file") if isinstance(error, FileExistsError) else unwritable(error)
+        raise InputError(f"{place} {folder}", fault, "a writable folder") from None
 
 
 @contextmanager
@@ -183,13 +186,13 @@ def _open_lock(path: Path, place: str, user: str) -> FileIO:
             # Without a buffer, which a full disk would keep from being flushed at the end.
             opened = path.open("ab+", buffering=0)
         except OSError as error:
-            raise InputError(place, str(path), f"a writable file: {error.strerror}") from None
+            raise InputError(f"{place} {path}", unwritable(error), "a writable file") from None
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             with opened:
                 opened.seek(0)
-                used = f"in use by process {opened.read().decode().strip()} ({user})"
+                used = Fault(f"is in use by process {opened.read().decode().strip()} ({user})")
             way_out = "wait for it, or end it"
             raise InputError(place, used, "no other at the same time", way_out) from None
         # The one before may have removed the file between our opening and locking it.

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from minicluster.errors import Exit, InputError, MiniclusterError
+from minicluster.errors import Exit, InputError, MiniclusterError, unwritable
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
@@ -83,7 +83,7 @@ def _invoke(command: Any, name: str) -> Any:  # noqa: ANN401
         if error.errno not in FULL:
             raise
         place = str(error.filename or "the disk")
-        raise InputError(place, error.strerror, "a disk that has room") from None
+        raise InputError(place, unwritable(error), "a disk that has room") from None
 
 
 def _with_notes(line: str, error: BaseException) -> str:

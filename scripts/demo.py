@@ -491,9 +491,9 @@ def utilisation(calibration: Path, rate: float) -> float | None:
     at_rate = ("--set", f"workload.requests_per_s={rate}", "--json")
     predict = ["predict", SCENARIO, *LAYOUT, "--calibration", str(calibration), *at_rate]
     done = subprocess.run([BIN / "sizing", *predict], check=False, capture_output=True)
-    if done.returncode == Exit.NEGATIVE:
+    if done.returncode == Exit.NEGATIVE and not done.stdout:
         return None
-    if done.returncode:
+    if done.returncode not in {Exit.DONE, Exit.NEGATIVE}:  # a missed SLO has its prediction
         raise StepFailed("sizing predict", done.returncode, [done.stderr.decode().strip()])
     found = json.loads(done.stdout)["prediction"]["utilisation_fraction"]
     return float(max(found.values()))

@@ -17,6 +17,13 @@ from minicluster.errors import Exit, InputError
 from minicluster.specs.checks import one_of
 from minicluster.workload import PROCESSES
 from minicluster.workload.sample_size import default_requests
+from minicluster.workload.trace_options import (
+    BlockTokens,
+    Format,
+    SkipImages,
+    TimeUnit,
+    TraceReading,
+)
 
 if TYPE_CHECKING:
     from loadtest.run.run_config import TestLoad
@@ -32,6 +39,7 @@ VOCAB_SIZE = 1000
 
 APIS = ("completions", "chat")
 SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"
+PLAIN = "lengths as the server gave them (--plain)"
 EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
@@ -108,13 +116,18 @@ def run(  # noqa: PLR0913  (a command line is its options)
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake or schedule."
+            help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake, Qwen-Bailian, log"
+            " or schedule."
         ),
     ] = None,
     skip_unanswered: Annotated[
         bool,
         typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
     ] = False,
+    form: Format = None,
+    time_unit: TimeUnit = None,
+    block_tokens: BlockTokens = None,
+    skip_images: SkipImages = False,
     prefix_tokens: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +138,13 @@ def run(  # noqa: PLR0913  (a command line is its options)
         str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")
     ] = "completions",
     processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Parameters of OpenAI's API only: answers end when the model ends them.",
+        ),
+    ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -139,10 +159,10 @@ def run(  # noqa: PLR0913  (a command line is its options)
     json: AsJson = False,
 ) -> None:
     """Load an endpoint as its plan or the options say, and judge the latencies."""
-    from loadtest.client.chat import learn_chat
     from loadtest.client.endpoint import base_address, check_models
     from loadtest.client.launch import run_with_progress_bar
     from loadtest.client.steps import keep_engine_steps
+    from loadtest.client.trial import learned, try_request
     from loadtest.run.folder import held, prepare
     from loadtest.run.run_config import RunLength, check_chat, make_job
     from loadtest.run.schedule import ArrivalShape
@@ -165,12 +185,15 @@ def run(  # noqa: PLR0913  (a command line is its options)
         ),
         stages=() if stages is None else parse_stages(stages),
         skip_unanswered=skip_unanswered,
+        reading=TraceReading(
+            format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
+        ),
     )
     load = _planned_load(plan, given) if plan else _free_load(given, shape, trace)
     if trace:
         load = replace(load, workload=replace(load.workload, trace=str(trace)))
-        if skipped := read_trace(trace, skip_unanswered=skip_unanswered).skipped:
-            shell.say(f"left out {skipped:,} requests without an answer")
+        for line in read_trace(trace, shape.reading, skip_unanswered=skip_unanswered).file.lines():
+            shell.say(line)
     if require_prediction and not plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
     one_of(APIS, **{"--api": api})
@@ -187,12 +210,14 @@ def run(  # noqa: PLR0913  (a command line is its options)
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
     job = replace(job, model=served, adapters=adapters, insecure=insecure, slowdown=slowdown)
+    job = replace(job, plain=plain, caveats=(PLAIN,) if plain else ())
     if slowdown is not None:
         shell.say(SIMULATED.format(slowdown))
     if api == "chat":
-        job = replace(job, chat=learn_chat(address, served, insecure=insecure))
+        job = learned(job)
     schedule = job.requests()
     check_chat(job, schedule)
+    try_request(job, schedule)
     with held(output) as lock:
         prepare(output, job, schedule, plan)
         run_with_progress_bar(output, job, lock)

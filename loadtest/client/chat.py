@@ -5,20 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import time
 from functools import partial
 
-from loadtest.client.endpoint import ask
-from loadtest.client.stream import CompletionStream, StreamError
+from loadtest.client.answer import complete
+from loadtest.client.stream import StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed
-from minicluster.http_client.sse import EventParser, EventTooLongError
+from minicluster.http_client.sse import EventTooLongError
 
 PATH = "/v1/chat/completions"
 ANSWER_S = 60.0
 """Time limit of one trial chat: its model may be compiled first."""
 
-BLOCK_BYTES = 65536
+TRIAL_TOKENS = 16
+"""Length of the answers to them: endpoints of reasoning models refuse shorter ones."""
 TRIAL_WORDS = (60, 33)
 """Numbers of words of the trial chats: their token counts have to differ by the same number."""
 
@@ -42,7 +42,9 @@ FORMS = (
 """English words for vocabularies of real models; letters for those of bytes and little else."""
 
 
-def learn_chat(host: str, model: str, *, insecure: bool = False) -> ChatForm:
+def learn_chat(
+    host: str, model: str, *, limit_name: str = "max_tokens", insecure: bool = False
+) -> ChatForm:
     """
     Find words of one token each, and the tokens of the chat template, from the endpoint's `usage`.
 
@@ -50,11 +52,11 @@ def learn_chat(host: str, model: str, *, insecure: bool = False) -> ChatForm:
     the template's. As in every run, `usage` of each answer is later compared with the request.
 
     Raises:
-        TargetFailed: the endpoint answers no chats.
+        TargetFailed: the endpoint answers no chats; a `StatusError` if it refuses them.
         InputError: the tokenizer fits none of the known forms.
     """
     rng = random.Random(0)  # noqa: S311  (any words will do)
-    count_tokens = partial(_prompt_tokens, host, model, insecure=insecure)
+    count_tokens = partial(_prompt_tokens, host, model, limit_name=limit_name, insecure=insecure)
     for form in FORMS:
         lengths = []
         for count in TRIAL_WORDS:
@@ -73,33 +75,22 @@ def learn_chat(host: str, model: str, *, insecure: bool = False) -> ChatForm:
     )
 
 
-def _prompt_tokens(host: str, model: str, text: str, *, insecure: bool) -> int:
-    """Request one token, and return the prompt's length by `usage`."""
+def _prompt_tokens(host: str, model: str, text: str, *, limit_name: str, insecure: bool) -> int:
+    """Request a short answer, and return the prompt's length by `usage`."""
     request = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": 1,
+        limit_name: TRIAL_TOKENS,
     }
     url, body = f"{host}{PATH}", json.dumps(request).encode()
-    until_s = time.monotonic() + ANSWER_S
     try:
-        with ask(url, "a chat", body, wait_s=ANSWER_S, insecure=insecure) as answer:
-            stream = _follow(answer, until_s)
+        stream = complete(url, "a chat", body, wait_s=ANSWER_S, insecure=insecure)
+        if stream.input_tokens is None:
+            stream.finish()  # names what came instead
     except (OSError, http.client.HTTPException, EventTooLongError, StreamError) as error:
         raise TargetFailed(f"{url}: {error}; expected a chat") from None
     if stream.input_tokens is None:
         raise TargetFailed(f"{url} sends no usage, without which chats have no known length")
     return stream.input_tokens
-
-
-def _follow(answer: http.client.HTTPResponse, until_s: float) -> CompletionStream:
-    """Read *answer* to its end, or until *until_s* on the monotonic clock has passed."""
-    stream, parser = CompletionStream(), EventParser()
-    while not stream.done and (received := answer.read1(BLOCK_BYTES)):
-        if time.monotonic() > until_s:
-            raise StreamError("timeout", f"no end after {ANSWER_S:g} s")
-        for data in parser.feed(received):
-            stream.take(data, 0.0)
-    return stream

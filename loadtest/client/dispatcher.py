@@ -83,7 +83,7 @@ class Dispatcher:
         self._job, self._http, self._origin_s, self._record = job, http, origin_s, record
         self._prompts = Prompts(job)
         key = authorization(os.environ, insecure=job.insecure)
-        self._headers = {"content-type": "application/json"} | key
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"} | key
         self._roots = [r for r in requests if r.previous is None]
         self._next = {r.previous: r for r in requests if r.previous is not None}
         self._unfinished = {r.index for r in requests if r.in_window}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -12,16 +11,20 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from loadtest.client.stream import error_message
 from minicluster.errors import InputError, TargetFailed
 from minicluster.http_client.authorization import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from email.message import Message
+    from typing import IO
 
 VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 """Environment variables, of which the first that is set holds the key; empty means no key."""
 
 DENIED = (401, 403)
+REDIRECTS = range(300, 400)
 ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines."""
 
@@ -31,6 +34,81 @@ ANSWER_S = 10.0
 MAX_ERROR_BYTES = 65536
 SHOWN_CHARACTERS = 400
 """Most characters of an endpoint's own reason in a message."""
+
+
+class StatusError(TargetFailed):
+    """
+    The endpoint answered with another status than 200.
+
+    Attributes:
+        status: that it answered with.
+        said: its own reason; empty: none.
+        body: the beginning of the answer.
+    """
+
+    def __init__(self, message: str, *, status: int, said: str, body: str) -> None:
+        self.status, self.said, self.body = status, said, body
+        super().__init__(message)
+
+
+class FinalResponse(http.client.HTTPResponse):
+    """A response after any interim ones; the library's own skips 100 only."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+            if not http.HTTPStatus.CONTINUE < status < http.HTTPStatus.OK:
+                return version, status, reason  # 100 is left to the library
+            http.client.parse_headers(self.fp)
+
+
+class Connection(http.client.HTTPConnection):
+    """A connection whose responses are `FinalResponse`."""
+
+    response_class = FinalResponse
+
+
+class TlsConnection(http.client.HTTPSConnection):
+    """The same over TLS."""
+
+    response_class = FinalResponse
+
+
+class Plain(urllib.request.HTTPHandler):
+    """Opens `Connection`."""
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Send *request*."""
+        return self.do_open(Connection, request)
+
+
+class Tls(urllib.request.HTTPSHandler):
+    """Opens `TlsConnection` with *context*."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._checked = context
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Send *request*."""
+        return self.do_open(TlsConnection, request, context=self._checked)
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect of a query, but not of a request with a body, as under the load."""
+
+    def redirect_request(  # noqa: D102  (the library's own)
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if req.data is not None:
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
@@ -113,7 +191,7 @@ def ask(
 
     Raises:
         InputError: as `authorization`.
-        TargetFailed: the answer is an error status.
+        StatusError: the answer is an error status.
         OSError: no answer.
         http.client.HTTPException: the answer is no HTTP.
     """
@@ -123,29 +201,33 @@ def ask(
     for name, value in authorization(os.environ, insecure=insecure).items():
         request.add_unredirected_header(name, value)  # a redirect must not get the key
     # No proxy from the environment: the load does not go through one either.
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if url.startswith("https://"):
-        context = client_context(ssl.SSLContext, insecure=insecure)
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    opener = urllib.request.build_opener(*handlers)
+    secure = request.type == "https"
+    kind = Tls(client_context(ssl.SSLContext, insecure=insecure)) if secure else Plain()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), Redirects(), kind)
     try:
         answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
     except urllib.error.HTTPError as error:
         with error:
-            status = f"{url} answers {error.code}{_reason(error)}"
-        raise TargetFailed(f"{status}; expected {expected}{auth_hint(error.code)}") from None
+            raise _status_error(url, error, expected) from None
     return answer
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the message of an OpenAI-shaped error body, or else the beginning of the body."""
+def _status_error(url: str, error: urllib.error.HTTPError, expected: str) -> StatusError:
+    """Return the error of an answer: its message, or else the beginning of its body."""
     try:
         body = error.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
-        return ""
-    with contextlib.suppress(KeyError, RecursionError, TypeError, ValueError):  # not OpenAI's
-        body = str(json.loads(body)["error"]["message"])
-    return f": {' '.join(body.split())[:SHOWN_CHARACTERS]}" if body else ""
+        body = ""
+    try:
+        said = error_message(json.loads(body)) or body
+    except (RecursionError, ValueError):
+        said = body
+    said = " ".join(said.split())[:SHOWN_CHARACTERS]
+    where = error.headers.get("location")
+    shown = f" to {where[:SHOWN_CHARACTERS]}" if where and error.code in REDIRECTS else ""
+    shown += f": {said}" if said else ""
+    text = f"{url} answers {error.code}{shown}; expected {expected}{auth_hint(error.code)}"
+    return StatusError(text, status=error.code, said=said, body=body)
 
 
 def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...], float | None]:

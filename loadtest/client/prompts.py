@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from minicluster.workload.schedule import ScheduledRequest
 
 COMPLETIONS = "/v1/completions"
+EXTENSIONS = ("ignore_eos", "continuous_usage_stats", "return_token_ids", "temperature")
+"""Parameters that make lengths exact and tokens counted, which a plain request has not: OpenAI's
+API knows only the last one, and its reasoning models refuse it."""
 
 TRACE_STREAM = 2
 """Random stream of a trace's blocks (3 for negative ids), apart from the job's other streams."""
@@ -28,11 +31,11 @@ class Prompts:
     The prompts of one run.
 
     A prompt consists of random token ids of the model's own vocabulary, so its length in tokens is
-    exact without a tokenizer; `ignore_eos` makes the output length exact. In a chat, the ids are
-    numbers of words that are one token each (`loadtest.client.chat`), without the template's
-    tokens; the first word is always the same. Ids come from the job's salt, which is new for each
-    run: only the workload's shared prefix, the blocks of a trace, and the earlier turns of a
-    conversation can be in the server's prefix cache.
+    exact without a tokenizer; `ignore_eos` makes the output length exact, unless the job is plain.
+    In a chat, the ids are numbers of words that are one token each (`loadtest.client.chat`),
+    without the template's tokens; the first word is always the same. Ids come from the job's salt,
+    which is new for each run: only the workload's shared prefix, the blocks of a trace, and the
+    earlier turns of a conversation can be in the server's prefix cache.
     """
 
     def __init__(self, job: Job) -> None:
@@ -42,12 +45,11 @@ class Prompts:
         self._high = len(job.chat.words) if job.chat else job.vocab_size
         self._overhead = job.chat.overhead_tokens if job.chat else 0
         self._prefix = self._fresh(job.workload.longest_prefix_tokens - self._overhead, 0)
-        fields = {
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "ignore_eos": True,
-            "temperature": 0,
-        }
+        options = {"include_usage": True}
+        fields: dict[str, Any] = {"stream": True, "stream_options": options}
+        if not job.plain:
+            options["continuous_usage_stats"] = True
+            fields |= {"ignore_eos": True, "temperature": 0}
         self._heads = [
             json.dumps({"model": name, **fields})[:-1].encode()
             for name in (job.model, *job.adapters)
@@ -71,16 +73,18 @@ class Prompts:
     def body(self, request: ScheduledRequest, ids: Ids) -> bytes:
         """Return the HTTP body of *request* with the prompt *ids*."""
         head = self._heads[0 if request.adapter is None else 1 + request.adapter]
+        limit = self._job.limit_name
         if self._job.chat:
             message = {"role": "user", "content": self._job.chat.text(ids.tolist())}
-            fields = {"max_tokens": request.output_tokens, "messages": [message]}
+            fields = {limit: request.output_tokens, "messages": [message]}
             return head + b", " + json.dumps(fields).encode()[1:]
         # Decimals of fixed width are a table lookup: formatting the ids of a long prompt would
         # delay every stream by milliseconds.
         prompt = self._decimals[ids].tobytes()[:-1]
-        option = b', "return_token_ids": true' if request.session is not None else b""
-        tail = b', "max_tokens": %d%s, "prompt": [%s]}' % (request.output_tokens, option, prompt)
-        return head + tail
+        told = request.session is not None and not self._job.plain
+        option = b', "return_token_ids": true' if told else b""
+        length = b'"%s": %d' % (limit.encode(), request.output_tokens)
+        return head + b', %s%s, "prompt": [%s]}' % (length, option, prompt)
 
     def conversation(self, request: ScheduledRequest, ids: Ids, answer: list[int]) -> Ids:
         """

@@ -17,13 +17,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import geventhttpclient.client
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.response import HTTPParseError, HTTPSocketPoolResponse
 
 from loadtest.client.endpoint import auth_hint, client_context
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
-from loadtest.client.stream import CompletionStream, StreamError
-from minicluster.http_client.sse import EventParser
+from loadtest.client.stream import CompletionStream, StreamError, check_encoding
 from minicluster.phases import HANDOFF, QUEUED_PREFILL, SUMS
 from minicluster.workload.samples import Sample
 from minicluster.workload.schedule import ScheduledRequest
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from loadtest.run.job import Job
 
 OK = 200
+REDIRECTS = range(300, 400)
 SHED = (429, 503)
 """Statuses of an endpoint that sheds load."""
 
@@ -76,6 +77,21 @@ class TlsSocket(gevent.ssl.SSLSocket):  # type: ignore[misc]
         except BaseException:
             self.close()
             raise
+
+
+class FinalResponse(HTTPSocketPoolResponse):  # type: ignore[misc]
+    """A response that keeps its connection after interim ones (100, 102, 103, any 1xx)."""
+
+    def _on_message_complete(self) -> None:
+        """Give the connection back, but not for an interim response: the final one follows."""
+        if self.get_code() < OK:
+            self.message_complete = True
+        else:
+            super()._on_message_complete()
+
+
+# The library makes its responses by this name, and gives the connection back after the first 1xx.
+geventhttpclient.client.HTTPSocketPoolResponse = FinalResponse
 
 
 def connections(job: Job) -> HTTPClientPool:
@@ -166,17 +182,15 @@ class RequestTask:
         try:
             status = response.status_code
             if status != OK:
-                text = bytes(response.read(200)).decode(errors="replace")
-                outcome = "shed" if status in SHED else "bad_status"
-                raise StreamError(outcome, f"{status}{auth_hint(status)}: {text}")
-            header = str(response.get("server-timing", ""))
+                raise _refusal(response)
+            check_encoding(_header(response, "content-encoding"))
+            self.stream.content_type = _header(response, "content-type")
+            header = _header(response, "server-timing")
             timings |= {name: float(value) / 1e3 for name, value in TIMING.findall(header)}
-            parser = EventParser()
             for received in _pieces(response):
                 arrival = LAST_READ.get(None) or Arrival(time.monotonic(), by_kernel=False)
                 self.stream.by_kernel &= arrival.by_kernel
-                for data in parser.feed(received):
-                    self.stream.take(data, arrival.at_s - self.origin_s)
+                self.stream.receive(received, arrival.at_s - self.origin_s)
                 if self.stream.done:
                     break
             self.stream.finish()
@@ -186,6 +200,23 @@ class RequestTask:
                     pass
         finally:
             response.release()
+
+
+def _header(response: HTTPSocketPoolResponse, name: str) -> str:
+    """Return a header's value; empty without one, and a list where it is there several times."""
+    value = response.get(name, "")
+    return value if isinstance(value, str) else ", ".join(value)
+
+
+def _refusal(response: HTTPSocketPoolResponse) -> StreamError:
+    """Return the error of a status that is not 200, with the endpoint's own text."""
+    status = response.status_code
+    text = " ".join(bytes(response.read(200)).decode(errors="replace").split())
+    if status in REDIRECTS:
+        where = _header(response, "location") or "no Location"
+        return StreamError("bad_status", f"{status} to {where[:200]}; redirects are not followed")
+    outcome = "shed" if status in SHED else "bad_status"
+    return StreamError(outcome, f"{status}{auth_hint(status)}: {text}")
 
 
 def _pieces(response: HTTPSocketPoolResponse) -> Iterator[bytes]:

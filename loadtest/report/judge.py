@@ -68,7 +68,8 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
     try:
         steps = folder / ENGINE_STEPS
         known = steps if read_engine_steps(steps) else None
-        return resimulate(folder / PLAN, run.samples, run.schedule, known)
+        plain = run.job.plain
+        return resimulate(folder / PLAN, run.samples, run.schedule, known, plain=plain)
     except MiniclusterError as error:
         shell.say(f"the prediction is the plan's own, not one for these requests: {error}")
         return None

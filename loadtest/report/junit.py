@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from loadtest.report.table import latency_text
+from loadtest.report.table import caveat_text, latency_text
 from loadtest.verdict.verdict import PROVES_NOTHING, Verdict
 from minicluster.stats.shares import LEVELS
 
@@ -33,6 +33,8 @@ def to_junit(verdict: Verdict, *, require_prediction: bool) -> str:
         _limit(suite, verdict, result)
     if verdict.comparison:
         _prediction(suite, verdict.comparison, required=require_prediction)
+    if verdict.notes:
+        ET.SubElement(suite, "system-out").text = _clean("\n".join(verdict.notes))
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
     for kind, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
@@ -70,9 +72,10 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
 
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
+    caveat = caveat_text(verdict)
     name = f"{result.name} < {1000 * result.limit_s:g} ms"
     case = _case(suite, name)
-    text = f"{latency_text(result.measured_s)}; {result.attained_text}"
+    text = f"{latency_text(result.measured_s)}; {result.attained_text}{caveat}"
     below = result.attained_fraction < LEVELS[result.percentile]
     if verdict.verdict in PROVES_NOTHING:
         _add(case, "error", f"the run proves nothing: {text}")

@@ -39,12 +39,13 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
         began = {"start": datetime.fromtimestamp(told.started_unix_s, UTC).isoformat()}
     total = sum(verdict.outcomes.values())
     answered = verdict.outcomes.get("ok", 0)
+    in_flight = verdict.outcomes.get("unfinished", 0)
     lengths = [(s.input_tokens or 0, s.output_tokens or 0) for s in run.measured if s.ok]
     prompts, answers = (list(each) for each in zip(*lengths, strict=True)) if lengths else ([], [])
     performance = {
         "requests": {
             "total": total,
-            "failures": total - answered,
+            "failures": total - answered - in_flight,
             "input_length": _mean(prompts, "count"),
             "output_length": _mean(answers, "count"),
         },
@@ -74,7 +75,7 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
         "run": {
             "uid": f"{told.model}-{told.started_unix_s:.3f}-{run.job.prompt_salt}",
             "time": {**began, "duration": f"PT{told.wall_s:.3f}S"},
-            "description": " ".join((verdict.verdict.upper(), *verdict.reasons)),
+            "description": " ".join((verdict.verdict.upper(), *verdict.reasons, *told.caveats)),
         },
         "scenario": {"load": load},
         "results": {"request_performance": {"aggregate": performance}},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     LATENCY_HEADS,
+    caveat_text,
     client_text,
     filled_columns,
     headline,
@@ -59,7 +60,8 @@ def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = Non
     """Return the whole page of a run."""
     word, why = headline(verdict)
     told = (pace_text(verdict) or "", prediction_text(verdict) or "")
-    lines = [why, *told, *(p.attained_text for p in verdict.slo)]
+    caveat = caveat_text(verdict)
+    lines = [why, *told, *(f"{p.attained_text}{caveat}" for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -98,14 +100,16 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
         yield Tile(
             name=result.name,
             value=latency_text(result.measured_s),
-            below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}",
+            below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}"
+            f"{caveat_text(verdict)}",
             bad=result.verdict == "missed",
         )
     done = verdict.throughput
     yield Tile(
         name="goodput",
         value=f"{done.good_requests_per_s:.2f}/s",
-        below=f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s",
+        below=f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s"
+        f"{caveat_text(verdict)}",
     )
     stall = verdict.latency["longest_stall"]
     yield Tile(
@@ -120,7 +124,7 @@ def _latencies(verdict: Verdict) -> Section:
     """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads, *rows = filled_columns(LATENCY_HEADS, latency_rows(verdict), load_rows(verdict))
     title = "Measured, SLO" if verdict.comparison is None else "Predicted, measured, SLO"
-    return Section(title, (DataTable(heads, tuple(rows)),))
+    return Section(f"{title}{caveat_text(verdict)}", (DataTable(heads, tuple(rows)),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:

@@ -129,7 +129,13 @@ def outcome_text(verdict: Verdict) -> str:
 def headline(verdict: Verdict) -> tuple[str, str]:
     """Return the verdict in words, and its reasons."""
     limits = ", ".join(f"{p.name} < {seconds(p.limit_s)}" for p in verdict.slo)
-    return HEADLINES[verdict.verdict][0], "; ".join(verdict.reasons) or limits
+    why = "; ".join(verdict.reasons) or limits
+    return HEADLINES[verdict.verdict][0], f"{why}{caveat_text(verdict)}"
+
+
+def caveat_text(verdict: Verdict) -> str:
+    """Return what stands beside every figure of a run, with a comma before it; mostly empty."""
+    return "".join(f", {caveat}" for caveat in verdict.metadata.caveats)
 
 
 def stall_text(verdict: Verdict) -> str:
@@ -221,7 +227,7 @@ def terminal_table(title: str, heads: Sequence[str], *groups: Iterable[Sequence[
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Print table and verdict."""
-    title = f"{verdict.metadata.model} at {verdict.metadata.host}"
+    title = f"{verdict.metadata.model} at {verdict.metadata.host}{caveat_text(verdict)}"
     latencies, loads = list(latency_rows(verdict)), list(load_rows(verdict))
     heads, *rows = filled_columns(LATENCY_HEADS, latencies, loads)
     table = terminal_table(title, heads, rows[: len(latencies)], rows[len(latencies) :])
@@ -233,7 +239,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
-        *(result.attained_text for result in verdict.slo),
+        *(f"{result.attained_text}{caveat_text(verdict)}" for result in verdict.slo),
     ]
     lines += [
         text

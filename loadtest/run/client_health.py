@@ -143,14 +143,17 @@ def merged(clients: Sequence[Client]) -> Client:
     )
 
 
-def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
+def health(
+    client: Client, samples: tuple[Sample, ...], slo: SloSpec, *, queued: bool = False
+) -> Health:
     """
     Judge whether the client's own lag is small against the limits of *slo*.
 
     A TTFT contains the dispatch lag and at most one late timestamp, a TPOT two late timestamps
     spread over the tokens, a gap one. None of these, at the percentile of the SLO, may reach
     `MAX_FRACTION_OF_LIMIT` of the limit: a rarer lag changes the attained fraction by less than
-    its own frequency.
+    its own frequency. Where requests waited in the client on purpose (*queued*), because another
+    tool capped those in flight, the wait is no lag.
     """
     dispatch_lags_s = [s.send_s - s.due_s for s in samples]
     heartbeat_lags_s = list(client.heartbeat_lag_s)
@@ -158,6 +161,7 @@ def health(client: Client, samples: tuple[Sample, ...], slo: SloSpec) -> Health:
     dispatch_lag_s, heartbeat_lag_s = (
         quantile(lags_s, slo.level) for lags_s in (dispatch_lags_s, heartbeat_lags_s)
     )
+    dispatch_lag_s = 0.0 if queued else dispatch_lag_s
     saturation = _saturation(client.cpu_fraction, lag_p90_s)
     problems = [*_lag_problems(dispatch_lag_s, heartbeat_lag_s, samples, slo), *saturation]
     if client.stalled_s > MAX_STALLED_FRACTION * client.wall_s:

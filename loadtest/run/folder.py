@@ -69,6 +69,11 @@ class Run:
         )
 
     @property
+    def cut_short(self) -> bool:
+        """Whether it ended before its time: requests that were never sent are no misses then."""
+        return self.client.stop != "complete"
+
+    @property
     def measured(self) -> tuple[Sample, ...]:
         """The samples of the window."""
         return tuple(s for s in self.samples if s.in_window)
@@ -128,13 +133,25 @@ def read_run(folder: Path) -> Run:
     if job.slowdown is not None:
         samples = tuple(sample.scaled(1 / job.slowdown) for sample in samples)
         client = client.in_seconds_of(job.slowdown)
+    if job.shape.closed:
+        job = replace(job, window=_realised(job, samples))
+    elif client.stop != "complete":
+        job = replace(job, window=_until(job, samples))
     return Run(
-        job=replace(job, window=_realised(job, samples)) if job.shape.closed else job,
+        job=job,
         plan=read_plan(folder / job.plan) if job.plan else None,
         schedule=read_schedule(folder / "schedule.jsonl"),
         samples=samples,
         client=client,
     )
+
+
+def _until(job: Job, samples: tuple[Sample, ...]) -> Window:
+    """Return the part of the window that a run came to, if it did: up to what it saw last."""
+    last_s = max((s.end_s for s in samples), default=0.0)
+    if last_s <= job.window.start_s:
+        return job.window
+    return replace(job.window, end_s=min(job.window.end_s, last_s))
 
 
 def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:

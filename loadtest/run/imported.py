@@ -14,7 +14,7 @@ from loadtest.run.folder import as_json, prepare
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.run.schedule import Window
 from minicluster.errors import InputError
-from minicluster.files import read_text
+from minicluster.files import read_text, write_together
 from minicluster.plan import read_plan
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import ScheduledRequest
@@ -29,6 +29,8 @@ MOST_TOKENS = 10_000_000
 """No answer has more: a file that says so is broken, and would fill the memory."""
 SHED = re.compile(r"\b(429|503)\b")
 """Statuses with which a server sheds a request, in texts of errors."""
+SCHEDULED = ("constant", "poisson", "trace")
+"""GuideLLM's strategies with a schedule of arrivals; the others send as places get free."""
 UNIX_S = 1e9
 """Clocks that are beyond it count from 1970; others from the start of the tool's machine."""
 
@@ -57,12 +59,62 @@ class Answer:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """
+    What a file says of the requests in flight, and of when they were due.
+
+    Attributes:
+        most: that the tool let be in flight; `None`: any number, or not said.
+        told: whether the file says it.
+        due: whether the file says when each request was due.
+        closed: whether none was due before it had a place, as of users who wait for their answers.
+    """
+
+    most: int | None = None
+    told: bool = True
+    due: bool = False
+    closed: bool = False
+
+    def said(self, tool: str, answers: Sequence[Answer]) -> tuple[tuple[str, ...], str]:
+        """Return what stands beside the figures, and the remark that explains it."""
+        peak = most_in_flight(answers)
+        seen = f"at most {peak} were in flight at once"
+        left_out = "waits in the client are in no figure"
+        if not self.told:
+            unknown = f"the file of {tool} does not say whether it capped requests in flight"
+            return (), f"{unknown}: {seen}, and if there was a cap, {left_out}"
+        if self.most is None:
+            return (), ""
+        cap = f"at most {self.most} in flight"
+        if self.closed:
+            why = f"{tool} kept {cap} (closed loop): none was due before it had a place"
+            return (f"{cap} (closed loop)",), why
+        if peak < self.most:
+            return (), f"{tool} would have kept {cap}, and {seen}: the cap changed nothing"
+        capped = f"{tool} kept {cap}, so that the endpoint had less load than arrived"
+        if self.due:
+            why = f"{capped}; TTFT and E2E begin when a request was due, its wait included; a"
+            why += " prediction is of the load that arrived"
+            return (f"{cap} (waits in the client included)",), why
+        why = f"{capped}, and the file does not say when requests were due: TTFT and E2E begin"
+        why += f" with the send, and {left_out}, so that they flatter the endpoint"
+        return (f"{cap} (waits in the client not included)",), why
+
+
+def most_in_flight(answers: Sequence[Answer]) -> int:
+    """Return the largest number of requests that were in flight at once."""
+    ends = sorted((at_s, step) for a in answers for at_s, step in ((a.start_s, 1), (a.end_s, -1)))
+    return max(accumulate(step for _, step in ends), default=0)
+
+
 def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None) -> None:
     """
     Write the folder of a run from the results of another load generator.
 
     All requests count, but those that the tool cut off when it ended. TTFT begins with the send
-    where the tool does not keep when a request was due. Where it keeps no time of each chunk, the
+    where the tool does not keep when a request was due; whether it capped the requests in flight
+    is a remark of the run, and stands beside its figures. Where it keeps no time of each chunk, the
     tokens after the first are spread evenly, so that TPOT is right and gaps are means.
 
     Args:
@@ -74,7 +126,8 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
         InputError: a file of no such tool, one without all single requests, holes or
             contradictions in it, or a folder that cannot be written.
     """
-    answers = sorted(read_answers(results, benchmark=benchmark), key=lambda each: each.due_s)
+    tool, found, pacing = _read(results, benchmark)
+    answers = sorted(found, key=lambda each: each.due_s)
     counted = sum(each.outcome != "unfinished" for each in answers)
     if counted < 2:  # noqa: PLR2004  (one request has no rate)
         raise InputError(str(results), f"{counted} requests", "two requests or more")
@@ -91,15 +144,18 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     length = RunLength(num_requests=counted, warmup_s=0.0)
     job = make_job(planned_load(read_plan(plan)), length, host=f"imported from {results.name}")
     end_s = last_s * (1 + 1 / (len(answers) - 1)) or 1.0
-    job = replace(job, window=Window(start_s=0.0, end_s=end_s, drain_s=0.0))
+    caveats, remark = pacing.said(tool, answers)
+    job = replace(
+        job, window=Window(start_s=0.0, end_s=end_s, drain_s=0.0), caveats=caveats,
+        remarks=(remark,) if remark else (), queued_in_client=bool(caveats),
+    )  # fmt: skip
     prepare(folder, job, schedule, plan)
-    lines = "".join(f"{to_line(each)}\n" for each in samples)
-    (folder / "samples.jsonl").write_text(lines, encoding="utf-8")
     unix_s = first_s if first_s > UNIX_S else 0.0
     client = new_client("complete", started_unix_s=unix_s, origin_monotonic_s=0.0)
     wall_s = max(each.end_s for each in samples)
     told = replace(client, wall_s=wall_s, machine="not known: imported", versions={})
-    (folder / "client.json").write_text(as_json(told), encoding="utf-8")
+    lines = "".join(f"{to_line(each)}\n" for each in samples)
+    write_together({folder / "samples.jsonl": lines, folder / "client.json": as_json(told)})
 
 
 def _sample(index: int, answer: Answer, first_s: float) -> Sample:
@@ -127,14 +183,20 @@ def _singly(answer: Answer) -> bool:
 
 def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
     """Read the requests of a file; raises as `import_run`."""
+    return _read(path, benchmark)[1]
+
+
+def _read(path: Path, benchmark: int | None) -> tuple[str, list[Answer], Pacing]:
+    """Return the tool that wrote a file, its requests and how they were paced."""
     raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
         if is_summary(raw):
             raise InputError(place, "a summary", "the results request by request", way_out)
-    for known, read in READERS.values():
+    for tool, (known, read, pacing) in READERS.items():
         if known(raw):
             try:
-                return list(_checked(read(raw, place, benchmark), place))
+                answers = list(_checked(read(raw, place, benchmark), place))
+                return tool, answers, pacing(raw, benchmark)
             except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
                 expected = "the fields of its tool, streamed answers (docs/stacks.md)"
                 raise InputError(place, f"{type(error).__name__}: {error}", expected) from None
@@ -201,45 +263,66 @@ def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[Answer]:
     """
     `vllm bench serve`: seconds; ITLs are the gaps between chunks. Errors have no status.
 
-    Source: vLLM 0.29.0, vllm/benchmarks/serve.py, `result` of `benchmark`, and a run of it.
+    `queue_times` (from 0.33 on) is the wait of a request that had arrived, for a place under
+    `max_concurrency`; at the rate `inf` all arrive at once, and it is no wait of anybody.
+
+    Source: vLLM 0.29.0, vllm/benchmarks/serve.py, `result` of `benchmark`, and a run of it; of
+    `queue_times` its main branch, commit 009e6d4a.
     """
-    names = ("start_times", "ttfts", "itls", "input_lens", "output_lens", "errors")
+    names = ["start_times", "ttfts", "itls", "input_lens", "output_lens", "errors"]
     absent = [name for name in names if name not in raw]
     if absent:
         way_out = "run it with --save-result --save-detailed"
         raise InputError(place, f"no {', '.join(absent)}", "lists with a value a request", way_out)
+    closed = _vllm_pacing(raw, None).closed
+    waits_s = [0.0] * len(raw["start_times"]) if closed else raw.get("queue_times")
+    if waits_s is not None:
+        names.append("queue_times")
+        raw = {**raw, "queue_times": waits_s}
     counts = {name: len(raw[name]) for name in names}
     if len(set(counts.values())) > 1:
         raise InputError(place, counts, "lists of one length", "run the benchmark again")
-    for start_s, ttft_s, gaps_s, prompt, output, error in zip(
+    for start_s, ttft_s, gaps_s, prompt, output, error, *wait_s in zip(
         *(raw[name] for name in names), strict=True
     ):
+        due_s = start_s - sum(wait_s)
         if error or not output:
-            yield _failed(start_s, start_s, error, tokens=prompt)
+            yield _failed(start_s, start_s, error, due_s=due_s, tokens=prompt)
             continue
         chunk_s = tuple(accumulate(gaps_s, initial=start_s + ttft_s))
         yield Answer(
-            due_s=start_s, start_s=start_s, end_s=chunk_s[-1], input_tokens=prompt,
+            due_s=due_s, start_s=start_s, end_s=chunk_s[-1], input_tokens=prompt,
             output_tokens=output, chunk_s=chunk_s,
         )  # fmt: skip
+
+
+def _vllm_pacing(raw: dict[str, Any], _: int | None) -> Pacing:
+    most, rate = raw.get("max_concurrency"), raw.get("request_rate")
+    return Pacing(
+        most=_count(most), told="max_concurrency" in raw, due="queue_times" in raw,
+        closed=most is not None and rate in {"inf", math.inf},
+    )  # fmt: skip
+
+
+def _count(most: object) -> int | None:
+    if most is not None and not (isinstance(most, int) and most > 0):
+        raise ValueError(f"{most!r} requests in flight at most")
+    return most
 
 
 def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterator[Answer]:
     """
     GuideLLM: unix seconds of first and last token.
 
-    Its `time_per_output_token_ms` contains the TTFT, and is not read; nor is `targeted_start`,
-    which has another origin in runs of 0.8.1.
+    Its `time_per_output_token_ms` contains the TTFT, and is not read. A request was due at its
+    `targeted_start`, if its strategy has a schedule and the time has the origin of the others,
+    which it has not in all runs of 0.8.1.
 
-    Source: GuideLLM 0.8.1, schemas/request_stats.py and info.py, and a run of it.
+    Source: GuideLLM 0.8.1, schemas/base/request_stats.py and info.py, scheduler/strategies.py, and
+    a run of it.
     """
-    found = raw["benchmarks"]
-    if len(found) != 1 and benchmark is None:
-        expected = "one benchmark, or --benchmark with the number of one"
-        raise InputError(place, f"{len(found)} benchmarks", expected)
-    if not 1 <= (benchmark or 1) <= len(found):
-        raise InputError("--benchmark", benchmark, f"from 1 to {len(found)}")
-    chosen = found[(benchmark or 1) - 1]
+    chosen = _chosen(raw, place, benchmark)
+    scheduled = _strategy(chosen).get("type_") in SCHEDULED
     for kind in ("successful", "errored", "incomplete"):
         kept, total = chosen["requests"].get(kind) or (), chosen["metrics"]["request_totals"][kind]
         if len(kept) != total:
@@ -248,19 +331,56 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
             raise InputError(place, f"{len(kept):,} of them", expected, way_out)
         for each in kept:
             if kind != "incomplete" or each["request_start_time"] is not None:
-                yield _guidellm_request(each, kind)
+                yield _guidellm_request(each, kind, scheduled=scheduled)
 
 
-def _guidellm_request(each: dict[str, Any], kind: str) -> Answer:
+def _chosen(raw: dict[str, Any], place: str, benchmark: int | None) -> dict[str, Any]:
+    """Return the benchmark of a GuideLLM file that is asked for."""
+    found = raw["benchmarks"]
+    if len(found) != 1 and benchmark is None:
+        expected = "one benchmark, or --benchmark with the number of one"
+        raise InputError(place, f"{len(found)} benchmarks", expected)
+    if not 1 <= (benchmark or 1) <= len(found):
+        raise InputError("--benchmark", benchmark, f"from 1 to {len(found)}")
+    chosen: dict[str, Any] = found[(benchmark or 1) - 1]
+    return chosen
+
+
+def _strategy(chosen: dict[str, Any]) -> dict[str, Any]:
+    return (chosen.get("config") or {}).get("strategy") or {}
+
+
+def _guidellm_pacing(raw: dict[str, Any], benchmark: int | None) -> Pacing:
+    chosen = raw["benchmarks"][(benchmark or 1) - 1]
+    strategy = _strategy(chosen)
+    kind, kept = strategy.get("type_"), chosen["requests"].get("successful") or ()
+    if kind is None:
+        return Pacing(told=False)
+    most = 1 if kind == "synchronous" else strategy.get("streams", strategy.get("max_concurrency"))
+    return Pacing(
+        most=_count(most), closed=kind not in SCHEDULED,
+        due=kind in SCHEDULED and all(_targeted_s(each) is not None for each in kept),
+    )  # fmt: skip
+
+
+def _targeted_s(each: dict[str, Any]) -> float | None:
+    """Return when a request was to be sent, on the clock of its other times; `None`: not told."""
+    at_s: float | None = each["info"]["timings"].get("targeted_start")
+    return at_s if at_s is not None and UNIX_S < at_s <= each["request_start_time"] else None
+
+
+def _guidellm_request(each: dict[str, Any], kind: str, *, scheduled: bool) -> Answer:
     start_s, end_s = each["request_start_time"], each["request_end_time"]
+    due_s = (_targeted_s(each) if scheduled else None) or start_s
     prompt, output = each.get("prompt_tokens"), each.get("output_tokens") or 0
     if kind != "successful":
-        failed = _failed(start_s, end_s, each["info"].get("error") or kind, tokens=prompt)
+        said = each["info"].get("error") or kind
+        failed = _failed(start_s, end_s, said, due_s=due_s, tokens=prompt)
         return failed if kind == "errored" else replace(failed, outcome="unfinished")
     times = each["info"]["timings"]
     chunk_s = _spread(times["first_token_iteration"], times["last_token_iteration"], output)
     return Answer(
-        due_s=start_s, start_s=start_s, end_s=end_s, input_tokens=prompt, output_tokens=output,
+        due_s=due_s, start_s=start_s, end_s=end_s, input_tokens=prompt, output_tokens=output,
         chunk_s=chunk_s,
     )  # fmt: skip
 
@@ -270,6 +390,8 @@ def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[A
     AIPerf: values with units, of each request of the profiling phase.
 
     Tokens are those that the server's usage counts: AIPerf's own come from tokenising the text.
+    `credit_issued_ns` comes after the wait for a place under `--concurrency`, of which this file
+    says nothing (credit/issuer.py).
 
     Source: AIPerf 0.13.0, docs/tutorials/working-with-profile-exports.md, and a run of it.
     """
@@ -314,7 +436,8 @@ def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> It
     inference-perf: seconds of every chunk.
 
     Tokens are those that the server's usage counts, where it did: inference-perf's own come from
-    tokenising the text.
+    tokenising the text. It keeps `scheduled_time` and `worker_max_concurrency` out of this file
+    (reportgen/base.py, `build_per_request_lifecycle_entry`).
 
     Source: inference-perf 0.5.0 (`response_info`) and 0.7.0 (`response_metrics`), apis/base.py,
     and a run of 0.7.0.
@@ -336,6 +459,10 @@ def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> It
         )  # fmt: skip
 
 
+def _untold(*_: object) -> Pacing:
+    return Pacing(told=False)
+
+
 def _is_list_of(*keys: str) -> Callable[[Any], bool]:
     def known(raw: object) -> bool:
         first: Sequence[Any] = raw if isinstance(raw, list) else ()
@@ -348,7 +475,11 @@ def _is_dict_with(*keys: str) -> Callable[[Any], bool]:
     return lambda raw: isinstance(raw, dict) and all(key in raw for key in keys)
 
 
-Reader = tuple["Callable[[Any], bool]", "Callable[[Any, str, int | None], Iterator[Answer]]"]
+Reader = tuple[
+    "Callable[[Any], bool]",
+    "Callable[[Any, str, int | None], Iterator[Answer]]",
+    "Callable[[Any, int | None], Pacing]",
+]
 
 SUMMARIES = (
     (_is_dict_with("aiperf_version", "request_throughput"), "import profile_export.jsonl"),
@@ -360,9 +491,9 @@ SUMMARIES = (
 """How summaries of tools are recognised, and where the single requests are."""
 
 READERS: dict[str, Reader] = {
-    "vllm bench serve": (_is_dict_with("request_throughput", "num_prompts"), _vllm),
-    "GuideLLM": (_is_dict_with("benchmarks"), _guidellm),
-    "AIPerf": (_is_list_of("metadata", "metrics"), _aiperf),
-    "inference-perf": (_is_list_of("start_time", "info"), _inference_perf),
+    "vllm bench serve": (_is_dict_with("request_throughput", "num_prompts"), _vllm, _vllm_pacing),
+    "GuideLLM": (_is_dict_with("benchmarks"), _guidellm, _guidellm_pacing),
+    "AIPerf": (_is_list_of("metadata", "metrics"), _aiperf, _untold),
+    "inference-perf": (_is_list_of("start_time", "info"), _inference_perf, _untold),
 }
-"""How the results of each tool are recognised, and read."""
+"""How the results of each tool are recognised and read, and how their requests were paced."""

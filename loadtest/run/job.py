@@ -66,6 +66,12 @@ class Job:
         chat: form of chat messages; `None`: completions of token ids.
         insecure: whether any certificate is accepted, and no API key sent.
         adapters: names of LoRA adapters, the most popular one first.
+        plain: whether requests have OpenAI's own parameters only, so that answers end when the
+            model ends them.
+        limit_name: parameter that limits the length of an answer.
+        remarks: what a reader of the run's figures has to know of the load, in sentences.
+        caveats: the same in a few words, which stand beside the figures.
+        queued_in_client: whether requests waited in the client for a place among those in flight.
         slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
             the engines are real.
     """
@@ -88,6 +94,11 @@ class Job:
     insecure: bool = False
     adapters: tuple[str, ...] = ()
     slowdown: float | None = None
+    plain: bool = False
+    limit_name: str = "max_tokens"
+    remarks: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    queued_in_client: bool = False
 
     def by_the_clock(self) -> Job:
         """Return the job with its times in seconds of the clock, as the client needs them."""
@@ -123,7 +134,7 @@ def default_warmup_s(e2e_s: float) -> float:
 def slowest_s(slo: SloSpec, workload: WorkloadSpec) -> float:
     """Return the time that the SLO allows the longest request."""
     return max(
-        each.e2e_s or each.ttft_s + (each.per_token_s or 0.0) * part.output_tokens.max_tokens
+        each.e2e_s or each.ttft_s + (each.per_token_s or 0.0) * part.longest_answer_tokens
         for part, each in zip(workload.parts, workload.promises(slo).values(), strict=True)
     )
 

@@ -21,6 +21,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
+from minicluster.workload.lengths import length_rows
 from minicluster.workload.sample_size import requests_to_judge
 from minicluster.workload.traces import read_trace
 
@@ -85,7 +86,8 @@ def planned_load(plan: Plan) -> TestLoad:
     return TestLoad(
         model=plan.model.id,
         vocab_size=plan.model.vocab_size,
-        workload=plan.workload,
+        # Of a trace that the plan was made from, lengths and rate; `--trace` replays it.
+        workload=replace(plan.workload, trace=None),
         slo=plan.inputs.scenario.slo,
         e2e_s=plan.prediction.e2e.mean_s,
         planned=True,
@@ -191,7 +193,8 @@ def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> No
     source, trace, staged = shape.source, load.workload.trace, bool(shape.stages)
     users, stages = (f"no such option with {name}" for name in ("--users", "--stages"))
     rounds = f"{users}: each user's first {WARMUP_ROUNDS} requests do not count"
-    shaped = replace(shape, skip_unanswered=False) != ArrivalShape()
+    plain = ArrivalShape()
+    shaped = (source, shape.stages) != (plain.source, plain.stages)
     alone = not shape.closed and source.turns == 1
     needed = "--users or --turns beside it: otherwise no request follows another"
     refused = (
@@ -205,8 +208,9 @@ def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> No
     for applies, option, value, expectation in refused:
         if applies and value is not None:
             raise InputError(option, value, expectation)
-    if shape.skip_unanswered and not trace:
-        raise InputError("--trace", None, "a file for --skip-unanswered")
+    if (shape.skip_unanswered or shape.reading != plain.reading) and not trace:
+        expected = "a file for --skip-unanswered, and for the options that say how to read it"
+        raise InputError("--trace", None, expected)
 
 
 def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
@@ -231,22 +235,15 @@ def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
 
 
 def _traced(file: str, shape: ArrivalShape) -> WorkloadSpec:
-    """Return rate, ranges of lengths and shared prefix of a trace."""
-    arrivals = read_trace(Path(file), skip_unanswered=shape.skip_unanswered).arrivals
+    """Return rate, lengths and shared prefix of a trace."""
+    arrivals = read_trace(Path(file), shape.reading, skip_unanswered=shape.skip_unanswered).arrivals
     span_s, prefix = float(arrivals.due_s[-1]), arrivals.prefix_tokens
     return WorkloadSpec(
         requests_per_s=(len(arrivals) - 1) / span_s if span_s else float(len(arrivals)),
-        input_tokens=_range(arrivals.input_tokens.min(), arrivals.input_tokens.max()),
-        output_tokens=_range(arrivals.output_tokens.min(), arrivals.output_tokens.max()),
+        lengths=length_rows(arrivals.input_tokens, arrivals.output_tokens, place=file),
         prefix_tokens=0 if prefix is None else int(prefix.max()),
         trace=file,
     )
-
-
-def _range(low: int, high: int) -> Lengths:
-    if low == high:
-        return Lengths.fixed(int(low))
-    return Lengths(distribution="uniform", low=int(low), high=int(high))
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

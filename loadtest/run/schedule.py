@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadtest.run.stages import RateStage, expected_requests, staged
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
-from minicluster.workload.traces import read_trace
+from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.traces import AS_FOUND, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +59,13 @@ class ArrivalShape:
         source: gaps, users and turns, as in the simulation.
         stages: changing rates from the start of the run on; empty: the workload's rate.
         skip_unanswered: whether requests of a trace that generated nothing are left out.
+        reading: what decides how a trace is read.
     """
 
     source: RequestSource = field(default_factory=RequestSource)
     stages: tuple[RateStage, ...] = ()
     skip_unanswered: bool = False
+    reading: TraceReading = AS_FOUND
 
     def __post_init__(self) -> None:
         if self.stages and self.closed:
@@ -97,9 +100,13 @@ def draw(
     counts = (window.start_s <= starts) & (starts < window.end_s)
     if not counts.any():
         raise InputError(
-            "duration_s",
-            window.length_s,
-            f"a window in which something arrives at {workload.requests_per_s:g} requests/s",
+            "the measured window",
+            Fault(
+                f"is empty: nothing arrives between {window.start_s:g} s, the warm-up, and"
+                f" {window.end_s:g} s, the end of the {'trace' if workload.trace else 'run'}"
+            ),
+            f"requests after the warm-up, at {workload.requests_per_s:g} a second",
+            "a shorter --warmup, or a longer run",
         )
     return _requests(arrivals, counts)
 
@@ -164,7 +171,9 @@ def _open_loop(
     workload: WorkloadSpec, shape: ArrivalShape, horizon_s: float, seed: int
 ) -> Arrivals:
     if workload.trace:
-        read = read_trace(Path(workload.trace), skip_unanswered=shape.skip_unanswered)
+        read = read_trace(
+            Path(workload.trace), shape.reading, skip_unanswered=shape.skip_unanswered
+        )
         # Each request of a trace has its own time: none waits for the answer before, as turns do.
         arrivals = replace(read.arrivals, session=None)
         arrivals = arrivals.with_adapters(workload, np.random.default_rng(seed))

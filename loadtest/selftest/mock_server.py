@@ -55,7 +55,7 @@ class MockServer:
     def __init__(self, config: MockConfig, log: TextIO) -> None:
         self.config, self.log = config, log
         self.num_requests = 0
-        self.first_request_s = 0.0
+        self.first_request_s = self.loaded_s = 0.0
 
     async def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serve all connections to *listener*, for ever, with *tls* if given."""
@@ -111,6 +111,8 @@ class MockServer:
         """Answer the request *name* by *stream*, or fail it as configured."""
         self.num_requests += 1
         self.first_request_s = self.first_request_s or stream.received_s
+        if self.num_requests > 1:
+            self.loaded_s = self.loaded_s or stream.received_s
         config = self.config
         if config.fail_every and self.num_requests % config.fail_every == 0:
             _answer(stream.writer, config.status, {"error": {"message": "configured to fail"}})
@@ -131,7 +133,7 @@ class MockServer:
         parent = os.getppid()
         while os.getppid() == parent:
             await asyncio.sleep(0.1)
-            lived_s = time.monotonic() - self.first_request_s if self.first_request_s else 0.0
+            lived_s = time.monotonic() - self.loaded_s if self.loaded_s else 0.0
             if 0 < self.config.die_after_s < lived_s:
                 break
         os._exit(1)

@@ -43,7 +43,8 @@ class MockConfig:
         unclosed: 1: the answer is marked as ended, and the response stays open.
         timing: `Server-Timing` header; empty: the true one.
         key: required API key; empty: none.
-        die_after_s: seconds from the first request to the server's exit; 0: never.
+        die_after_s: seconds from the second request to the server's exit, as the first comes before
+            the load; 0: never.
         template_tokens: tokens of a chat beyond its words.
         model: served name.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.verdict.slo import good
+from loadtest.verdict.slo import good, undecided
 from loadtest.verdict.verdict import PROVES_NOTHING, conclude
 from loadtest.verdict.window import MeasurementWindow, measurement_window
 from minicluster.errors import InputError
@@ -170,17 +170,13 @@ def _good_change(
     *,
     paired: bool,
 ) -> GoodChange:
-    """Compare the good fractions; if paired, without requests that were warm-up in either run."""
-    cut = [
-        {s.index for s in run.measured} - {s.index for s in window.sent}
-        for run, window in zip(runs, windows, strict=True)
-    ]
+    """Compare the good fractions; if paired, of the requests that count in both runs."""
+    counted = [_decided(run, window) for run, window in zip(runs, windows, strict=True)]
     columns = []
-    for run, window, own in zip(runs, windows, cut, strict=True):
+    for run, window, own in zip(runs, windows, counted, strict=True):
         met = good(run.promises, {s.index: s for s in window.answered})
-        left_out = cut[0] | cut[1] if paired else own
-        counted = [r.index for r in run.schedule if r.in_window and r.index not in left_out]
-        columns.append(np.array([index in met for index in counted], dtype=np.float64))
+        both = sorted({*counted[0]} & {*counted[1]}) if paired else own
+        columns.append(np.array([index in met for index in both], dtype=np.float64))
     first, second = columns
     (found,) = differences(first, second, ("mean",), paired=paired, resamples=MANY_RESAMPLES)
     return GoodChange(
@@ -192,20 +188,33 @@ def _good_change(
 
 
 def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
-    num = len(window.requests)
+    decided = {*_decided(run, window)}
+    counted = [s for s, at in zip(window.requests, window.indices, strict=True) if at in decided]
+    num = len(counted)
     met = good(run.promises, {s.index: s for s in window.answered})
-    ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in window.requests])
+    ttft = np.array([s.ttft_s if s and s.ok else np.inf for s in counted])
     interval = share_interval(len(met) / num, num, design_effect(ttft).adjusted)
     return Side(
         name=name,
         requests=num,
         answered=len(window.answered),
-        offered_requests_per_s=num / window.counted.length_s,
+        offered_requests_per_s=len(window.requests) / window.counted.length_s,
         good_requests_per_s=len(met) / window.counted.length_s,
         good_fraction=len(met) / num,
         good_low=interval.low,
         good_high=interval.high,
     )
+
+
+def _decided(run: Run, window: MeasurementWindow) -> list[int]:
+    """Return the requests that count: not those in flight at the end of a run cut short."""
+    unknown = {
+        s.index
+        for _, slo, own in run.promises
+        for s in window.among(own)
+        if s is not None and undecided(slo, s)
+    }
+    return [index for index in window.indices if index not in unknown]
 
 
 def _same_schedule(first: Run, second: Run) -> bool:
@@ -221,7 +230,11 @@ def _same_schedule(first: Run, second: Run) -> bool:
 
 def _notes(runs: tuple[Run, Run], sides: Sequence[Side]) -> tuple[str, ...]:
     one, two = (run.job for run in runs)
-    notes = []
+    notes = [
+        f"the {name} run: {remark}"
+        for run, name in zip(runs, ("first", "second"), strict=True)
+        for remark in (*run.job.caveats, *run.job.remarks)
+    ]
     if one.model != two.model:
         notes.append(f"the models differ: {one.model} and {two.model}")
     if one.workload != two.workload:

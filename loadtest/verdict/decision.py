@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import KILLED, LOST_WORKER, Health
+from loadtest.verdict.lengths import wrong_lengths
 from minicluster.stats.shares import LEVELS, samples_needed
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from loadtest.verdict.slo import SloResult
     from loadtest.verdict.window import CountedPart, MeasurementWindow
     from minicluster.workload.samples import Sample
-
-MAX_WRONG_LENGTHS_FRACTION = 0.01
-"""Largest fraction of answers with another length than requested: a p99 still holds."""
 
 MAX_NOT_SENT_FRACTION = 0.01
 """Largest fraction of the scheduled requests that the client may fail to send."""
@@ -42,17 +40,26 @@ def decide(
             f"the load client was {LOST_WORKER}: one of its processes ended or was silent for 5 s"
         )
         return "invalid", (f"{lost}; the samples so far are kept",)
-    if run.client.stop == KILLED:
-        cause = "its processes were killed, or its disk was full to the end"
-        return "interrupted", (f"the load client wrote no report of its own: {cause}",)
-    if run.client.stop != "complete":
-        return "interrupted", (f"the run was {run.client.stop}; the samples so far are kept",)
+    if run.cut_short:
+        return "interrupted", (_interruption(run),)
     if not any(s.ok for s in measured):
         detail = next((s.detail for s in measured if s.detail), "no answer")
         return "failed", (f"{run.job.host} answered no request: {detail}",)
-    if problems := _invalid(window, measured, health):
+    if problems := _invalid(run, window, measured, health):
         return "invalid", tuple(problems)
     return slo_verdict(window.counted, results)
+
+
+def _interruption(run: Run) -> str:
+    """Return why a run ended before its time, and after how much of it."""
+    stop, planned = run.client.stop, sum(request.in_window for request in run.schedule)
+    if run.job.shape.closed:
+        planned = min(planned, run.job.num_requests)
+    cause = ""
+    if stop == KILLED:
+        cause = " (the load client wrote no report of its own: killed, or its disk was full)"
+    part = f"{stop} after {len(run.measured)} of {planned} requests{cause}"
+    return f"{part}: the limits are judged on those that were sent"
 
 
 def slo_verdict(
@@ -96,35 +103,20 @@ def _miss(result: SloResult) -> str:
     return f"{result.name} is {1000 * result.measured_s:.1f} ms, more than {limit}"
 
 
-def _invalid(window: MeasurementWindow, measured: Sequence[Sample], health: Health) -> list[str]:
+def _invalid(
+    run: Run, window: MeasurementWindow, measured: Sequence[Sample], health: Health
+) -> list[str]:
     """Return the reasons why the run proves nothing, whatever it seems to show."""
     problems = [f"the load client was not fit: {problem}" for problem in health.problems]
     not_sent = len(window.requests) - len(measured)
     if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):
         problems.append(f"{not_sent} of {len(window.requests)} scheduled requests were never sent")
-    problems += _wrong_lengths(measured)
+    if not run.job.plain:  # whose answers end when the model ends them
+        problems += wrong_lengths(measured)
     cached_fraction = window.counted.cached_fraction
     if cached_fraction is not None and cached_fraction > MAX_CACHED_FRACTION:
         problems.append(
             f"{cached_fraction:.0%} of the prompt tokens came from the prefix cache, "
             "which the workload does not ask for"
         )
-    return problems
-
-
-def _wrong_lengths(measured: Sequence[Sample]) -> list[str]:
-    answered = [s for s in measured if s.ok]
-    problems = []
-    for side, lengths in (
-        ("input", [(s.input_tokens, s.asked_input_tokens) for s in answered]),
-        ("output", [(s.output_tokens, s.asked_output_tokens) for s in answered]),
-    ):
-        wrong = [(got, asked) for got, asked in lengths if got != asked]
-        if len(wrong) > MAX_WRONG_LENGTHS_FRACTION * len(answered):
-            got, asked = wrong[0]
-            problems.append(
-                f"{len(wrong)} of {len(answered)} answers have another {side} length than "
-                f"requested (first: {got} tokens, not {asked}); does the endpoint honour "
-                "`ignore_eos`?"
-            )
     return problems

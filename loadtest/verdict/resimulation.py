@@ -66,6 +66,8 @@ def resimulate(
     samples: Sequence[Sample],
     schedule: Sequence[ScheduledRequest],
     engine_steps: Path | None = None,
+    *,
+    plain: bool = False,
 ) -> Resimulation:
     """
     Simulate the requests of *samples*, with their arrival times and lengths, on *plan*.
@@ -73,7 +75,8 @@ def resimulate(
     The random arrivals are then the same on both sides, so that measured minus predicted varies
     far less than the measurement alone. The run's *schedule* says what prompts share. Requests
     that were turned away are left out: the simulator has no admission control. With the steps that
-    the engines ran meanwhile (*engine_steps*) they are simulated once more, at that pace.
+    the engines ran meanwhile (*engine_steps*) they are simulated once more, at that pace. Prompts
+    and answers of a *plain* run are simulated with the lengths that they had.
 
     Raises:
         MiniclusterError: the simulator is not installed or refuses; the message is its own.
@@ -88,7 +91,7 @@ def resimulate(
         file, rows = Path(folder) / "schedule.jsonl", Path(folder) / "requests.csv"
         # The simulation has the times at which requests that follow others were really due.
         write_schedule(
-            [replace(scheduled[s.index], due_s=s.due_s, previous=None, think_s=0.0) for s in sent],
+            [_as_sent(scheduled[s.index], s, plain=plain) for s in sent],
             file,
         )
         simulation = ["simulate", str(plan), "--schedule", str(file), "--json", "-o", str(rows)]
@@ -98,6 +101,18 @@ def resimulate(
             return planned
         simulation += ["--engine-steps", str(engine_steps)]
         return replace(planned, at_pace=_read(rows, _simulated([command, *simulation]), indices))
+
+
+def _as_sent(request: ScheduledRequest, sample: Sample, *, plain: bool) -> ScheduledRequest:
+    """Return *request* when it was really due, and of a plain run as long as it really was."""
+    request = replace(request, due_s=sample.due_s, previous=None, think_s=0.0)
+    if not (plain and sample.ok):
+        return request
+    return replace(
+        request,
+        input_tokens=sample.input_tokens or request.input_tokens,
+        output_tokens=sample.output_tokens or request.output_tokens,
+    )
 
 
 def _simulated(command: Sequence[str]) -> dict[str, Any]:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from loadtest.verdict.resimulation import PredictedRequest
     from minicluster.workload.samples import Sample
 
-CLEAR_MISS_FRACTION = 0.5
-"""A run too short for its percentile still proves a miss if fewer requests than this attain it."""
+FEWEST_MISSES = 2
+"""Values beyond a limit that prove a miss, if the interval says so: one of ten may be chance, for
+which Wilson's interval of so few is too short."""
 
 EXAMPLE = "like ttft=1,tpot=0.05,percentile=p99 (seconds)"
 
@@ -46,8 +47,8 @@ class SloResult:
         attained_low, attained_high: its 95 % interval.
         design_effect: number of values that carry as much information as one independent value.
         verdict: `met` or `missed` if the interval of the attained fraction excludes the
-            percentile; `inconclusive` if it contains it, or if there are fewer requests than
-            `samples_needed` and it is not a clear miss.
+            percentile; `inconclusive` if it contains it, or lies above it with fewer requests
+            than `samples_needed`, or below it by a single miss.
         num_needed: number of requests that would decide; `None` if decided already, or if the
             attained fraction equals the percentile.
     """
@@ -91,20 +92,61 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, .
     Compare the measurement with every limit of *slo*.
 
     A request without a complete answer misses every limit. A request whose tokens all came in one
-    chunk has no TPOT and meets that limit.
+    chunk has no TPOT and meets that limit. A request that was in flight when the run was cut short
+    misses the limits that it was already beyond, and says nothing of the others (`late`).
 
     *requests* are those of the window in the order of their arrival; `None`: never sent.
+
+    Ignores:
+        Of the requests that arrived less than a limit before the end, the quick ones count and the
+        slow ones do not: so many of so short a time that its share is a little too high.
     """
-    return tuple(
-        judge_limit(
-            metric,
-            _gaps(requests) if metric == "itl" else _latencies(metric, requests),
-            limit_s=limit_s,
-            percentile=slo.percentile,
-            num_requests=len(requests),
+    results = []
+    for metric, limit_s in slo.limits_s.items():
+        decided = [s for s in requests if not _in_flight(s) or late(s, metric, limit_s)]
+        values = _gaps(decided) if metric == "itl" else _latencies(metric, decided)
+        results.append(
+            judge_limit(
+                metric,
+                values,
+                limit_s=limit_s,
+                percentile=slo.percentile,
+                num_requests=len(decided),
+            )
         )
-        for metric, limit_s in slo.limits_s.items()
-    )
+    return tuple(results)
+
+
+def undecided(slo: SloSpec, request: Sample | None) -> bool:
+    """Whether *request* was in flight at the end of the run, and within every limit so far."""
+    limits = slo.limits_s.items()
+    return _in_flight(request) and not any(late(request, *limit) for limit in limits)
+
+
+def late(request: Sample | None, metric: str, limit_s: float) -> bool:
+    """
+    Whether a request without its end is beyond a limit already, whatever comes next.
+
+    TTFT and E2E: since it was due; TPOT: if the tokens that it still lacked came at once; ITL: its
+    longest gap so far, that since its last token included.
+    """
+    if request is None:
+        return True
+    first, end_s, due_s = request.chunk_s[:1], request.end_s, request.due_s
+    if metric == "e2e":
+        return end_s - due_s > limit_s
+    if metric == "ttft":
+        return (*first, end_s)[0] - due_s > limit_s
+    if not first:
+        return False
+    if metric == "tpot":
+        after_first = request.asked_output_tokens - (request.chunk_tokens or (1,))[0]
+        return end_s - first[0] > limit_s * max(1, after_first)
+    return max(request.longest_stall_s, end_s - request.chunk_s[-1]) > limit_s
+
+
+def _in_flight(request: Sample | None) -> bool:
+    return request is not None and request.outcome == "unfinished"
 
 
 def judge_limit(
@@ -132,8 +174,10 @@ def judge_limit(
     effect = design_effect(values)
     interval = share_interval(attained, max(1, count), effect.adjusted)
     verdict = limit_verdict(level, requests, interval.low, interval.high)
-    undecided = verdict == "inconclusive"
-    values_needed = count_needed(attained, level, effect.adjusted) if undecided else None
+    if verdict == "missed" and missed < FEWEST_MISSES:
+        verdict = "inconclusive"
+    unclear = verdict == "inconclusive"
+    values_needed = count_needed(attained, level, effect.adjusted) if unclear else None
     per_request = count / max(1, requests) or 1
     measured_s = quantile(values.tolist(), level) if count else math.inf
     measured = percentile_interval(values, level, effect.adjusted) if count else None
@@ -159,9 +203,9 @@ def judge_limit(
 
 def limit_verdict(level: float, requests: int, low: float, high: float) -> str:
     """Return what the interval of an attained fraction proves: met, missed or inconclusive."""
-    if requests < samples_needed(level):
-        return "missed" if high < min(level, CLEAR_MISS_FRACTION) else "inconclusive"
-    return "met" if low >= level else "missed" if high < level else "inconclusive"
+    if high < level:
+        return "missed"
+    return "met" if low >= level and requests >= samples_needed(level) else "inconclusive"
 
 
 def _latencies(metric: str, requests: Sequence[Sample | None]) -> NDArray[np.float64]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from loadtest.run.client_health import Health, health
 from loadtest.verdict.decision import decide
+from loadtest.verdict.lengths import lengths_text
 from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
-from loadtest.verdict.slo import SloResult, good, judge
+from loadtest.verdict.slo import SloResult, good, judge, undecided
 from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.window import CountedPart, MeasurementWindow, measurement_window
 from minicluster.errors import Exit
@@ -65,7 +66,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """Endpoint, time, client machine and versions of a run."""
+    """
+    Endpoint, time, client machine and versions of a run.
+
+    Attributes:
+        caveats: what a reader of any figure has to know, in a few words each.
+    """
 
     host: str
     model: str
@@ -76,6 +82,7 @@ class RunMetadata:
     wall_s: float
     machine: str
     versions: dict[str, str]
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,8 @@ def conclude(
     answered = window.answered
     latency = latencies(answered)
     promises = run.promises
-    client = health(run.client, window.sent, strictest(each.slo for each in promises))
+    strict = strictest(each.slo for each in promises)
+    client = health(run.client, window.sent, strict, queued=run.job.queued_in_client)
     results = tuple(
         replace(result, of=name)
         for name, slo, own in promises
@@ -173,6 +181,7 @@ def conclude(
             wall_s=run.client.wall_s,
             machine=run.client.machine,
             versions=run.client.versions,
+            caveats=run.job.caveats,
         ),
     )
 
@@ -189,16 +198,28 @@ def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:
     }
 
 
+def num_undecided(run: Run, window: MeasurementWindow) -> int:
+    """Return the requests in flight at the end of a run cut short, within every limit so far."""
+    return sum(undecided(slo, s) for _, slo, own in run.promises for s in window.among(own))
+
+
+def _simulated_tokens(run: Run, sample: Sample) -> int:
+    """Return the length with which an answer was simulated."""
+    told = sample.output_tokens if run.job.plain and sample.ok else None
+    return told or sample.asked_output_tokens
+
+
 def _throughput(
     run: Run, window: MeasurementWindow, resimulation: Resimulation | None
 ) -> Throughput:
     start_s, window_s = window.counted.start_s, window.counted.length_s
     scheduled, answered = len(window.requests), window.answered
     num_good = len(good(run.promises, {s.index: s for s in answered}))
+    decided = scheduled - num_undecided(run, window)
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
     known = resimulation.requests if resimulation else {}
     predicted = [
-        (s.due_s + known[s.index].e2e_s, s.asked_output_tokens)
+        (s.due_s + known[s.index].e2e_s, _simulated_tokens(run, s))
         for s in run.samples
         if s.index in known
     ]
@@ -211,7 +232,7 @@ def _throughput(
         offered_requests_per_s=scheduled / window_s,
         answered_requests_per_s=len(answered) / window_s,
         good_requests_per_s=num_good / window_s,
-        good_fraction=num_good / scheduled if scheduled else 0.0,
+        good_fraction=num_good / decided if decided else 0.0,
         output_tokens_per_s=sum(s.output_tokens or 0 for s in answered) / window_s,
         finished_output_tokens_per_s=finished(done),
         predicted_good_requests_per_s=(
@@ -224,13 +245,21 @@ def _throughput(
 def _notes(
     run: Run, window: MeasurementWindow, resimulation: Resimulation | None
 ) -> tuple[str, ...]:
-    answered, notes = window.answered, []
+    answered, notes = window.answered, list(run.job.remarks)
+    if run.job.plain:
+        notes.append(lengths_text(answered, planned=run.plan is not None))
     if (slowdown := run.job.slowdown) is not None:
         notes.append(
             f"simulated engines, {slowdown:g} times slower: seconds are the plan's, and say what "
             "its model takes, not what a GPU does"
         )
-    num_unanswered = len(window.requests) - len(answered)
+    num_open = num_undecided(run, window)
+    num_unanswered = len(window.requests) - len(answered) - num_open
+    if num_open:
+        notes.append(
+            f"{num_open} requests were in flight at the end and within their limits so far: "
+            "neither met nor missed"
+        )
     if (cut_s := window.counted.start_s - run.job.window.start_s) > 0:
         notes.append(f"the warm-up was extended by {cut_s:.1f} s, until latencies had settled")
     if num_unanswered and answered:
@@ -238,6 +267,19 @@ def _notes(
             f"the table covers the {len(answered)} answered requests; the SLO is judged on all, "
             f"and the {num_unanswered} without a complete answer count as infinitely late"
         )
+    notes += _stream_notes(window)
+    num_away, num_sent = sum(s.turned_away for s in run.samples), len(run.samples)
+    if resimulation and num_away:
+        notes.append(
+            f"{num_away:,} of {num_sent:,} requests sent ({num_away / num_sent:.0%}) were turned "
+            "away before they reached an engine; the prediction is of the others"
+        )
+    return tuple(notes)
+
+
+def _stream_notes(window: MeasurementWindow) -> list[str]:
+    """Say what the answers do not tell of their tokens."""
+    answered, notes = window.answered, []
     uncounted = sum(not s.chunk_tokens for s in answered)
     if uncounted:
         notes.append(
@@ -250,10 +292,4 @@ def _notes(
         notes.append(f"{merged / chunks:.1%} of the chunks carried several tokens")
     if answered and window.counted.cached_fraction is None:
         notes.append("the endpoint does not report the hits of its prefix cache")
-    num_away, num_sent = sum(s.turned_away for s in run.samples), len(run.samples)
-    if resimulation and num_away:
-        notes.append(
-            f"{num_away:,} of {num_sent:,} requests sent ({num_away / num_sent:.0%}) were turned "
-            "away before they reached an engine; the prediction is of the others"
-        )
-    return tuple(notes)
+    return notes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.stats.warmup import mser5_of_measured
+from minicluster.stats.warmup import FEWEST_GROUPS, GROUP, mser5_of_measured, rises
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.samples import Sample
 
@@ -31,7 +31,8 @@ class CountedPart:
         start_s: requests that arrive from here on count; later than the window's own start if
             latencies settled later.
         length_s: from `start_s` to the end of the window.
-        settled: whether latencies had settled by the middle of the run (MSER-5).
+        settled: whether latencies had settled by the middle of the run (MSER-5); of a run of
+            fewer than 160 requests, whether they did not rise.
         rising: whether they rose to the end instead.
         cached_fraction: fraction of prompt tokens from the prefix cache, beyond those that the
             workload shares and those of earlier turns; `None` if the endpoint does not report it.
@@ -51,6 +52,7 @@ class MeasurementWindow:
 
     Attributes:
         requests: scheduled in the counted part, in the order of their arrival; `None`: never sent.
+            Of a run that was cut short, those that were sent.
         indices: of each, in the schedule.
         counted: when they arrived, and whether latencies had settled by then.
     """
@@ -85,11 +87,16 @@ def measurement_window(run: Run) -> MeasurementWindow:
     window, shape = run.job.window, run.job.shape
     counted = CountedPart(start_s=window.start_s, length_s=window.length_s)
     if not (shape.closed or shape.stages):
-        arrived = sorted((s for s in run.samples if s.due_s < window.end_s), key=lambda s: s.due_s)
+        ended = (s for s in run.samples if s.outcome != "unfinished" and s.due_s < window.end_s)
+        arrived = sorted(ended, key=lambda s: s.due_s)
         ttft_s = np.array([s.ttft_s if s.ok else math.inf for s in arrived])
         counted = steady_part(np.array([s.due_s for s in arrived]), ttft_s, window)
     by_index = {s.index: s for s in run.samples}
-    planned = [(r.index, by_index.get(r.index), r.due_s) for r in run.schedule if r.in_window]
+    planned = [
+        (r.index, by_index.get(r.index), r.due_s)
+        for r in run.schedule
+        if r.in_window and (r.index in by_index or not run.cut_short)
+    ]
     placed = [(s.due_s if s else due_s, index, s) for index, s, due_s in planned]
     if not shape.closed:
         placed = sorted((p for p in placed if p[0] >= counted.start_s), key=lambda one: one[0])
@@ -113,8 +120,13 @@ def steady_part(
         ttft_s: their TTFT, infinite without an answer, shape (n,).
         window: as scheduled.
     """
-    cut, settled = mser5_of_measured(ttft_s)
     start_s = window.start_s
+    if len(ttft_s) < FEWEST_GROUPS * GROUP:
+        rising = rises(ttft_s[due_s >= start_s])
+        return CountedPart(
+            start_s=start_s, length_s=window.length_s, settled=not rising, rising=rising
+        )
+    cut, settled = mser5_of_measured(ttft_s)
     if cut:
         start_s = min(max(start_s, float(due_s[cut])), (start_s + window.end_s) / 2)
     return CountedPart(

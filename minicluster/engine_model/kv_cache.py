@@ -51,7 +51,7 @@ def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None
     """
     sliced = slicing or Slicing(tp=tp)
     full = model.num_full_layers * _fullest_share(model, sliced)
-    size = full * _layer_kv_bytes(model, tp=sliced.tp)
+    size = full * _layer_kv_bytes(model.of_full_layers, tp=sliced.tp)
     if model.draft is not None:
         size += model.draft.num_layers * _layer_kv_bytes(draft_layer(model), tp=sliced.tp)
     return size

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
-from minicluster.errors import InputError
+from minicluster.errors import InputError, wrong_kind
 from minicluster.pages.shown import Shown
 from minicluster.plan.deployment import (
     Deployment,
@@ -333,7 +333,7 @@ def read_deployment(path: Path) -> Deployment:
 def plan_from(raw: object, *, place: str) -> Plan:
     """Turn parsed JSON into a plan; *place* is named in errors."""
     if not isinstance(raw, dict):
-        raise InputError(place, type(raw).__name__, "a JSON object with the fields of a plan")
+        raise InputError(place, wrong_kind(raw), "a JSON object with the fields of a plan")
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
         expected = str(SCHEMA_VERSION)

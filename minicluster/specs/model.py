@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.errors import InputError
@@ -40,6 +40,18 @@ ARCHITECTURE_KEYS = frozenset({
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
     "decoder_sparse_step", "mlp_only_layers", "interleave_moe_layer_step", "moe_layers",
     "shared_intermediate_size", "mlp_layer_types",
+    "moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_start_index",
+    "moe_layer_end_index", "moe_layer_interval", "moe_latent_size",
+    "moe_shared_expert_intermediate_size", "enable_moe_block", "top_k_experts",
+    # state-space layers
+    "hybrid_override_pattern", "layers_block_type", "attn_layer_indices", "mamba_num_heads",
+    "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size",
+    "mamba_ssm_cache_dtype", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state",
+    "mamba_d_conv", "mamba_d_ssm", "mamba_expand", "mamba_chunk_size",
+    # others
+    "use_bias", "use_qkv_bias", "use_parallel_residual", "ffn_dim", "word_embed_proj_dim",
+    "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers",
+    "hidden_size_per_layer_input", "per_layer_config", "use_bidirectional_attention",
 })  # fmt: skip
 """Keys that change shapes or work; the reader of `sizing.catalog.huggingface` sees no others."""
 
@@ -50,7 +62,7 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
 
 
@@ -131,6 +143,8 @@ class MoeSpec(Spec):
     Attributes:
         num_experts: routed experts of one layer.
         shared_ffn_size: intermediate size of all shared experts together.
+        latent_size: width of the routed experts' inputs and outputs, which two projections on
+            every GPU make from and to the hidden state (Nemotron 3 Super); 0: they have its width.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
         redundant_experts: copies of popular experts that the engine's load balancer keeps in each
@@ -142,6 +156,7 @@ class MoeSpec(Spec):
     expert_ffn_size: Count
     num_shared_experts: Whole = 0
     shared_ffn_size: Whole = 0
+    latent_size: Whole = 0
     num_dense_layers: Whole = 0
     redundant_experts: Whole | None = None
 
@@ -167,6 +182,20 @@ class MlaSpec(Spec):
     qk_nope_head_dim: Count
     qk_rope_head_dim: Count
     v_head_dim: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec(Spec):
+    """
+    Heads of layers that attend to everything, where windowed ones have others (Gemma 4).
+
+    Attributes:
+        shared_values: the projection of keys makes the values as well; both are cached.
+    """
+
+    num_kv_heads: Count
+    head_dim: Count
+    shared_values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +325,9 @@ class ModelSpec(Spec):
         gated_mlp: three matrices (SwiGLU) instead of two.
         parallel_attention: attention and feed-forward read the same input side by side and are
             summed once (GPT-J, Falcon).
+        shared_values: the projection of keys makes the values as well.
+        full_heads: heads of the layers that attend to everything; `None`: as the others'.
+        position_rows: rows of the table of positions; 0: positions have none.
         attention_bias: q, k and v projections carry a bias.
         gated_attention: the query projection also makes a gate of the output (Qwen3.5).
         window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
@@ -334,6 +366,9 @@ class ModelSpec(Spec):
     gated_mlp: bool = True
     tied_embeddings: bool = False
     parallel_attention: bool = False
+    shared_values: bool = False
+    full_heads: HeadSpec | None = None
+    position_rows: Whole = 0
     attention_bias: bool = False
     gated_attention: bool = False
     window_tokens: Whole = 0
@@ -400,6 +435,21 @@ class ModelSpec(Spec):
         return self.num_layers if self.ffn_layers is None else self.ffn_layers
 
     @property
+    def of_full_layers(self) -> ModelSpec:
+        """The model with the heads of its layers that attend to everything in all of them."""
+        if self.full_heads is None:
+            return self
+        return replace(self, full_heads=None, **asdict(self.full_heads))
+
+    @property
+    def kinds_of_heads(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """Layers with attention over keys, by their heads: how many, and the model of such ones."""
+        if self.full_heads is None:
+            return ((self.num_attention_layers, self),)
+        windowed = replace(self, full_heads=None)
+        return ((self.num_full_layers, self.of_full_layers), (self.num_window_layers, windowed))
+
+    @property
     def num_dense_layers(self) -> int:
         """Layers with a dense feed-forward."""
         return self.moe.num_dense_layers if self.moe else self.num_ffn_layers
@@ -408,6 +458,11 @@ class ModelSpec(Spec):
     def num_expert_layers(self) -> int:
         """Layers with a mixture of experts."""
         return self.num_ffn_layers - self.num_dense_layers
+
+    @property
+    def expert_width(self) -> int:
+        """Width of what the routed experts take and give."""
+        return (self.moe.latent_size if self.moe else 0) or self.hidden_size
 
     @property
     def num_mixed_layers(self) -> int:
@@ -447,6 +502,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         "window_tokens": 0,
         "attention_layers": None,
         "ffn_layers": None,
+        "full_heads": None,
+        "position_rows": 0,
         "linear": None,
         "moe": model.moe and replace(model.moe, num_dense_layers=0),
     }

@@ -11,7 +11,7 @@ from minicluster.specs.checks import Count, Fraction, Positive, Spec, choice, on
 from minicluster.specs.lora import MODULES
 from minicluster.specs.model import Dtype
 from minicluster.specs.slo import SloSpec
-from minicluster.specs.workload import WorkloadSpec
+from minicluster.specs.workload import MOST_TOKENS, WorkloadSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -255,9 +255,9 @@ LIMITS = {
     "workload.users": (1, 10_000_000),
     "workload.think_s": (0, 86_400),
     "workload.requests_per_s": (1e-6, 1_000_000),
-    "workload.input_tokens.max_tokens": (1, 100_000_000),
-    "workload.output_tokens.max_tokens": (1, 100_000_000),
-    "workload.prefix_tokens": (0, 100_000_000),
+    "workload.input_tokens.max_tokens": (1, MOST_TOKENS),
+    "workload.output_tokens.max_tokens": (1, MOST_TOKENS),
+    "workload.prefix_tokens": (0, MOST_TOKENS),
     "slo.ttft_s": (1e-6, 3_600),
     "slo.tpot_s": (1e-6, 3_600),
     "slo.itl_s": (1e-6, 3_600),
@@ -317,13 +317,6 @@ class ScenarioSpec(Spec):
                 self.search.class_pools,
                 "no such key without classes",
                 way_out,
-            )
-        if self.workload.trace is not None:
-            raise InputError(
-                "workload.trace",
-                self.workload.trace,
-                "no trace: this version plans for Poisson arrivals only",
-                "give requests_per_s, input_tokens and output_tokens instead",
             )
 
 

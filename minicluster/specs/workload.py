@@ -65,11 +65,20 @@ class Lengths(Spec):
         return self.high if self.high is not None else int(self.mean or 0)
 
 
-OF_A_CLASS = ("input_tokens", "output_tokens", "prefix_tokens", "users", "think_s")
+LengthRow = tuple[int, int, int]
+"""Tokens of a prompt, tokens of its answer, and how many requests have these lengths."""
+
+OF_A_CLASS = ("input_tokens", "output_tokens", "lengths", "prefix_tokens", "users", "think_s")
 """Keys beside its rate that a load has without classes, and each class where there are some."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 """Names of classes: they stand in names of files."""
+
+MOST_TOKENS = 100_000_000
+"""Most tokens of a prompt or an answer; more are a slip."""
+
+MOST_ROWS = 4_096
+"""Most rows of `lengths`: a plan holds them, and every page of it."""
 
 LEAST_CLASS_FRACTION = 0.02
 """Least share of the requests that a class may have: one simulation of them all has too few of a
@@ -89,6 +98,7 @@ class RequestClass(Spec):
         requests_per_s: mean arrival rate of the class; with users it follows from theirs.
         input_tokens: prompt length, a number or a distribution.
         output_tokens: answer length, a number or a distribution.
+        lengths: in place of both, as in `[workload]`.
         prefix_tokens: of the input, already in the prefix cache.
         users: in place of a rate, as in `[workload]`.
         think_s: likewise.
@@ -97,8 +107,9 @@ class RequestClass(Spec):
 
     name: str
     requests_per_s: Positive
-    input_tokens: Lengths
-    output_tokens: Lengths
+    input_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    lengths: tuple[LengthRow, ...] = ()
     prefix_tokens: Whole = 0
     users: Count | None = None
     think_s: NotNegative = 0.0
@@ -108,9 +119,28 @@ class RequestClass(Spec):
         if self.users is None and self.think_s:
             expected = "no such key without users"
             raise InputError(self._place("think_s"), self.think_s, expected, "give users, too")
-        if self.prefix_tokens >= self.input_tokens.max_tokens:
-            expected = f"less than the longest input, {self.input_tokens.max_tokens}"
+        self._check_lengths()
+        if self.prefix_tokens >= self.longest_prompt_tokens:
+            expected = f"less than the longest input, {self.longest_prompt_tokens}"
             raise InputError(self._place("prefix_tokens"), self.prefix_tokens, expected)
+
+    def _check_lengths(self) -> None:
+        for key in ("input_tokens", "output_tokens"):
+            given = getattr(self, key)
+            if self.lengths and given is not None:
+                expected = "no such key beside lengths, which say both"
+                raise InputError(self._place(key), "set", expected, "leave one of them out")
+            if not self.lengths and given is None:
+                other = "" if self.name else ", or [[workload.classes]]"
+                expected = f"a value, or `lengths`{other}"
+                raise InputError(self._place(key), None, expected)
+        if len(self.lengths) > MOST_ROWS:
+            expected = f"at most {MOST_ROWS:,} rows; `sizing traffic` writes so many"
+            raise InputError(self._place("lengths"), f"{len(self.lengths):,} rows", expected)
+        for at, row in enumerate(self.lengths):
+            if min(row) < 1 or max(row) > MOST_TOKENS:
+                expected = f"prompt tokens, answer tokens and requests, each 1 to {MOST_TOKENS:,}"
+                raise InputError(self._place(f"lengths.{at}"), list(row), expected)
 
     @property
     def place(self) -> str:
@@ -118,9 +148,32 @@ class RequestClass(Spec):
         return f"workload.classes[{self.name}]" if self.name else "workload"
 
     @property
+    def shortest_prompt_tokens(self) -> int:
+        """Tokens of the shortest prompt; of a lognormal distribution those of the longest."""
+        if self.input_tokens is None:
+            return min(prompt for prompt, _, _ in self.lengths)
+        return self.input_tokens.low or self.input_tokens.max_tokens
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        if self.input_tokens is None:
+            return max(prompt for prompt, _, _ in self.lengths)
+        return self.input_tokens.max_tokens
+
+    @property
+    def longest_answer_tokens(self) -> int:
+        """Tokens of the longest answer."""
+        if self.output_tokens is None:
+            return max(answer for _, answer, _ in self.lengths)
+        return self.output_tokens.max_tokens
+
+    @property
     def longest_tokens(self) -> int:
-        """Tokens of the longest prompt and the longest answer together."""
-        return self.input_tokens.max_tokens + self.output_tokens.max_tokens
+        """Tokens of the longest request: its prompt and its answer together."""
+        if self.lengths:
+            return max(prompt + answer for prompt, answer, _ in self.lengths)
+        return self.longest_prompt_tokens + self.longest_answer_tokens
 
     def _place(self, key: str) -> str:
         return f"{self.place}.{key}"
@@ -136,11 +189,15 @@ class WorkloadSpec(Spec):
             users it follows from their number, their think time and the predicted latency.
         input_tokens: prompt length, a number or a distribution; needed without classes.
         output_tokens: answer length, a number or a distribution; needed without classes.
+        lengths: in place of both, requests as they were counted: rows of prompt tokens, answer
+            tokens and number of requests, as `sizing traffic` writes them; a request's prompt and
+            answer are drawn together.
         prefix_tokens: of the input, already in the prefix cache.
         users: in place of a rate: so many users, each of whom sends the next request a think time
             after the last answer.
         think_s: from an answer to the same user's next request.
-        trace: file of arrivals that replaces rate and lengths.
+        trace: file of arrivals, of which `lengths` and, where it is not given, the rate of the
+            busiest five minutes are taken.
         classes: kinds of requests that come together, in place of the lengths here.
         lora_adapters: LoRA adapters, of which each request names one; 0: none do.
         lora_popularity_exponent: s of the adapters' shares of the requests, the i-th one's being
@@ -152,6 +209,7 @@ class WorkloadSpec(Spec):
     requests_per_s: Positive
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
+    lengths: tuple[LengthRow, ...] = ()
     prefix_tokens: Whole = 0
     users: Count | None = None
     think_s: NotNegative = 0.0
@@ -202,21 +260,8 @@ class WorkloadSpec(Spec):
         """The classes; without any the requests as one, with an empty name."""
         if self.classes:
             return self.classes
-        prompts, answers = self.input_tokens, self.output_tokens
-        if prompts is None or answers is None:
-            absent = "input_tokens" if prompts is None else "output_tokens"
-            raise InputError(self._place(absent), None, "a value, or [[workload.classes]]")
-        return (
-            RequestClass(
-                name="",
-                requests_per_s=self.requests_per_s,
-                input_tokens=prompts,
-                output_tokens=answers,
-                prefix_tokens=self.prefix_tokens,
-                users=self.users,
-                think_s=self.think_s,
-            ),
-        )
+        own = {key: getattr(self, key) for key in OF_A_CLASS}
+        return (RequestClass(name="", requests_per_s=self.requests_per_s, **own),)
 
     @property
     def apart(self) -> tuple[WorkloadSpec, ...]:
@@ -275,7 +320,7 @@ class WorkloadSpec(Spec):
     @property
     def longest_answer_tokens(self) -> int:
         """Tokens of the longest answer."""
-        return max(part.output_tokens.max_tokens for part in self.parts)
+        return max(part.longest_answer_tokens for part in self.parts)
 
     @property
     def longest_prefix_tokens(self) -> int:

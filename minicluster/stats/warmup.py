@@ -15,6 +15,14 @@ GROUP = 5
 FEWEST_GROUPS = 32
 """Groups below which nothing is cut: in shorter series the least of a noisy curve means nothing."""
 
+FEWEST_OF_TREND = 16
+"""Values below which a rise is not looked for."""
+
+TREND_PARTS, TREND_KENDALL = 8, 22
+ROUNDING_DIGITS = 6
+LEAST_RISE = 0.1
+"""Rise from the first to the last part, as a fraction, below which it is no overload but drift."""
+
 STRETCHES = 8
 """Least number of stretches of the rest: they show how much it varies by itself."""
 
@@ -70,6 +78,34 @@ def mser5_of_measured(values: NDArray[np.float64]) -> tuple[int, bool]:
     if not first or not _begins_unlike_the_rest(_group_means(bounded), first // GROUP):
         return 0, True
     return first, settled
+
+
+def rises(values: NDArray[np.float64]) -> bool:
+    """
+    Say whether a latency rises to the end of a run that is too short for MSER-5.
+
+    Of the means of eight equal parts nearly every later one is larger (Kendall's S of at least 22
+    of 28), and the last is larger than the first by `LEAST_RISE`.
+
+    Args:
+        values: in their order, infinite without an answer, shape (n,); of fewer than
+            `FEWEST_OF_TREND` nothing is said.
+
+    Returns:
+        Falsely true in 0.3 % of the runs whose requests do not depend on one another (111 of the
+        8! orders). Of runs of 40 to 150 requests of a steady queue of eight servers, where they
+        do, in 0.3 to 2 % at 50 and 70 % load, 2 to 7 % at 85 %, 6 to 11 % at 95 %.
+
+    Source: Mann (1945), Econometrica 13; Kendall, *Rank Correlation Methods*.
+    """
+    finite = values[np.isfinite(values)]
+    if len(values) < FEWEST_OF_TREND or not len(finite):
+        return False
+    parts = np.array_split(np.minimum(values, finite.max()), TREND_PARTS)
+    means = np.array([round(float(part.mean()), ROUNDING_DIGITS) for part in parts])
+    later = np.sign(means[None, :] - means[:, None])
+    kendall = int(np.triu(later, 1).sum())
+    return kendall >= TREND_KENDALL and bool(means[-1] > (1 + LEAST_RISE) * means[0])
 
 
 def _group_means(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 
 from minicluster.errors import InputError
 from minicluster.specs.lora import popularity
+from minicluster.workload.lengths import request_quantiles
 
 if TYPE_CHECKING:
-    from minicluster.specs.workload import Lengths, WorkloadSpec
+    from minicluster.specs.workload import WorkloadSpec
 
 
 CONTENT_TOKENS = 512
@@ -92,40 +92,14 @@ class Arrivals:
         return {name: values for name, values in named if values is not None}
 
 
-def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw *count* lengths, each at least 1, shape (count,)."""
-    if lengths.distribution == "fixed":
-        return np.full(count, lengths.mean, dtype=np.int64)
-    if lengths.distribution == "uniform":
-        return rng.integers(lengths.low or 1, lengths.max_tokens, size=count, endpoint=True)
-    drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * rng.standard_normal(count))
-    return np.clip(np.rint(drawn), 1, lengths.max_tokens).astype(np.int64)
-
-
-def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
-    """
-    Return *count* equally likely lengths: the quantiles at (k + 1/2) / count, shape (count,).
-
-    Closed forms average over these lengths instead of drawing random ones.
-    """
-    levels = (np.arange(count) + 0.5) / count
-    if lengths.distribution == "fixed":
-        return np.full(count, float(lengths.mean or 0))
-    if lengths.distribution == "uniform":
-        low, high = lengths.low or 1, lengths.max_tokens
-        return np.floor(low + levels * (high - low + 1))
-    normal = np.array([NormalDist().inv_cdf(level) for level in levels])
-    drawn = (lengths.median or 1) * np.exp((lengths.sigma or 0) * normal)
-    return np.clip(np.rint(drawn), 1, lengths.max_tokens)
-
-
 class EquallyLikely(NamedTuple):
     """
     Requests of a workload that stand for all of them, arrays of shape (n,).
 
     Attributes:
         input_tokens: ascending.
-        output_tokens: lengths of the class's answers, which do not depend on its prompts.
+        output_tokens: lengths of the class's answers: of `lengths`, that to the prompt beside it;
+            of two distributions, their order says nothing.
         class_of: class of each, as numbered in the workload.
     """
 
@@ -143,7 +117,7 @@ def equally_likely(workload: WorkloadSpec, least: int) -> EquallyLikely:
     """
     Return equally likely requests: *least*, or as many more as give each class its share.
 
-    Lengths are those of `length_quantiles`, in each class by itself.
+    Lengths are those of `request_quantiles`, in each class by itself.
     """
     parts = workload.parts
     shares = np.array([part.requests_per_s for part in parts])
@@ -154,7 +128,7 @@ def equally_likely(workload: WorkloadSpec, least: int) -> EquallyLikely:
         counts = np.rint(shares * total)
     class_of = np.repeat(np.arange(len(parts)), counts.astype(int))
     each = list(zip(parts, counts.astype(int).tolist(), strict=True))
-    prompts = np.concatenate([length_quantiles(part.input_tokens, n) for part, n in each])
-    answers = np.concatenate([length_quantiles(part.output_tokens, n) for part, n in each])
+    lengths = [request_quantiles(part, number) for part, number in each]
+    prompts, answers = (np.concatenate(column) for column in zip(*lengths, strict=True))
     order = np.argsort(prompts, kind="stable")
     return EquallyLikely(prompts[order], answers[order], class_of[order])

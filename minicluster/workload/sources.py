@@ -10,7 +10,8 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, choice, positive
 from minicluster.workload import PROCESSES
-from minicluster.workload.arrivals import Arrivals, sample_lengths
+from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.lengths import sample_requests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,8 +110,7 @@ def _requests(
     for at, part in enumerate(parts):
         own = class_of == at
         number = int(own.sum())
-        lengths[0, own] = sample_lengths(part.input_tokens, number, prompts)
-        lengths[1, own] = sample_lengths(part.output_tokens, number, outputs)
+        lengths[:2, own] = sample_requests(part, number, prompts, outputs)
         lengths[2, own] = part.prefix_tokens
     return Arrivals(
         due_s=np.zeros(count),

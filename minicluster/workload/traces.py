@@ -1,127 +1,125 @@
-"""Requests from a file: public traces of arrivals, and the load test's own schedule."""
+"""Requests from a file: public traces of arrivals, logs, and the load test's own schedule."""
 
 from __future__ import annotations
 
-import csv
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from minicluster.errors import InputError
-from minicluster.files import read_text, write_atomically
+from minicluster.errors import Fault, InputError
+from minicluster.files import write_atomically
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
+from minicluster.workload.trace_options import UNITS_S, TraceReading
+from minicluster.workload.trace_requests import KNOWN, ReadAs, RequestFile, TraceRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-MS = 1e-3
-FORMATS = (
-    "an Azure LLM trace (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT"
-    " (Timestamp,Model,Request tokens,Response tokens,…), Mooncake (JSON lines with timestamp,"
-    " input_length, output_length), a schedule.jsonl of `loadtest run`, an access log (JSON lines"
-    " with time, prompt_tokens, output_tokens) or OpenTelemetry spans (OTLP as JSON)"
-)
+    from minicluster.workload.trace_formats import Format
+    from minicluster.workload.trace_requests import Request
+
 MAX_TOKENS = 100_000_000
 """Largest length of a prompt or an answer; a larger number in a trace is a mistake."""
-MAX_SESSIONS = 1 << 31
-"""Bound of the numbers of conversations; a larger one is a mistake."""
-LOG_KEYS = {
-    "time": ("time", "timestamp", "@timestamp", "ts"),
-    "prompt": ("prompt_tokens", "input_tokens", "gen_ai.usage.input_tokens"),
-    "answer": ("output_tokens", "completion_tokens", "gen_ai.usage.output_tokens"),
-}
-"""Names, in access logs and spans, of the time and of the tokens of a request."""
+RATES_PER_S = (10 / 3600, 100.0)
+"""Mean rates between which a load lies; outside, its times likely have another unit."""
+EPOCH_FROM_S = datetime(2015, 1, 1, tzinfo=UTC).timestamp()
+"""Earliest time since 1970 of a request to a language model; the latest one is tomorrow."""
+DAY_S = 86_400.0
+LONGEST_S = 3650 * DAY_S
+"""No trace is longer: a larger time counts from 1970, whatever the format's unit."""
+BLOCKS = tuple(1 << power for power in range(3, 14))
+"""Sizes of blocks, in tokens, that are looked for."""
+WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+AS_FOUND = TraceReading()
 
 SKIP = "--skip-unanswered leaves such requests out"
-
-
-class TraceRow(NamedTuple):
-    """
-    One line.
-
-    Attributes:
-        content: ids of the prompt's whole blocks.
-        prefix_tokens: of the prompt, in the prefix cache.
-        session: conversation; -1: none.
-        adapter: LoRA adapter; -1: none.
-    """
-
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
-    session: int = -1
-    adapter: int = -1
+GIVE_UNIT = (
+    "give --time-unit s, ms, us or ns, or --format; `sizing traffic FILE -o TRACE` takes them, too,"
+    " and writes a trace without doubt"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """
-    Requests of a file, the first at 0 seconds.
-
-    Attributes:
-        skipped: requests without an answer, and lines of a log that are no requests.
-    """
+    """Requests of a file, the first at 0 seconds, and what the file was taken for."""
 
     arrivals: Arrivals
-    skipped: int
+    file: ReadAs
+
+    @property
+    def skipped(self) -> int:
+        """Number of lines, spans and requests that are in no arrival."""
+        return sum(self.file.left_out.values())
 
 
-def read_trace(path: Path, *, skip_unanswered: bool = False) -> Trace:
+def read_trace(
+    path: Path, reading: TraceReading = AS_FOUND, *, skip_unanswered: bool = False
+) -> Trace:
     """
-    Read a trace in one of six formats, told apart by its first line.
+    Read a trace in one of the formats of `minicluster.workload.trace_formats`, told by its keys.
 
-    Lines of logs come when an answer ends: they are sorted by arrival, and those without tokens
-    (health checks, refused requests) are counted as skipped.
+    A log's lines come when an answer ends: they are sorted by arrival, and those without tokens
+    (health checks, refused requests) are left out. A number is a time in the unit that its key
+    says, or in that in which it lies between 2015 and tomorrow, counted from 1970; else in the
+    unit of the format, where ids of blocks or the rate of the requests leave no doubt of it.
 
     Args:
+        reading: what decides in place of the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
     Raises:
-        InputError: no such file, another format, nothing in it, or a line that is malformed, goes
-            back in time, has a length of 0, or waits for another; the message names file and
-            line.
-
-    Source:
-        Azure/AzurePublicDataset (2023 and 2024 LLM inference traces), kvcache-ai/Mooncake
-        (FAST25 release), HPMLL/BurstGPT: their published headers.
+        InputError: no such file, another format, nothing in it, times of no certain unit, or a
+            request that is malformed, goes back in time, has a length of 0, images, several
+            answers or ids that do not fit its tokens, or waits for another; the message names
+            file and line.
     """
-    lines = read_text(path, FORMATS).splitlines()
-    rows: list[TraceRow] = []
-    skipped = 0
-    read = _logged(path, lines) if _is_log(lines) else _rows(path, lines)
-    for number, row in read:
-        if row is None:
-            skipped += 1
-            continue
-        place = f"{path}:{number}"
-        if rows and row.due_s < rows[-1].due_s:
-            latest = f"a time not before the line above, {rows[-1].due_s}"
-            raise InputError(place, row.due_s, latest, "sort by time")
-        if row.output_tokens == 0 and skip_unanswered:
-            skipped += 1
-            continue
-        _check_lengths(place, row)
-        rows.append(row)
-    if not rows:
-        raise InputError(str(path), "a trace without requests", "at least one request")
-    return Trace(arrivals=arrivals_of(rows), skipped=skipped)
+    file = RequestFile(path=path, reading=reading)
+    requests = file.read()
+    if not requests:
+        keys = f": its keys are {', '.join(file.keys[:12])}" if file.keys else ""
+        raise InputError(f"{path}:1", Fault(f"is a trace without requests{keys}"), KNOWN)
+    clock = _clock(requests[0], file.format, reading)
+    rows = [each.row._replace(due_s=clock.due_s(each)) for each in requests]
+    order = list(range(len(rows)))
+    if not file.format.only_requests:
+        order.sort(key=lambda at: rows[at].due_s)
+    kept = [at for at in order if rows[at].output_tokens or not skip_unanswered]
+    if len(kept) < len(order):
+        file.left_out["requests without an answer"] += len(order) - len(kept)
+    if not kept:
+        found = Fault("is a trace without requests that were answered")
+        raise InputError(str(path), found, "at least one")
+    _check([rows[at] for at in kept], [requests[at] for at in kept])
+    block = _block_tokens(requests, file.format, reading)
+    _check_rate(path, [rows[at].due_s for at in kept], clock, file.format, block)
+    numbers: dict[tuple[int, ...], int] = {}
+    blocks = f", blocks of {block} tokens" if block else ""
+    return Trace(
+        arrivals=arrivals_of(
+            [rows[at]._replace(content=_content(requests[at], block, numbers)) for at in kept]
+        ),
+        file=ReadAs(
+            form=f"{file.format.title}: {clock.words}{blocks}",
+            left_out=dict(file.left_out),
+            unread=tuple(file.unread),
+        ),
+    )
 
 
 def write_trace(arrivals: Arrivals, path: Path) -> None:
-    """Write times and lengths of arrivals as a trace that `read_trace` reads."""
-    columns = (arrivals.due_s.tolist(), arrivals.input_tokens.tolist(), arrivals.output_tokens)
-    lines = [
-        json.dumps({"due_s": round(due, 6), "input_tokens": n, "output_tokens": int(o)})
-        for due, n, o in zip(*columns, strict=True)
-    ]
-    write_atomically(path, "\n".join(lines) + "\n")
+    """Write arrivals, none of which waits for another, as a trace that `read_trace` reads."""
+    columns = arrivals.columns()
+    lists = [c if isinstance(c, tuple) else c.tolist() for c in columns.values()]
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
+    none = {"session": -1, "adapter": -1}
+    texts = (json.dumps({k: v for k, v in row.items() if none.get(k) != v}) for row in rows)
+    write_atomically(path, "\n".join(texts) + "\n")
 
 
 def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
@@ -138,167 +136,188 @@ def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
     )
 
 
-def _check_lengths(place: str, row: TraceRow) -> None:
-    lengths = {"prompt tokens": row.input_tokens, "generated tokens": row.output_tokens}
-    for name, tokens in lengths.items():
-        if not 1 <= tokens <= MAX_TOKENS:
-            way_out = SKIP if row.output_tokens == 0 else None
-            raise InputError(f"{place}: {name}", tokens, f"from 1 to {MAX_TOKENS:,}", way_out)
+def _check(rows: Sequence[TraceRow], requests: Sequence[Request]) -> None:
+    """Refuse times that go back, and lengths that no request has."""
+    before = rows[0].due_s
+    for row, request in zip(rows, requests, strict=True):
+        if row.due_s < before:
+            expected = f"a time not before the line above, {before}"
+            raise InputError(request.place, row.due_s, expected, "sort by time")
+        before = row.due_s
+        lengths = {"prompt tokens": row.input_tokens, "generated tokens": row.output_tokens}
+        for name, tokens in lengths.items():
+            if not 1 <= tokens <= MAX_TOKENS:
+                way_out = SKIP if row.output_tokens == 0 else None
+                expected = f"from 1 to {MAX_TOKENS:,}"
+                raise InputError(f"{request.place}: {name}", tokens, expected, way_out)
 
 
-def _is_log(lines: list[str]) -> bool:
-    """Say whether the first line is a record of a log or of spans, and of no other format."""
-    first = next((line for line in lines if line.strip()), "")
-    others = ('"due_s"', '"input_length"')
-    return first.lstrip().startswith("{") and not any(key in first for key in others)
+class _Clock(NamedTuple):
+    """
+    How a file counts time.
+
+    Attributes:
+        unit: of numbers; empty: nothing says it; `None`: times are dates.
+        said_by: option, key, epoch or format.
+    """
+
+    unit: str | None
+    said_by: str
+
+    @property
+    def words(self) -> str:
+        """The unit in words."""
+        since = " since 1970" if self.said_by == "epoch" else ""
+        return "dates" if self.unit is None else WORDS.get(self.unit, "numbers") + since
+
+    def due_s(self, request: Request) -> float:
+        """Return the arrival of a request in seconds."""
+        place, said = request.place, Fault(f"is one whose {request.key} is {request.at}")
+        number = _number(request.at)
+        if (self.unit is None) != (number is None):
+            kind = "a date and time" if self.unit is None else "a number"
+            raise InputError(place, said, f"{kind}, as the times before")
+        if number is None:
+            found = _moment_s(place, said, str(request.at))
+        else:
+            found = number * UNITS_S[self.unit or "s"]
+            if not isfinite(found):
+                raise InputError(place, said, "a finite time")
+            if self.said_by == "epoch" and _epoch_unit(number) != self.unit:
+                raise InputError(place, said, f"{self.words}, as the times before")
+        if self.said_by == "key" and request.unit != self.unit:
+            raise InputError(place, said, f"{self.words}, as the keys before say")
+        return found - request.took_s
 
 
-def _logged(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow | None]]:
-    """Yield the requests of a log in the order of their arrival; `None`: a line without one."""
-    whole = "\n".join(lines)
-    records: Iterable[tuple[int, Any]]
-    try:
-        records = [(1, json.loads(whole))]  # spans may be one document over many lines
-    except ValueError:
-        records = _json_lines(path, lines)
-    found: list[tuple[int, TraceRow]] = []
-    for number, record in records:
-        is_spans = isinstance(record, dict) and "resourceSpans" in record
-        try:
-            rows = [_from_log(each) for each in (_spans(record) if is_spans else [record])]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise InputError(f"{path}:{number}", str(record)[:80], FORMATS) from None
-        for row in rows:
-            if row is None:
-                yield number, None
-            elif not isfinite(row.due_s):
-                raise InputError(f"{path}:{number}", row.due_s, "a finite time")
-            else:
-                found.append((number, row))
-    yield from sorted(found, key=lambda pair: pair[1].due_s)
+def _clock(first: Request, form: Format, reading: TraceReading) -> _Clock:
+    """Return how the times of a file are counted, by its first request."""
+    number = _number(first.at)
+    if number is None:
+        if reading.time_unit:
+            expected = f"no such option: times are dates, such as {first.at}"
+            raise InputError("--time-unit", reading.time_unit, expected)
+        return _Clock(None, "date")
+    if reading.time_unit:
+        return _Clock(reading.time_unit, "option")
+    stated, since = first.unit or form.time_unit, _epoch_unit(number)
+    if since is None or since == stated:
+        said_by = "option" if reading.format else "format"
+        return _Clock(stated or "", "epoch" if since else "key" if first.unit else said_by)
+    if stated is None or (not first.unit and number * UNITS_S[stated] > LONGEST_S):
+        return _Clock(since, "epoch")
+    day = datetime.fromtimestamp(number * UNITS_S[since], UTC).date()
+    raise InputError(
+        f"{first.place}: {first.key}",
+        f"{number}, {number * UNITS_S[stated] / DAY_S:,.1f} days in {WORDS[stated]},"
+        f" or {day} in {WORDS[since]} since 1970",
+        "times that can be read in one way",
+        GIVE_UNIT,
+    )
 
 
-def _spans(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the spans of an OTLP document as records of a log: their begin and attributes."""
-    found = []
-    for resource in record["resourceSpans"]:
-        for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                values = {each["key"]: each["value"] for each in span.get("attributes", ())}
-                numbers = {key: int(v["intValue"]) for key, v in values.items() if "intValue" in v}
-                found.append({"time": int(span["startTimeUnixNano"]) / 1e9, **numbers})
-    return found
+def _epoch_unit(number: float) -> str | None:
+    """Return the unit in which a number is a time from 2015 to tomorrow, counted from 1970."""
+    latest_s = time.time() + DAY_S
+    return next((u for u, s in UNITS_S.items() if EPOCH_FROM_S <= number * s <= latest_s), None)
 
 
-def _from_log(record: dict[str, Any]) -> TraceRow | None:
-    """Read a line of an access log, whose time is the answer's end where it says `seconds`."""
-    values = {
-        name: next((record[key] for key in keys if record.get(key) is not None), None)
-        for name, keys in LOG_KEYS.items()
-    }
-    if values["prompt"] is None or values["answer"] is None:
+def _number(at: object) -> float | None:
+    if isinstance(at, bool) or not isinstance(at, int | float | str):
         return None
-    when = values["time"]
-    if when is None:
-        raise KeyError("time")
-    moment = float(when) if isinstance(when, int | float) else _moment_s(when)
-    due_s = moment - float(record.get("seconds", 0.0))
-    return TraceRow(due_s, _whole(values["prompt"]), _whole(values["answer"]))
+    try:
+        return float(at) if isinstance(at, str) else at
+    except ValueError:
+        return None
 
 
-def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, TraceRow | None]]:
-    first = next((line for line in lines if line.strip()), "")
-    if first.lstrip().startswith("{"):
-        records: Iterable[tuple[int, Any]] = _json_lines(path, lines)
-        parse: Callable[[Any], TraceRow] = _from_schedule if '"due_s"' in first else _from_mooncake
-    else:
-        reader = csv.DictReader(lines, skipinitialspace=True)
-        records = ((reader.line_num, record) for record in reader)
-        parse = _csv_format(path, first)
-    for number, record in records:
-        try:
-            row = parse(record)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise InputError(f"{path}:{number}", lines[number - 1][:80], FORMATS) from None
-        except InputError as error:
-            raise error.inside(f"{path}:{number}") from None
-        if not isfinite(row.due_s):
-            raise InputError(f"{path}:{number}", row.due_s, "a finite time")
-        yield number, row
-
-
-def _csv_format(path: Path, first: str) -> Callable[[dict[str, str]], TraceRow]:
-    names = {name.strip() for name in first.split(",")}
-    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
-        return _from_azure
-    if {"Timestamp", "Request tokens", "Response tokens"} <= names:
-        return _from_burstgpt
-    found = first[:80] if first else "an empty file"
-    raise InputError(f"{path}:1", found, FORMATS)
-
-
-def _json_lines(path: Path, lines: list[str]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}:{number}", str(error), "one JSON object") from None
-
-
-def _from_azure(record: dict[str, str]) -> TraceRow:
-    """Read a line of the Azure trace."""
-    seconds = _moment_s(record["TIMESTAMP"])
-    return TraceRow(seconds, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
-
-
-def _moment_s(text: str) -> float:
+def _moment_s(place: str, said: str, text: str) -> float:
     """Read a date and time, of up to nine decimals, as seconds; without a zone it is UTC."""
     whole, _, rest = text.strip().partition(".")
     zone = rest.lstrip("0123456789")
     decimals = rest.removesuffix(zone)
-    found = datetime.fromisoformat(whole + zone)
+    try:
+        found = datetime.fromisoformat(whole + zone)
+    except ValueError:
+        expected = "a number, or a date and time as ISO 8601 writes them"
+        raise InputError(place, said, expected) from None
     # A time without a zone must not depend on where we run.
     moment = found if found.tzinfo else found.replace(tzinfo=UTC)
     return moment.timestamp() + (float(f"0.{decimals}") if decimals else 0.0)
 
 
-def _from_burstgpt(record: dict[str, str]) -> TraceRow:
-    """Read a line of BurstGPT: seconds."""
-    tokens = record["Request tokens"], record["Response tokens"]
-    return TraceRow(float(record["Timestamp"]), int(tokens[0]), int(tokens[1]))
+def _check_rate(
+    path: Path, due_s: Sequence[float], clock: _Clock, form: Format, block: int | None
+) -> None:
+    """
+    Refuse times whose unit only the format says, unless the content confirms it.
+
+    Ids that fit the format's blocks do, or keys that no other format has (`Format.sure`), as long
+    as the rate is that of a load; without either, the rate must be none of a load in seconds.
+    """
+    span = due_s[-1] - due_s[0]
+    if not span or (clock.unit and clock.said_by != "format") or clock.unit is None:
+        return
+    own = UNITS_S[clock.unit or "s"]
+    rates = {unit: (len(due_s) - 1) / span * own / UNITS_S[unit] for unit in ("s", "ms")}
+    likely = [unit for unit, rate in rates.items() if RATES_PER_S[0] <= rate <= RATES_PER_S[1]]
+    sure = form.sure if block is None else block == form.block_tokens
+    if clock.unit in likely and (sure or len(likely) == 1):
+        return
+    said = "; as ".join(
+        f"{WORDS[unit]} {rate:,.4g} requests/s over {span / own * UNITS_S[unit]:,.4g} s"
+        for unit, rate in rates.items()
+    )
+    expected = "times whose unit the file leaves no doubt of"
+    raise InputError(f"{path}: times", Fault(f"are numbers: as {said}"), expected, GIVE_UNIT)
 
 
-def _from_mooncake(record: dict[str, Any]) -> TraceRow:
-    """Read a line of Mooncake: milliseconds; the last id is of a block that may not be full."""
-    input_tokens, output_tokens = _whole(record["input_length"]), _whole(record["output_length"])
-    ids = record.get("hash_ids", [])
-    if not isinstance(ids, list):
-        raise TypeError(ids)
-    content = tuple(map(_whole, ids[: max(0, input_tokens) // CONTENT_TOKENS]))
-    return TraceRow(float(record["timestamp"]) * MS, input_tokens, output_tokens, content)
+def _block_tokens(requests: Sequence[Request], form: Format, reading: TraceReading) -> int | None:
+    """Return the tokens of the blocks that ids name, which all requests fit; `None`: no ids."""
+    named = [each for each in requests if each.ids]
+    if not named:
+        return None
+    block = reading.block_tokens or named[0].block_tokens or form.block_tokens
+    misfit = next((each for each in named if not block or not _fits(each, block)), None)
+    if block and misfit is None:
+        if CONTENT_TOKENS % block and block % CONTENT_TOKENS:
+            expected = f"a divisor or a multiple of {CONTENT_TOKENS}"
+            raise InputError("--block-tokens", block, expected, "leave the ids out of the file")
+        return block
+    request = misfit or named[0]
+    fitting = [size for size in BLOCKS if all(_fits(each, size) for each in named)]
+    sizes = " or ".join(map(str, fitting)) or "no size"
+    others = f"all ids of the file fit blocks of {sizes}"
+    if 16 in fitting:  # noqa: PLR2004  (the blocks of Qwen-Bailian)
+        others += ", as Qwen-Bailian's, whose times are seconds"
+    raise InputError(
+        f"{request.place}: hash_ids",
+        Fault(f"are {len(request.ids)} ids for {request.row.input_tokens} tokens"),
+        f"one for each block of {block} tokens" if block else "blocks of a known size",
+        f"{others}: give --format, or --block-tokens and --time-unit",
+    )
 
 
-def _from_schedule(record: dict[str, Any]) -> TraceRow:
-    input_tokens, output_tokens = _whole(record["input_tokens"]), _whole(record["output_tokens"])
-    if record.get("previous") is not None:
-        expected = "null: when a request comes that waits for an answer, no schedule can say"
-        way_out = "draw the requests anew: --users or --turns, and --seed, in place of the file"
-        raise InputError("previous", record["previous"], expected, way_out)
-    ids = record.get("content", [])
-    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
-        raise TypeError(ids)
-    prefix = _whole(record.get("prefix_tokens", 0))
-    session = -1 if record.get("session") is None else _whole(record["session"])
-    if not 0 <= prefix <= max(0, input_tokens) or not -1 <= session < MAX_SESSIONS:
-        raise ValueError(prefix, session)
-    adapter = -1 if record.get("adapter") is None else _whole(record["adapter"])
-    content, due_s = tuple(map(_whole, ids)), float(record["due_s"])
-    return TraceRow(due_s, input_tokens, output_tokens, content, prefix, session, adapter)
+def _fits(request: Request, block: int) -> bool:
+    """Say whether a prompt has as many blocks as ids; one without a whole block names nothing."""
+    tokens, ids = request.row.input_tokens, len(request.ids)
+    return ids == -(-tokens // block) or (tokens < block and ids <= 2)  # noqa: PLR2004
 
 
-def _whole(value: object) -> int:
-    """Return a JSON integer, and nothing that only looks like one."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(value)
-    return value
+def _content(
+    request: Request, block: int | None, numbers: dict[tuple[int, ...], int]
+) -> tuple[int, ...]:
+    """Return ids of the whole blocks of `CONTENT_TOKENS`: numbers of what they consist of."""
+    if not request.ids or block is None:
+        return request.row.content
+    count = max(0, request.row.input_tokens) // CONTENT_TOKENS
+    if block == CONTENT_TOKENS:
+        return request.ids[:count]
+    joined, parts = CONTENT_TOKENS // block, block // CONTENT_TOKENS
+    pieces = (
+        request.ids[at * joined : (at + 1) * joined]
+        if joined
+        else (request.ids[at // parts], at % parts)
+        for at in range(count)
+    )
+    return tuple(numbers.setdefault(each, len(numbers)) for each in pieces)

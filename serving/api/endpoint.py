@@ -192,5 +192,11 @@ class Endpoint:
         """Return the body to pass on, or raise its refusal; needs nothing of the event loop."""
         longest = self.config.max_model_len
         body = parse_body(raw, longest)
-        checked = check(kind, body, models=self.config.models, max_model_len=longest)
+        checked = check(
+            kind,
+            body,
+            models=self.config.models,
+            max_model_len=longest,
+            vocab_size=self.config.vocab_size,
+        )
         return apply_token_limit(kind, checked, self._token_limit, longest)

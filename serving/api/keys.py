@@ -20,7 +20,6 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
 from serving.admission.tenants import RIGHTS, KeyHolder
-from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -226,17 +225,10 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
         body: a request that `serving.request.validation.check` accepted.
         client: who sends it.
         secret: of this endpoint; without it another tenant's salt cannot be guessed.
-
-    Raises:
-        RequestRefused: the client's salt is none.
     """
     if client.share_cache:
         return body
-    own = body.get("cache_salt")
-    if own is not None and not (isinstance(own, str) and own):
-        message = "cache_salt: expected a string that is not empty."
-        refuse(400, message, param="cache_salt", code="unsupported_value")
-    tenant = json.dumps([client.name, own]).encode()
+    tenant = json.dumps([client.name, body.get("cache_salt")]).encode()
     return {**body, "cache_salt": hmac.new(secret, tenant, hashlib.sha256).hexdigest()}
 
 

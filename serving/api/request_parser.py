@@ -47,8 +47,13 @@ LENIENT_LINES = Refusal(
     message="A header line ends without CR LF, or continues the one before; "
     "send each header in one line with CR LF at its end.",
 )
-BOTH_LENGTHS = Refusal(
-    status=400, message="The request has Content-Length and Transfer-Encoding; send one of them."
+TWO_LENGTHS = Refusal(
+    status=400,
+    message="The request says its length twice; send one Content-Length of one number, or "
+    "Transfer-Encoding, which HTTP/1.0 does not have.",
+)
+FIRST_LINE = Refusal(
+    status=400, message="The request's first line is not a method, a target and HTTP/1.1."
 )
 TINY_CHUNKS = Refusal(
     status=400,
@@ -64,6 +69,14 @@ BLANK_LINE = re.compile(rb"\n\r?\n")
 
 LENIENT = re.compile(rb"(?<!\r)\n|\n[ \t]")
 """A line that ends with LF alone, or continues the one before; other servers read it otherwise."""
+
+LENGTH = re.compile(rb"\ncontent-length:([^\r\n]*)")
+CODING = b"\ntransfer-encoding:"
+VERSION = re.compile(rb"[^\r\n]* http/1\.[0-9]\r\n")
+"""What heads have, in lower case: lengths, a coding, and as first line one of a version we know."""
+
+ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+"""A target with the host's name, as clients send it to proxies."""
 
 
 class RequestParser(h11.Connection):
@@ -83,6 +96,7 @@ class RequestParser(h11.Connection):
         self._received = bytearray()
         self._searched_bytes = self._past_bytes = 0
         self._chunks = self._chunk_bytes = 0
+        self._may_be_blank = True
 
     @property
     def has_bytes(self) -> bool:
@@ -121,17 +135,30 @@ class RequestParser(h11.Connection):
     def _checked_event(self) -> Parsed:
         before = self.trailing_data[0]
         if self.their_state is h11.IDLE:
+            if self._may_be_blank and before[:1] == b"\r":
+                if before == b"\r":
+                    return h11.NEED_DATA
+                before = self._past_blank_line(before)
             self._check_head(before)
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._past_bytes = self._chunks = self._chunk_bytes = 0
-        elif isinstance(event, h11.Data):
+            self._may_be_blank = True
+            return _by_path(event)
+        if isinstance(event, h11.Data):
             self._check_chunks(event)
         elif isinstance(event, h11.EndOfMessage):
             self._check_lines(before[: len(before) - len(self.trailing_data[0])])
         elif self.their_state is h11.SEND_BODY and len(before) > PIECE_BYTES:
             self._refuse(LONG_CHUNK_HEAD)
         return event
+
+    def _past_blank_line(self, received: bytes) -> bytes:
+        """Skip one line before a request, which some clients end their bodies with."""
+        self._may_be_blank = False
+        if received[:2] == b"\r\n":
+            self._receive_buffer.maybe_extract_at_most(2)
+        return self.trailing_data[0]
 
     def _check_head(self, received: bytes) -> None:
         """Check a request's line and headers before h11 parses them, if all have been received."""
@@ -141,8 +168,13 @@ class RequestParser(h11.Connection):
             return
         head = received[: end.end()].lower()
         self._check_lines(head)
-        if b"\ncontent-length:" in head and b"\ntransfer-encoding:" in head:
-            self._refuse(BOTH_LENGTHS)
+        if not VERSION.match(head):
+            self._refuse(FIRST_LINE)
+        lengths, coded = LENGTH.findall(head), CODING in head
+        if len(lengths) + coded > 1 or b"," in b"".join(lengths):
+            self._refuse(TWO_LENGTHS)
+        if coded and b" http/1.0\r\n" in head:
+            self._refuse(TWO_LENGTHS)
 
     def _check_lines(self, lines: bytes) -> None:
         """Check headers or trailers, with a line before them and the blank one."""
@@ -162,3 +194,22 @@ class RequestParser(h11.Connection):
     def _refuse(self, refusal: Refusal) -> NoReturn:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.message, refusal.status)
+
+
+def _by_path(request: h11.Request) -> h11.Request:
+    """
+    Return a request whose target is a path, and whose host is the one that it was sent to.
+
+    A host in the target replaces the header (RFC 9112, 3.2.2), so that the same one is checked.
+    """
+    absolute = ABSOLUTE.match(request.target)
+    if absolute is None:
+        return request
+    host, path = absolute.groups()
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"Host", host), *others],
+        http_version=request.http_version,
+    )

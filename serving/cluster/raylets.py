@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError, TargetFailed
+from minicluster.errors import InputError, TargetFailed, unwritable
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.cluster.logs import first_error
 from serving.cluster.ports import LOOPBACK, free_ports
@@ -58,7 +58,7 @@ def start_nodes(
     try:
         session.parent.mkdir(mode=0o700)
     except OSError as error:
-        raise InputError(str(session.parent), error.strerror, "a folder that is new") from None
+        raise InputError(str(session.parent), unwritable(error), "a folder that is new") from None
     write_token(token)
     env = environment(cluster_id, token)
     _ray_start(

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, unwritable
 from minicluster.files import make_folder
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_private(file: Path, text: str) -> None:
             private.write(text)
     except OSError as error:
         file.unlink(missing_ok=True)
-        raise InputError(str(file), error.strerror, "a file that can be written") from None
+        raise InputError(str(file), unwritable(error), "a file that can be written") from None
 
 
 def use_token(environ: MutableMapping[str, str], file: Path) -> None:

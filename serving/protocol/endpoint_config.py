@@ -105,6 +105,7 @@ class EndpointConfig:
         pairing: per domain that answers, the prefill domains in the order in which to try them;
             `()` in an aggregated plan.
         adapters: names of LoRA adapters, which requests name as their model.
+        vocab_size: of the model; token ids of requests are below it.
         simulated: simulated engines, with whose seconds all times here are; `None`: real ones.
     """
 
@@ -125,6 +126,7 @@ class EndpointConfig:
     simulated: SimulatedEngines | None = None
     tokens_per_step: float
     adapters: tuple[str, ...] = ()
+    vocab_size: int = 2**31
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -211,6 +213,7 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
         simulated=simulated,
         tokens_per_step=1.0 + deployment.engine.mean_accepted_tokens,
         adapters=adapters,
+        vocab_size=deployment.model.vocab_size,
     )
 
 

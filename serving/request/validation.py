@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from serving.protocol.messages import refuse
-from serving.request.length import LENGTH_FIELDS, prompts_of, requested_tokens, texts_in
+from serving.request.length import LENGTH_FIELDS, answer_tokens, prompts_of, requested_tokens
+from serving.request.schema import KINDS, MAX_ANSWERS, Chat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+    from serving.request.schema import Fields
 
 MAX_DEPTH = 64
 """Most levels of a body: pickle, templates and schemas recurse over it."""
@@ -32,24 +39,29 @@ UNSUPPORTED = {
 IGNORED = {"chat": ("prompt",), "completions": ("messages", "max_completion_tokens")}
 """By endpoint, the fields of the other endpoint: the engine ignores them, and so do we."""
 
-MAX_ANSWERS = 64
-"""Most answers of one request, over all its prompts; each takes a place in the decode batch."""
-
 TOKEN_IDS = 2**31
 """Upper bound of token ids: vLLM's tokenizers fail on ids beyond 32 bits (`echo`)."""
 
-PROMPT = "a string, a list of token ids, or a list of either"
+PROMPT = "a string, a list of token ids, or a list of either, none of them empty"
+
+CONTAINERS = frozenset({dict, list})
+"""Those of JSON."""
 
 INTEGERS = range(-(2**63), 2**64)
 """Those of msgpack, by which vLLM's processes talk."""
 
-INTEGER_FIELDS = (
-    *("top_k", "stop_token_ids", "thinking_token_budget", "repetition_detection"),
-    "routed_experts_prompt_start",
-)
-"""Fields in which vLLM takes text for an integer, of any size."""
+SHOWN_CHARACTERS = 64
+"""Most characters of a client's own name that a message repeats."""
 
-STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+
+WORDS = (
+    (r"^Value error, ", ""),
+    (r"^(Input|String|List) should ", "must "),
+    (r"^Field required$", "expected a value"),
+    (r"a valid dictionary( or instance of \w+)?", "an object"),
+    (r" after validation", ""),
+)
+"""What stands in place of pydantic's words for what clients do not know."""
 
 
 def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
@@ -63,25 +75,45 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
     """
     _refuse_many_values(raw, MAX_PARTS + 2 * max_model_len)
     try:
-        body = from_json(raw, allow_inf_nan=False)
+        body = from_json(raw)
     except ValueError as error:
         refuse(400, f"The body is not valid JSON: {error}")
     if not isinstance(body, dict):
         refuse(400, "The body is not a JSON object.")
     _check_levels(body)
     for name, value in body.items():
-        if name != "prompt" and _has_beyond([value]):  # its ids have closer bounds
-            _refuse(name[:64], "integers of at most 64 bits")
+        param = name[:SHOWN_CHARACTERS]
+        if _has([value], _not_finite):
+            message = f"The body is not valid JSON: {param} has a number that is out of range."
+            refuse(400, message, param=param)
+        if name != "prompt" and _has([value], _beyond_64_bits):  # its ids have closer bounds
+            _refuse(param, "integers of at most 64 bits")
     return body
 
 
-def _has_beyond(values: Collection[Any]) -> bool:
-    """Tell whether an integer beyond `INTEGERS` is among values, or inside them."""
+def _has(values: Collection[Any], wrong: Callable[[Collection[Any]], bool]) -> bool:
+    """Tell whether values, or those inside them, are wrong."""
+    return wrong(values) or any(
+        _has(each.values() if isinstance(each, dict) else each, wrong)
+        for each in _containers(values)
+    )
+
+
+def _containers(values: Collection[Any]) -> list[Any]:
+    """Return the lists and objects among values; of a million ids it looks at their types only."""
+    if CONTAINERS.isdisjoint(map(type, values)):
+        return []
+    return [each for each in values if type(each) in CONTAINERS]
+
+
+def _beyond_64_bits(values: Collection[Any]) -> bool:
     numbers = [each for each in values if isinstance(each, int)]
-    if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
-        return True
-    inner = [each for each in values if isinstance(each, dict | list)]
-    return any(_has_beyond(each.values() if isinstance(each, dict) else each) for each in inner)
+    return bool(numbers) and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS)
+
+
+def _not_finite(values: Collection[Any]) -> bool:
+    kinds = set(map(type, values))
+    return float in kinds and not all(math.isfinite(e) for e in values if isinstance(e, float))
 
 
 def _refuse_many_values(raw: bytes, most_values: int) -> None:
@@ -105,7 +137,7 @@ def _refuse_many_values(raw: bytes, most_values: int) -> None:
 
 
 def _check_levels(body: dict[str, Any]) -> None:
-    """Refuse deep nesting and infinite numbers, without recursion."""
+    """Refuse deep nesting, without recursion."""
     level: list[Any] = [body]
     depth = 0
     while level:
@@ -115,19 +147,23 @@ def _check_levels(body: dict[str, Any]) -> None:
         inner: list[Any] = []
         for container in level:
             values = container.values() if isinstance(container, dict) else container
-            if math.inf in values or -math.inf in values:
-                refuse(400, "The body is not valid JSON: a number is out of range.")
-            inner += [each for each in values if isinstance(each, dict | list)]
+            inner += _containers(values)
         level = inner
 
 
 def check(
-    kind: str, body: dict[str, Any], *, models: Sequence[str], max_model_len: int
+    kind: str,
+    body: dict[str, Any],
+    *,
+    models: Sequence[str],
+    max_model_len: int,
+    vocab_size: int = TOKEN_IDS,
 ) -> dict[str, Any]:
     """
-    Refuse what cannot be answered correctly; return the body to pass on.
+    Refuse what cannot be answered correctly; return the body to pass on, without nulls.
 
-    The engine checks all other parameters.
+    A field that is null means what an absent one does, also in messages; but `model` is a name, or
+    absent. What depends on an engine's settings the engine checks.
 
     Args:
         kind: `chat` or `completions`.
@@ -135,25 +171,24 @@ def check(
         models: names that are served: the model's, which a request without one means, and those
             of its adapters.
         max_model_len: tokens of prompt and answer together.
+        vocab_size: of the model; token ids are below it.
 
     Raises:
         RequestRefused: with the parameter at fault.
     """
     model = body.get("model", models[0])
     check_model(model, models)
+    checked = {**_without_nulls(kind, body), "model": model}
     for param, expectation in UNSUPPORTED.items():
-        if body.get(param) is not None:
+        if param in checked:
             _refuse(param, expectation)
-    for param in INTEGER_FIELDS:
-        if any(True for _ in texts_in(body.get(param))):
-            _refuse(param, "integers, not text")
-    _check_stream(body)
-    checked = {name: value for name, value in body.items() if name not in IGNORED[kind]}
-    checked["model"] = model
-    if kind == "chat":
-        _check_messages(body.get("messages"))
-    elif "prompt" in body:
-        checked["prompt"] = _prompt(body["prompt"])
+    fields = _fields(kind, checked)
+    _check_together(fields, checked)
+    for param, ids in fields.token_ids.items():
+        if ids and max(ids) >= vocab_size:
+            _refuse(param, f"token ids from 0 to {vocab_size - 1}")
+    if kind == "completions":
+        checked["prompt"] = _prompt(checked.get("prompt"), min(vocab_size, TOKEN_IDS))
     _check_answers(checked)
     _check_lengths(kind, checked, max_model_len)
     return checked
@@ -161,74 +196,106 @@ def check(
 
 def check_model(model: object, models: Sequence[str]) -> None:
     """Refuse every name but those that are served."""
-    if model not in models:
-        served = ", ".join(map(repr, models))
-        message = f"The model {model!r} does not exist; this endpoint serves {served}."
-        refuse(404, message, param="model", code="model_not_found")
+    if model in models:
+        return
+    shown = repr(model[:SHOWN_CHARACTERS]) if isinstance(model, str) else "that is no text"
+    served = ", ".join(map(repr, models))
+    message = f"The model {shown} does not exist; this endpoint serves {served}."
+    refuse(404, message, param="model", code="model_not_found")
 
 
-def _check_stream(body: Mapping[str, Any]) -> None:
-    """Refuse a choice of streaming that is none, and options of a stream where there is none."""
-    stream, options = body.get("stream"), body.get("stream_options")
-    if not isinstance(stream, bool | None):
-        _refuse("stream", "true or false")
-    if not isinstance(options, dict | None):
-        _refuse("stream_options", "an object")
-    if not all(isinstance((options or {}).get(name), bool | None) for name in STREAM_OPTIONS):
-        _refuse("stream_options", "true or false for each of " + ", ".join(STREAM_OPTIONS))
-    if options and not stream:
+def _without_nulls(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out fields of the other kind, nulls, and nulls in messages but for their content."""
+    kept = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in IGNORED[kind]
+    }
+    if isinstance(kept.get("messages"), list):
+        kept["messages"] = [
+            {name: value for name, value in each.items() if value is not None or name == "content"}
+            if isinstance(each, dict)
+            else each
+            for each in kept["messages"]
+        ]
+    return kept
+
+
+def _fields(kind: str, body: Mapping[str, Any]) -> Fields:
+    """Return the fields of a request but its prompt; refuse the first one that is none."""
+    given = {name: value for name, value in body.items() if name != "prompt"}
+    try:
+        return KINDS[kind].model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        param = str(found[0]["loc"][0])
+        # Of what a value may be instead, what it is most like.
+        of_param = [each for each in found if each["loc"][0] == param]
+        worst = max(of_param, key=lambda each: len(each["loc"]))
+        what = worst["msg"]
+        for theirs, ours in WORDS:
+            what = re.sub(theirs, ours, what)
+        refuse(400, f"{_place(worst, given)}: {what}.", param=param, code="unsupported_value")
+
+
+def _place(error: ErrorDetails, body: object) -> str:
+    """Return where in *body* an error is, as clients write it: `messages[0].content[1].text`."""
+    place, value = "", body
+    for part in error["loc"]:
+        if isinstance(part, int) and isinstance(value, list):
+            place, value = f"{place}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            place, value = f"{place}.{str(part)[:SHOWN_CHARACTERS]}", value[part]
+    if error["type"] == "missing":
+        place += f".{error['loc'][-1]}"
+    return place.removeprefix(".")
+
+
+def _check_together(fields: Fields, body: Mapping[str, Any]) -> None:
+    """Refuse fields that exclude or need each other."""
+    if body.get("stream_options") and not fields.stream:
         _refuse("stream_options", "nothing where `stream` is not true")
+    if fields.prompt_logprobs and fields.stream:
+        _refuse("prompt_logprobs", "nothing where `stream` is true")
+    if fields.logprob_token_ids and (body.get("logprobs", False) is False):
+        _refuse("logprob_token_ids", "`logprobs` beside it")
+    if not isinstance(fields, Chat):
+        return
+    if fields.top_logprobs and not fields.logprobs:
+        _refuse("top_logprobs", "`logprobs` to be true beside it")
+    if fields.tool_choice not in (None, "none") and not fields.tools:
+        _refuse("tool_choice", "`tools` beside it")
+    if fields.continue_final_message and fields.add_generation_prompt:
+        _refuse("continue_final_message", "`add_generation_prompt` to be false beside it")
 
 
 def _check_answers(body: dict[str, Any]) -> None:
     """Refuse more answers than one request may have, and a choice among them."""
-    n = body.get("n")
-    if n is None:
-        n = 1
-    if not _is_count(n) or n < 1:
-        _refuse("n", "a whole number, at least 1")
-    if body.get("best_of") not in (None, n):
+    n, prompts = body.get("n", 1), len(prompts_of(body.get("prompt")))
+    if body.get("best_of", n) != n:
         _refuse("best_of", f"n = {n}: the engine does not choose among answers")
-    prompts = len(prompts_of(body.get("prompt")))
     if n * prompts > MAX_ANSWERS:
-        param = "n" if prompts == 1 else "prompt"
-        _refuse(param, f"at most {MAX_ANSWERS} answers a request, not {n * prompts}")
+        _refuse("prompt", f"at most {MAX_ANSWERS} answers a request, not {n * prompts}")
 
 
-def _check_messages(messages: object) -> None:
-    """
-    Refuse what is no conversation of at least one message, and content that is no content.
-
-    vLLM's classes accept any iterable as content, an object too, and read it when it is used:
-    the request could then not be sent to another process (pydantic's `ValidatorIterator`).
-    """
-    if not isinstance(messages, list) or not messages:
-        _refuse("messages", "a list of at least one message")
-    for message in messages:
-        if not isinstance(message, dict):
-            _refuse("messages", "a list of objects")
-        if not isinstance(message.get("content"), str | list | None):
-            _refuse("messages", "as content of a message a string, a list of parts, or null")
-
-
-def _prompt(prompt: object) -> object:
+def _prompt(prompt: object, vocab_size: int) -> object:
     """Return one or several prompts as they are; a list of one prompt becomes that prompt."""
     prompts = prompts_of(prompt)
     if all(isinstance(each, list) for each in prompts):
-        prompts = [_token_ids(each) for each in prompts]
-    elif not all(isinstance(each, str) for each in prompts) and prompt is not None:
+        prompts = [_token_ids(each, vocab_size) for each in prompts]
+    elif not all(isinstance(each, str) and each for each in prompts):
         _refuse("prompt", PROMPT)
     return prompts[0] if len(prompts) == 1 else prompts
 
 
-def _token_ids(prompt: list[Any]) -> list[int]:
+def _token_ids(prompt: list[Any], vocab_size: int) -> list[int]:
     """Return the token ids of a prompt; engines take 1.0 for 1."""
     kinds = set(map(type, prompt))
     if not prompt or not kinds <= {int, bool, float}:
         _refuse("prompt", PROMPT)
     ids = [int(each) for each in prompt] if float in kinds else prompt
-    if ids != prompt or min(ids) < 0 or max(ids) >= TOKEN_IDS:
-        _refuse("prompt", f"token ids, whole numbers from 0 to {TOKEN_IDS - 1}")
+    if ids != prompt or min(ids) < 0 or max(ids) >= vocab_size:
+        _refuse("prompt", f"token ids, whole numbers from 0 to {vocab_size - 1}")
     return ids
 
 
@@ -236,14 +303,12 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
     """Refuse lengths that decode would refuse after prefill has computed the prompt."""
     least = 0 if kind == "completions" and body.get("echo") else 1
     for name in LENGTH_FIELDS[kind]:
-        value = body.get(name)
-        if value is not None and (not _is_count(value) or value < least):
+        if body.get(name, least) < least:
             _refuse(name, f"a whole number, at least {least}")
-    at_least, requested = body.get("min_tokens") or 0, requested_tokens(kind, body)
-    if not _is_count(at_least):
-        _refuse("min_tokens", "a whole number, at least 0")
-    if requested is not None and at_least > requested:
-        _refuse("min_tokens", f"at most {requested}, the most tokens of the answer")
+    requested, longest = requested_tokens(kind, body), answer_tokens(kind, body)
+    most = max_model_len if longest is None else longest
+    if body.get("min_tokens", 0) > most:
+        _refuse("min_tokens", f"at most {most}, the most tokens of the answer")
     wanted = max(requested or 1, 1)
     tokens = max(len(p) if isinstance(p, list) else 1 for p in prompts_of(body.get("prompt")))
     if tokens + wanted > max_model_len:
@@ -251,7 +316,9 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
             f"This model's maximum context length is {max_model_len} tokens; the request has at "
             f"least {tokens} in the prompt and asks for {wanted} more."
         )
-        refuse(400, message, param="prompt", code="context_length_exceeded")
+        length = next((name for name in LENGTH_FIELDS[kind] if name in body), "prompt")
+        param = length if wanted > max_model_len else "prompt"
+        refuse(400, message, param=param, code="context_length_exceeded")
 
 
 def engine_request_id(body: Mapping[str, Any]) -> str:
@@ -261,11 +328,6 @@ def engine_request_id(body: Mapping[str, Any]) -> str:
     Clients may use an id twice, and each attempt of a request is one of its own for its engine.
     """
     return f"{body.get('request_id', 'req')}-{uuid.uuid4().hex[:16]}"
-
-
-def _is_count(value: object) -> bool:
-    """Tell a whole number, zero or more, from everything else, True included."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _refuse(param: str, expectation: str) -> NoReturn:

@@ -34,6 +34,9 @@ UNSUPPORTED = {
 }
 """Parameters that change an answer in ways that are not simulated; others are ignored."""
 
+CHANGES_NOTHING = {"n": 1, "response_format": {"type": "text"}}
+"""Values of these with which an answer is as without them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
@@ -93,11 +96,8 @@ class AnswerRules:
     def read(self, kind: str, body: Mapping[str, Any]) -> SimulatedRequest | Refusal:
         """Return the request of a body that `serving.request.validation.check` accepted."""
         for name, expected in UNSUPPORTED.items():
-            if body.get(name) not in (None, False, 0, [], 1 if name == "n" else None):
+            if body.get(name) not in (None, False, 0, [], CHANGES_NOTHING.get(name)):
                 return _refusal(name, f"{name}: expected {expected}.")
-        salt = body.get("cache_salt")
-        if salt is not None and not (isinstance(salt, str) and salt):
-            return _refusal("cache_salt", "cache_salt: expected a string that is not empty.")
         prompts = prompts_in(kind, body)
         if len(prompts) > 1:
             return _refusal("prompt", "prompt: expected one: a simulated engine gives one answer.")
@@ -121,7 +121,7 @@ class AnswerRules:
             model=model,
             adapter=adapter,
             prompt_tokens=len(tokens),
-            blocks=block_ids(tokens, self.block_size, (salt or "", adapter)),
+            blocks=block_ids(tokens, self.block_size, (body.get("cache_salt") or "", adapter)),
             seed=prompt_seed(tokens),
             vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, unwritable
 from minicluster.shell import say
 from minicluster.specs.checks import one_of
 from sizing.cli.common import AsJson, show
@@ -41,7 +41,7 @@ def init(
     except FileExistsError:
         raise InputError("-o", str(out), "a file that is not there yet") from None
     except OSError as error:
-        raise InputError("-o", str(out), f"a file that can be written: {error.strerror}") from None
+        raise InputError(f"-o {out}", unwritable(error), "a file that can be written") from None
     say(f"wrote {out}; next: sizing plan {out}")
 
 

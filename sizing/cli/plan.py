@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Exit, Option
 
+from minicluster.errors import Exit as ExitCode
 from minicluster.errors import NegativeAnswer
 from minicluster.files import write_atomically
 from minicluster.pages.write import write_page
-from minicluster.shell import talk
+from minicluster.shell import say, talk
 from sizing.cli.common import (
     AsJson,
     Calibration,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
     from sizing.planner.class_pools import ClassPlans
+
+
+REPLAN_FACTOR = 1.2
+"""What a rate is raised by in the advice after a trace that missed the SLO on its plan."""
 
 
 @study
@@ -70,12 +75,33 @@ def plan(
         sys.stdout.write(class_plans_json(found) if single is None else to_json(single))
     else:
         _print_plans(found, out, verbose=verbose)
+    _replay_trace(found)
     if found.interrupted:
         sure = found.chosen[""].confidence
         if sure is None or not sure.interrupted:
             leave_interrupted("the plan of shared pools; own pools of the classes were not planned")
         unverified = ", estimated, not simulated" if sure.unverified else ""
         leave_interrupted(f"the best plan so far{unverified}")
+
+
+def _replay_trace(found: ClassPlans) -> None:
+    """Replay the trace that a load was taken from; one that misses the SLO is a negative answer."""
+    built = found.chosen.get("")
+    trace = None if built is None else built.inputs.scenario.workload.trace
+    if built is None or trace is None:
+        return
+    from minicluster.workload.traces import read_trace
+    from sizing.planner.replay import replay
+
+    with talk.status("replaying the trace"):
+        replayed = replay(built, read_trace(Path(trace), skip_unanswered=True).arrivals)
+    if replayed.misses:
+        rate = built.workload.requests_per_s * REPLAN_FACTOR
+        raise NegativeAnswer(
+            f"{replayed}; its requests come closer together than arrivals by chance do: plan for"
+            f" more, such as --set workload.requests_per_s={rate:.3g}"
+        )
+    say(f"replayed: {replayed}")
 
 
 def _named(path: Path | None, of: str) -> Path | None:
@@ -143,6 +169,8 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
     if verbose:
         parts += prediction_details(found, inputs.scenario.promises)
     show(asdict(found), *parts, as_json=as_json)
+    if not found.meets_slo:
+        raise Exit(ExitCode.NEGATIVE)
 
 
 def explain(plan: PlanFile, as_json: AsJson = False) -> None:

@@ -12,6 +12,13 @@ from typer import Option
 from minicluster.errors import Exit, InputError
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
+from minicluster.workload.trace_options import (
+    BlockTokens,
+    Format,
+    SkipImages,
+    TimeUnit,
+    TraceReading,
+)
 from sizing.cli.common import (
     MAX_REQUESTS,
     AsJson,
@@ -44,7 +51,8 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         Option(
             "--trace",
             "--schedule",
-            help="Trace of arrivals and lengths: Azure LLM, BurstGPT, Mooncake or schedule.jsonl",
+            help="Trace of arrivals and lengths: Azure LLM, BurstGPT, Mooncake, Qwen-Bailian, a log"
+            " or schedule.jsonl",
         ),
     ] = None,
     requests: Annotated[int, Option(help="Number of requests to draw; not with --trace")] = 20_000,
@@ -67,6 +75,10 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     skip_unanswered: Annotated[
         bool, Option(help="Requests of a trace with 0 output tokens left out")
     ] = False,
+    form: Format = None,
+    time_unit: TimeUnit = None,
+    block_tokens: BlockTokens = None,
+    skip_images: SkipImages = False,
     by_capacity: Annotated[
         bool, Option(help="Prefix hits of a --trace that names contents, by capacity of a replica")
     ] = False,
@@ -102,12 +114,15 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     source: RequestSource | Arrivals = RequestSource(
         process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
     )
+    reading = TraceReading(
+        format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
+    )
+    if trace is None and reading != TraceReading():
+        raise InputError("--trace", None, "a file for the options that say how to read it")
     if trace is not None:
-        if source != RequestSource():
-            raise InputError("--trace", str(trace), "no options about arrivals besides it")
-        if any(each.strip().startswith("workload") for each in overrides or []):
-            raise InputError("--trace", str(trace), "no --set workload.… besides it")
-        source = _traced(planned, trace, skip_unanswered=skip_unanswered, seed=seed)
+        alone = source == RequestSource()
+        _check_trace(trace, overrides or [], alone=alone)
+        source = _traced(planned, trace, reading, skip_unanswered=skip_unanswered, seed=seed)
     kept_steps = None if engine_steps is None else _read_steps(engine_steps)
     with progress("simulating") as said:
 
@@ -132,6 +147,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     )
     classes = [each.name for each in planned.workload.classes] if trace is None else []
     found = simulation_json(outcome, classes)
+    found["misses"] = _misses(planned, outcome, classes)
     if kept_steps is not None:
         pace_of = paces(planned.step_model, timed_steps(kept_steps))
         found["pace"] = {role: asdict(pace) for role, pace in pace_of.items()}
@@ -140,17 +156,39 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         curve, drawn = _by_capacity(planned, outcome, source)
         found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
     show(found, *parts, as_json=as_json)
+    if found["misses"]:
+        raise typer.Exit(Exit.NEGATIVE)
 
 
-def _traced(plan: Plan, trace: Path, *, skip_unanswered: bool, seed: int) -> Arrivals:
+def _check_trace(trace: Path, overrides: list[str], *, alone: bool) -> None:
+    """Refuse a trace beside what says arrivals or lengths, too."""
+    if not alone:
+        raise InputError("--trace", str(trace), "no options about arrivals besides it")
+    if any(each.strip().startswith("workload") for each in overrides):
+        raise InputError("--trace", str(trace), "no --set workload.… besides it")
+
+
+def _misses(plan: Plan, outcome: Outcome, classes: list[str]) -> tuple[str, ...]:
+    """Return the limits that are missed; those of classes only where requests have theirs."""
+    from sizing.planner.simulated_check import limits_of
+    from sizing.planner.slo import missed_limits
+
+    if len(plan.promises) > max(1, len(classes)):
+        return ()
+    return missed_limits(check for check, _ in limits_of(outcome, plan.promises))
+
+
+def _traced(
+    plan: Plan, trace: Path, reading: TraceReading, *, skip_unanswered: bool, seed: int
+) -> Arrivals:
     """Return the arrivals of a trace, with adapters as the plan's load has them."""
     import numpy as np
 
     from minicluster.workload.traces import read_trace
 
-    read = read_trace(trace, skip_unanswered=skip_unanswered)
-    if read.skipped:
-        say(f"left out {read.skipped:,} requests without an answer")
+    read = read_trace(trace, reading, skip_unanswered=skip_unanswered)
+    for line in read.file.lines():
+        say(line)
     return read.arrivals.with_adapters(plan.workload, np.random.default_rng(seed))
 
 

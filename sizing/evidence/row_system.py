@@ -12,7 +12,7 @@ from minicluster.engine_model.limits import LOOKAHEAD_STEPS, EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.workload import Lengths, WorkloadSpec
-from minicluster.workload.arrivals import Arrivals, length_quantiles
+from minicluster.workload.lengths import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.protocol import PoolSettings, prompt_range_of, protocol_of, sent_earlier
 from sizing.latency.collectives import path_coefficients
@@ -22,6 +22,7 @@ from sizing.simulation.system import Path, SimulatedPool, System
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from minicluster.workload.arrivals import Arrivals
     from sizing.evidence.row import Group, MeasuredRow
     from sizing.evidence.row_config import RowConfig
 

@@ -259,38 +259,52 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
 
 def _head_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     """
-    Queries, keys and values in one GEMM, the output, scores of full and of windowed layers.
+    Queries, keys and values in one GEMM, the output, scores: of full and of windowed layers.
 
-    GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3.
+    GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3. Layers whose heads are
+    alike share their GEMMs.
     """
-    layers = model.num_attention_layers
-    m, h, head = load.tokens, model.hidden_size, model.head_dim
+    full, windowed = model.num_full_layers, model.num_window_layers
+    alike = windowed if model.full_heads is None else 0
+    projections = (
+        *_projections("", model.of_full_layers, load, tp=tp, repeats=full + alike),
+        *_projections("window ", model, load, tp=tp, repeats=windowed - alike),
+    )
+    scores = (
+        _scores("attention", model.of_full_layers, tp=tp, repeats=full),
+        _scores("window attention", model, tp=tp, repeats=windowed, window=model.window_tokens),
+    )
+    ops = (op for each in scores for op in (each.prefill(load), each.decode(load)))
+    return tuple(op for op in (*projections, *ops) if op.repeats)
+
+
+def _projections(
+    name: str, model: ModelSpec, load: StepLoad, *, tp: int, repeats: int
+) -> tuple[Op, Op]:
+    """Queries, keys and values in one GEMM, and the output."""
+    m, h, dtype = load.tokens, model.hidden_size, model.attention_dtype
     heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
-    made = (heads * (2 if model.gated_attention else 1) + 2 * kv_heads) * head
-    dtype = model.attention_dtype
-    if not layers:
-        return ()
-    ops = [
-        gemm("qkv", "W1", m, h, made, dtype=dtype, repeats=layers),
-        gemm("o", "W1", m, heads * head, h, dtype=dtype, repeats=layers),
-    ]
-    for name, repeats, window in (
-        ("attention", model.num_full_layers, 0),
-        ("window attention", model.num_window_layers, model.window_tokens),
-    ):
-        if repeats:
-            scores = Scores(
-                name=name,
-                equation="W3",
-                repeats=repeats,
-                heads=heads,
-                head_dim=head,
-                flops_per_pair=4 * heads * head,
-                values_per_query=2 * heads * head,
-                bytes_per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
-                window=window,
-                chunked=model.chunked_window,
-                kv_dtype=model.kv_dtype,
-            )
-            ops += [scores.prefill(load), scores.decode(load)]
-    return tuple(ops)
+    keys = kv_heads * (1 if model.shared_values else 2)
+    made = (heads * (2 if model.gated_attention else 1) + keys) * model.head_dim
+    return (
+        gemm(f"{name}qkv", "W1", m, h, made, dtype=dtype, repeats=repeats),
+        gemm(f"{name}o", "W1", m, heads * model.head_dim, h, dtype=dtype, repeats=repeats),
+    )
+
+
+def _scores(name: str, model: ModelSpec, *, tp: int, repeats: int, window: int = 0) -> Scores:
+    """Return the scores of layers whose heads the model has."""
+    heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
+    return Scores(
+        name=name,
+        equation="W3",
+        repeats=repeats,
+        heads=heads,
+        head_dim=model.head_dim,
+        flops_per_pair=4 * heads * model.head_dim,
+        values_per_query=2 * heads * model.head_dim,
+        bytes_per_key=2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype],
+        window=window,
+        chunked=model.chunked_window,
+        kv_dtype=model.kv_dtype,
+    )

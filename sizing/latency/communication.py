@@ -136,7 +136,7 @@ def _expert_exchanges(
     if slicing.dp == 1 or model.moe is None:
         return ()
     layers, stage = model.num_expert_layers, slicing.tp * slicing.dp
-    copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
+    copy = load.tokens * model.expert_width * ACTIVATION_BYTES
     chosen = model.moe.experts_per_token
     narrow = min(1.0, DTYPE_BYTES[model.weight_dtype] / ACTIVATION_BYTES)
     found: tuple[Exchange, ...]

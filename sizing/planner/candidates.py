@@ -310,9 +310,10 @@ def _checks(candidate: Candidate, slos: Promises) -> list[Check]:
 def _unloaded_checks(candidate: Candidate, of: str, slo: SloSpec) -> tuple[Check, ...]:
     tandem = candidate.tandem
     found = bounds.unloaded_s(tandem, split=candidate.layout.prefill is not None)
-    if slo.e2e_s is not None:  # every prompt with every answer
+    if slo.e2e_s is not None:  # every prompt with its answer, or with every answer
         answers_s = (tandem.output_tokens - 1) * found["tpot"]
-        found["e2e"] = np.add.outer(found["ttft"], answers_s).ravel()
+        together = np.add if tandem.paired else np.add.outer
+        found["e2e"] = together(found["ttft"], answers_s).ravel()
     return tuple(
         Check(
             metric=name,

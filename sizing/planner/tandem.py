@@ -100,10 +100,21 @@ class TandemLoad:
 
     @cached_property
     def answer_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and mean square of the answers to each of `all_tokens`: those of its class."""
+        """
+        Mean and mean square of the answers to each of `all_tokens`.
+
+        Of lengths that were counted together, those of the answer to it; else those of its class.
+        """
+        if self.paired:
+            return self.output_tokens, self.output_tokens**2
         answers = [each.output_tokens for each in self.by_class]
         means = [float(each.mean()) for each in answers]
         return self._of_class(means), self._of_class([float(np.mean(o**2)) for o in answers])
+
+    @property
+    def paired(self) -> bool:
+        """Whether each answer belongs to the prompt beside it."""
+        return all(part.lengths for part in self.workload.parts)
 
     def _of_class(self, values: list[float]) -> NDArray[np.float64]:
         return np.array(values)[self._requests.class_of]
@@ -131,15 +142,20 @@ class TandemLoad:
         """
         Mean and standard deviation of the tokens that a sequence in decode has cached.
 
-            E = E[n] + E[o^2] / (2 E[o])      (docs/model.md, eq. T5)
+            E = E[n o] / E[o] + E[o^2] / (2 E[o])      (docs/model.md, eq. T5)
 
         A long answer is met more often than it is drawn, and half of it is there on average; of
-        several classes each counts as often as its answers are met.
+        several classes each counts as often as its answers are met. Prompts that do not depend on
+        answers are met as they are drawn: E[n o] = E[n] E[o].
         """
         if self.workload.classes:
             return self._context_of_classes()
-        prompts = self.all_tokens
-        out = self.output_tokens
+        prompts, out = self.all_tokens, self.output_tokens
+        if self.paired:
+            mean = float(np.mean(out * (prompts + out / 2)) / np.mean(out))
+            # Of a sequence that is met, all of the answer up to its end is equally likely.
+            met = float(np.mean(out * (prompts**2 + prompts * out + out**2 / 3)) / np.mean(out))
+            return mean, max(0.0, met - mean**2) ** 0.5
         mean = float(np.mean(out**2) / (2 * np.mean(out)))
         square = float(np.mean(out**3) / (3 * np.mean(out)))
         spread = float(np.var(prompts)) + square - mean**2

@@ -85,8 +85,11 @@ def _asked(plan: Plan) -> str:
     slos = plan.inputs.scenario.promises
     for part, slo in zip(plan.workload.parts, slos.values(), strict=True):
         prompt, answer = (
-            ("" if tokens.mean is not None else "up to ") + f"{tokens.max_tokens:,}"
-            for tokens in (part.input_tokens, part.output_tokens)
+            ("" if tokens and tokens.mean else "up to ") + f"{longest:,}"
+            for tokens, longest in (
+                (part.input_tokens, part.longest_prompt_tokens),
+                (part.output_tokens, part.longest_answer_tokens),
+            )
         )
         of = f"{part.name} at {rate_text(part)}: " if part.name else ""
         kept = f"every limit kept at {slo.percentile}"

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
-from minicluster.workload.traces import Trace, read_trace, write_trace
+from minicluster.workload.lengths import independent_rows, length_rows
+from minicluster.workload.records import begins_as_json
+from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.trace_requests import ReadAs
+from minicluster.workload.traces import AS_FOUND, read_trace, write_trace
+from minicluster.workload.traffic import LengthSummary, Traffic, of_arrivals
+from sizing.stacks.conversations import is_conversation, read_answers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-
-WINDOW_S = 300.0
-"""Window in which the busiest rate is counted: shorter bursts are what the simulation draws."""
-
-HOLE_CHANCE = 1e-6
-"""Chance of a gap, if arrivals were even over the file, below which the gap is a hole."""
 
 FILES = "a trace, a log, a scrape of vLLM's metrics, or conversations as ShareGPT writes them"
 """Files that can be read, as errors name them."""
@@ -33,120 +29,32 @@ FILES = "a trace, a log, a scrape of vLLM's metrics, or conversations as ShareGP
 HISTOGRAMS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_generation_tokens"}
 """vLLM's histograms of lengths."""
 
-ANSWERING = {"gpt", "assistant", "chatgpt", "bing", "bard"}
-"""Names of who answers in ShareGPT's conversations."""
+SAMPLE = re.compile(
+    r'^(?P<name>[\w:]+?)_(?P<kind>bucket|sum)(\{(.*?\ble="(?P<le>[^"]+)")?.*\})?\s+(?P<count>\S+)$'
+)
+"""A line of a histogram, as Prometheus writes it."""
 
-SAMPLE = re.compile(r'^(?P<name>[\w:]+)_bucket\{.*?le="(?P<le>[^"]+)".*\}\s+(?P<count>\S+)$')
+EQUALLY_LIKELY = 8_192
+"""Lengths that stand for a histogram."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthSummary:
-    """
-    Lengths in tokens.
-
-    Attributes:
-        sigma: standard deviation of the logarithm; with `median` and `longest` the lognormal
-            distribution that a scenario takes.
-    """
-
-    median: float
-    mean: float
-    p99: float
-    longest: int
-    sigma: float
-
-    @property
-    def toml(self) -> str:
-        """The distribution as a scenario's value."""
-        if self.sigma < 0.01:  # noqa: PLR2004  (a hundredth: as good as fixed)
-            return str(max(1, round(self.median)))
-        return (
-            f'{{ distribution = "lognormal", median = {self.median:.4g}, sigma = {self.sigma:.3g},'
-            f" high = {self.longest} }}"
-        )
-
-    def __str__(self) -> str:
-        """Write the percentiles."""
-        return (
-            f"median {self.median:,.0f}, mean {self.mean:,.0f}, p99 {self.p99:,.0f},"
-            f" longest {self.longest:,} tokens"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """
-    What a file says of a load.
-
-    Attributes:
-        requests: counted; 0: unknown.
-        skipped: lines or requests without tokens.
-        span_s: from the first arrival to the last, holes left out; `None`: not in the file.
-        mean_per_s: requests per second over the span.
-        busiest_per_s: the highest rate of a window of `WINDOW_S`.
-        gap_cv: coefficient of variation of the gaps; 1 of Poisson arrivals.
-        holes: begin and seconds of gaps that no even traffic has.
-    """
-
-    requests: int
-    skipped: int
-    input_tokens: LengthSummary
-    output_tokens: LengthSummary
-    span_s: float | None = None
-    mean_per_s: float | None = None
-    busiest_per_s: float | None = None
-    gap_cv: float | None = None
-    holes: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """Keys of the table `[workload]`, and their values as TOML, at the busiest rate."""
-        rate = {} if self.busiest_per_s is None else {"requests_per_s": f"{self.busiest_per_s:.4g}"}
-        lengths = {"input_tokens": self.input_tokens.toml, "output_tokens": self.output_tokens.toml}
-        return rate | lengths
-
-    def to_toml(self) -> str:
-        """Write the table `[workload]` of a scenario."""
-        return "[workload]\n" + "".join(f"{key} = {text}\n" for key, text in self.keys.items())
-
-    def lines(self) -> list[str]:
-        """Say what the table does not."""
-        skipped = f", {self.skipped:,} without tokens left out" if self.skipped else ""
-        lines = [
-            f"{self.requests:,} requests{skipped}",
-            f"prompts: {self.input_tokens}",
-            f"answers: {self.output_tokens}",
-        ]
-        if self.span_s is None or self.mean_per_s is None or self.busiest_per_s is None:
-            return [
-                *lines,
-                "no arrivals in it: the rate, workload.requests_per_s, is yours to give",
-            ]
-        lines.append(
-            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s; the busiest 5 minutes"
-            f" have {self.busiest_per_s:.3g}, which the load takes; coefficient of variation of the"
-            f" gaps {self.gap_cv:.2g} (Poisson: 1)"
-        )
-        lines += [
-            f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
-            for begin, seconds in self.holes
-        ]
-        return lines
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all figures, and the table."""
-        return asdict(self) | {"toml": self.to_toml()}
+ROWS_OF_METRICS = 256
+"""Rows of lengths that are written for two histograms."""
 
 
 def read_traffic(
-    path: Path, *, characters_per_token: float | None = None, trace: Path | None = None
+    path: Path,
+    reading: TraceReading = AS_FOUND,
+    *,
+    characters_per_token: float | None = None,
+    trace: Path | None = None,
 ) -> Traffic:
     """
     Read what a file says of a load: arrivals and lengths, or lengths alone.
 
     Args:
         path: a trace or log (`minicluster.workload.traces`), a scrape of vLLM's metrics, or
-            conversations as ShareGPT writes them.
+            conversations as ShareGPT or OpenAI write them.
+        reading: what decides how a trace is read, in place of the file.
         characters_per_token: for conversations, whose texts are not tokenised here.
         trace: file to write the arrivals to, which simulations and load tests take as a trace.
 
@@ -154,143 +62,128 @@ def read_traffic(
         InputError: none of these, or conversations without *characters_per_token*.
     """
     text = read_text(path, FILES)
-    if text.lstrip().startswith("["):
-        found = _conversations(text, str(path), characters_per_token)
-    elif HISTOGRAMS["input"] in text:
+    if is_conversation(path, text):
+        found = _conversations(path, characters_per_token, skip_images=reading.skip_images)
+    elif HISTOGRAMS["input"] in text and not begins_as_json(text):
         found = _metrics(text, str(path))
     else:
-        read = read_trace(path, skip_unanswered=True)
-        found = of_arrivals(read)
+        read = read_trace(path, reading, skip_unanswered=True)
+        found = of_arrivals(read, str(path))
         if trace is not None:
             write_trace(read.arrivals, trace)
         return found
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
+    if reading not in {TraceReading(), TraceReading(skip_images=True)}:
+        expected = "no --format, --time-unit or --block-tokens: they are of traces"
+        raise InputError(str(path), found.file.form, expected)
     return found
 
 
-def of_arrivals(read: Trace) -> Traffic:
-    """Describe arrivals; holes are named, and count neither as time nor as gaps."""
-    arrivals = read.arrivals
-    due, count = arrivals.due_s, len(arrivals)
-    gaps = np.diff(due)
-    known = Traffic(
-        requests=count,
-        skipped=read.skipped,
-        input_tokens=_summary(arrivals.input_tokens),
-        output_tokens=_summary(arrivals.output_tokens),
-    )
-    if not len(gaps) or not gaps.sum():
-        return known
-    typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
-    is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
-    own = gaps[~is_hole]
-    span_s = float(own.sum())
-    holes = zip(due[:-1][is_hole].tolist(), gaps[is_hole].tolist(), strict=True)
-    # Requests of each window that begins with an arrival.
-    window_s = min(WINDOW_S, span_s)
-    starting = np.searchsorted(due, due + window_s, side="left") - np.arange(count)
-    return replace(
-        known,
-        span_s=span_s,
-        mean_per_s=len(own) / span_s,
-        busiest_per_s=float(starting.max()) / window_s,
-        gap_cv=float(own.std() / own.mean()),
-        holes=tuple(holes),
-    )
-
-
-def _summary(tokens: NDArray[np.int64]) -> LengthSummary:
-    logs = np.log(tokens)
-    return LengthSummary(
-        median=float(np.median(tokens)),
-        mean=float(tokens.mean()),
-        p99=float(np.quantile(tokens, 0.99)),
-        longest=int(tokens.max()),
-        sigma=float(logs.std()),
-    )
-
-
-def _conversations(text: str, place: str, characters_per_token: float | None) -> Traffic:
+def _conversations(path: Path, characters_per_token: float | None, *, skip_images: bool) -> Traffic:
     """Read conversations: a prompt is all that came before an answer."""
     if characters_per_token is None:
         expected = "characters of a token: texts are not tokenised here"
         raise InputError("--characters-per-token", None, expected, "English has about 4")
     if not 0.1 <= characters_per_token <= 1000:  # noqa: PLR2004  (NaN is neither)
         raise InputError("--characters-per-token", characters_per_token, "from 0.1 to 1,000")
-    try:
-        turns = [pair for each in json.loads(text) for pair in _answers(each["conversations"])]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        expected = 'a list of {"conversations": [{"from": …, "value": …}]}'
-        raise InputError(place, repr(error), expected) from None
-    answered = [(before, answer) for before, answer in turns if before and answer]
+    all_of_them, unread = read_answers(path, skip_images=skip_images)
+    texts = [each for each in all_of_them if each.is_text]
+    answered = [(each.before, each.own) for each in texts if each.before and each.own]
     if not answered:
-        raise InputError(place, "no answer", "conversations with answers")
+        raise InputError(str(path), Fault("holds no answer"), "conversations with answers")
     prompts, answers = zip(*answered, strict=True)
     inputs, outputs = (
         np.maximum(1, np.rint(np.array(each) / characters_per_token)).astype(np.int64)
         for each in (prompts, answers)
     )
+    left_out = {
+        "answers to images, audio or video": len(all_of_them) - len(texts),
+        "answers that are empty, or to nothing": len(texts) - len(answered),
+    }
     return Traffic(
         requests=len(answered),
-        skipped=len(turns) - len(answered),
-        input_tokens=_summary(inputs),
-        output_tokens=_summary(outputs),
+        file=ReadAs(
+            form=f"conversations: lengths alone, {characters_per_token:g} characters a token",
+            left_out=left_out,
+            unread=unread,
+        ),
+        input_tokens=LengthSummary.of(inputs),
+        output_tokens=LengthSummary.of(outputs),
+        lengths=length_rows(inputs, outputs, place=str(path)),
     )
-
-
-def _answers(turns: list[dict[str, str]]) -> Iterator[tuple[int, int]]:
-    """Yield the characters before each answer, and its own."""
-    before = 0
-    for turn in turns:
-        length = len(turn["value"])
-        if turn["from"] in ANSWERING:
-            yield before, length
-        before += length
 
 
 def _metrics(text: str, place: str) -> Traffic:
-    found: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
+    buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
+    totals: dict[str, float] = {}
     for line in text.splitlines():
         sample = SAMPLE.match(line)
-        if sample and sample["name"] in found:
-            counts = found[sample["name"]]
-            try:
-                bound, count = float(sample["le"]), float(sample["count"])
-            except ValueError:
-                raise InputError(place, line, "numbers, as Prometheus writes them") from None
-            counts[bound] = counts.get(bound, 0.0) + count
-    summaries = {
-        key: _of_buckets(found[name], f"{place}: {name}") for key, name in HISTOGRAMS.items()
-    }
-    requests = round(max(found[HISTOGRAMS["input"]].values()))
+        if sample is None or sample["name"] not in buckets:
+            continue
+        try:
+            count = float(sample["count"])
+            if sample["kind"] == "sum":
+                totals[sample["name"]] = totals.get(sample["name"], 0.0) + count
+            else:
+                counts, bound = buckets[sample["name"]], float(sample["le"] or "nan")
+                counts[bound] = counts.get(bound, 0.0) + count
+        except ValueError:
+            raise InputError(place, line, "numbers, as Prometheus writes them") from None
+    prompts, answers = (
+        _of_buckets(buckets[name], totals.get(name), f"{place}: {name}")
+        for name in HISTOGRAMS.values()
+    )
     return Traffic(
-        requests=requests, skipped=0,
-        input_tokens=summaries["input"], output_tokens=summaries["output"],
-    )  # fmt: skip
+        requests=round(max(buckets[HISTOGRAMS["input"]].values())),
+        file=ReadAs(form="vLLM's metrics: lengths alone"),
+        input_tokens=LengthSummary.of(prompts),
+        output_tokens=LengthSummary.of(answers),
+        lengths=independent_rows(prompts, answers, ROWS_OF_METRICS),
+        paired=False,
+    )
 
 
-def _of_buckets(counts: dict[float, float], place: str) -> LengthSummary:
-    """Fit a lognormal distribution to a histogram's quartiles, geometric within a bucket."""
+def _of_buckets(counts: dict[float, float], total: float | None, place: str) -> NDArray[np.float64]:
+    """
+    Return equally likely lengths of a histogram, spread within its buckets so as to have its mean.
+
+    A length lies at b + (c - b) u^(1/t - 1) between the bounds b and c of its bucket, u even from 0
+    to 1; the mean over all buckets is then linear in t.
+
+    Args:
+        counts: requests up to each bound, as Prometheus counts them.
+        total: tokens of all requests, the histogram's sum; `None`: the file has none.
+
+    Raises:
+        InputError: no requests, some beyond the largest bound, or a sum that the buckets cannot
+            have.
+    """
     bounds = np.array(sorted(counts))
-    totals = np.array([counts[bound] for bound in bounds])
-    if not len(totals) or totals[-1] <= 0:
+    reached = np.array([counts[bound] for bound in bounds])
+    if not len(reached) or not reached[-1] > 0 or np.isnan(bounds).any():
         raise InputError(place, 0, "requests that were counted", "scrape a server that has served")
     finite = np.isfinite(bounds)
-    if not finite.any() or totals[finite][-1] < totals[-1]:
+    if not finite.any() or reached[finite][-1] < reached[-1]:
         raise InputError(place, "requests beyond the largest bucket", "buckets that hold them all")
-    bounds, shares = bounds[finite], totals[finite] / totals[-1]
-    logs = np.log(np.maximum(bounds, 1.0))
-
-    def at(share: float) -> float:
-        return float(np.interp(share, shares, logs))
-
-    sigma = max(0.0, (at(0.75) - at(0.25)) / (2 * 0.67449))  # quartiles of the normal distribution
-    median = math.exp(at(0.5))
-    return LengthSummary(
-        median=median,
-        mean=median * math.exp(sigma**2 / 2),
-        p99=math.exp(at(0.99)),
-        longest=int(bounds[np.searchsorted(shares, 1.0 - 1e-12)]),
-        sigma=sigma,
-    )
+    if total is None:
+        expected = "the sum of the histogram, without which the buckets have no mean"
+        raise InputError(f"{place}_sum", None, expected, "scrape /metrics whole")
+    shares = np.diff(np.concatenate([[0.0], reached[finite]])) / reached[-1]
+    upper = bounds[finite]
+    lower = np.concatenate([[0.0], upper[:-1]])
+    mean = total / reached[-1]
+    tilt = float((mean - shares @ lower) / (shares @ (upper - lower)))
+    if not 0 < tilt < 1 or shares.min() < 0:
+        expected = (
+            f"a sum of {reached[-1] * (shares @ lower):,.0f} to"
+            f" {reached[-1] * (shares @ upper):,.0f} tokens, as its buckets say"
+        )
+        raise InputError(place, f"{total:,.0f} tokens", expected, "scrape once more, all of it")
+    levels = (np.arange(EQUALLY_LIKELY) + 0.5) / EQUALLY_LIKELY
+    ends = np.cumsum(shares)
+    at = np.minimum(np.searchsorted(ends, levels), len(shares) - 1)
+    inside = (levels - (ends - shares)[at]) / shares[at]
+    tilted = np.clip(inside, 0.0, 1.0) ** (1 / tilt - 1)
+    lengths: NDArray[np.float64] = lower[at] + (upper - lower)[at] * tilted
+    return lengths

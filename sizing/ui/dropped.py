@@ -71,7 +71,8 @@ def traffic_texts(
     if not isinstance(ratio, int | float | None):
         raise InputError(RATIO_LABEL, characters_per_token, "a number", "English has 4")
     found = as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
-    filled = {f"workload.{key}": text for key, text in found.keys.items()}
+    without = dict.fromkeys(("input_tokens", "output_tokens", "lengths"), "")
+    filled = {f"workload.{key}": text for key, text in (without | found.keys).items()}
     return _filled(form.TRAFFIC, [f"{name}:", *found.lines()], filled, texts)
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import toml_value
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError, written, wrong_kind
 from minicluster.routing import POLICIES
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.scenario import CATALOG, YOURS
@@ -84,6 +84,7 @@ LOAD = {
     "think_s": "Think time, seconds",
     "input_tokens": "Prompt tokens",
     "output_tokens": "Answer tokens",
+    "lengths": "Lengths from a log",
     "prefix_tokens": "Cached tokens",
 }
 """Labels of the load's fields, which each class of requests has as well."""
@@ -361,9 +362,11 @@ def checked_config(content: bytes, place: str = "config.json") -> str:
     try:
         raw = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(place, str(error), "the JSON of a Hugging Face model") from None
+        raise InputError(
+            place, Fault(f"is not JSON: {error}"), "the config.json of a model"
+        ) from None
     if not isinstance(raw, dict):
-        raise InputError(place, type(raw).__name__, "an object with the keys of a model")
+        raise InputError(place, wrong_kind(raw), "an object with the keys of a model")
     text = json.dumps(raw, separators=(",", ":"), sort_keys=True)
     model_from(raw, name=config_name(text), source=place, place=place)
     return text
@@ -531,7 +534,9 @@ def field_of(error: InputError, texts: Mapping[str, str]) -> str:
 
 def beside(error: InputError) -> str:
     """Return an error as it stands beside its field, which says the place."""
-    found = "nothing is given" if error.value is None else f"{error.value!r} cannot be used"
+    found = "nothing is given" if error.value is None else f"it {error.found}"
+    if not isinstance(error.value, Fault | None):
+        found = f"{written(error.value)} cannot be used"
     way_out = f" ({error.way_out})" if error.way_out else ""
     return f"{found}: expected {error.expectation}{way_out}"
 

@@ -83,7 +83,9 @@ def test_files_that_belong_together_are_all_written_or_none(tmp_path: Path) -> N
     with small_disk(tmp_path) as disk:
         first, second = disk.path / "first", disk.path / "second"
         write_together({first: "before", second: "before"})
-        with pytest.raises(InputError, match="below is 'Not a directory'; expected a file"):
+        with pytest.raises(
+            InputError, match="below cannot be written: Not a directory; expected a file"
+        ):
             write_together({first: "after", second / "below": "after"})
         with disk.full(room_bytes=8192), pytest.raises(InputError, match="No space left"):
             write_together({first: "after", second: "after" * 20_000})

@@ -36,11 +36,15 @@ def with_lengths(inputs: Inputs, *, prompts: float = 1.0, answers: float = 1.0) 
     """Stretch prompts and answers by factors; the share of a prompt that is cached stays."""
 
     def longer(part: RequestClass) -> dict[str, Any]:
-        return {
-            "input_tokens": stretched(part.input_tokens, prompts),
-            "output_tokens": stretched(part.output_tokens, answers),
-            "prefix_tokens": round(part.prefix_tokens * prompts),
-        }
+        own = (part.input_tokens, prompts), (part.output_tokens, answers)
+        each = (each and stretched(each, factor) for each, factor in own)
+        changed = dict(zip(("input_tokens", "output_tokens"), each, strict=True))
+        rows = tuple(
+            (max(1, round(prompt * prompts)), max(1, round(answer * answers)), number)
+            for prompt, answer, number in part.lengths
+        )
+        prefix_tokens = round(part.prefix_tokens * prompts)
+        return {**changed, "lengths": rows, "prefix_tokens": prefix_tokens}
 
     return with_parts(inputs, longer)
 
@@ -69,7 +73,7 @@ def with_prefix(inputs: Inputs, fraction: float) -> Inputs:
     """Cache a share of the shortest prompt of every request, less than all of it."""
 
     def cached(part: RequestClass) -> dict[str, Any]:
-        shortest = part.input_tokens.low or part.input_tokens.max_tokens
+        shortest = part.shortest_prompt_tokens
         return {"prefix_tokens": min(round(shortest * fraction), shortest - 1)}
 
     return with_parts(inputs, cached)

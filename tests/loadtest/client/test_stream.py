@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.stream import CompletionStream, StreamError
+from loadtest.client.stream import CompletionStream, StreamError, check_encoding, other_answer
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import make_sample
 
@@ -112,12 +112,113 @@ def test_the_servers_own_numbers_are_kept() -> None:
     assert (stream.input_tokens, stream.cached_tokens) == (7, 3)
 
 
+def parted(text: str, usage: object = "none", **delta: object) -> bytes:
+    """Make a chunk of a chat with any *usage* and more in its *delta*."""
+    told = {} if usage == "none" else {"usage": usage}
+    return json.dumps({"choices": [{"delta": {"content": text, **delta}}]} | told).encode()
+
+
+PROMPT = {"prompt_tokens": 7, "total_tokens": 7}
+ZERO = {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
+ONE = ZERO | {"completion_tokens": 1}
+TWO = ZERO | {"completion_tokens": 2}
+ROLE: dict[str, object] = {"role": "assistant"}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "total", "chunk_s", "chunk_tokens"),
+    [
+        # LiteLLM: usage without the answer's tokens with the role, none later, several tokens each.
+        ([parted("", PROMPT, **ROLE), parted("a"), parted("b c d"), parted("e")], 5, (1, 2, 3), ()),
+        # The same, and real totals later: the role is early, and no token.
+        ([parted("", PROMPT, **ROLE), parted("a", ONE), parted("b", TWO)], 2, (1, 2), (1, 1)),
+        ([parted("", None, **ROLE), parted("a", ONE), parted("b", TWO)], 2, (1, 2), (1, 1)),
+        ([parted("", {}, **ROLE), parted("a", {}), parted("b", {})], 2, (1, 2), ()),
+        # Totals that say nothing: always 0, always 1, one late, in some of the chunks, of zero.
+        ([parted("a", ZERO), parted("b", ZERO), parted("c", ZERO)], 3, (0, 1, 2), ()),
+        ([parted("a", ONE), parted("b", ONE), parted("c", ONE)], 3, (0, 1, 2), ()),
+        ([parted("a", ZERO), parted("b", ONE), parted("c", TWO)], 3, (0, 1, 2), ()),
+        ([parted("a", ONE), parted("b"), parted("c", ZERO | {"completion_tokens": 3})], 3,
+         (0, 1, 2), ()),
+        ([parted("", ZERO, **ROLE), parted("a"), parted("b")], 2, (1, 2), ()),
+        # The answer's tokens as the difference of the others.
+        ([parted("a", PROMPT | {"total_tokens": 8}), parted("b", PROMPT | {"total_tokens": 9})], 2,
+         (0, 1), (1, 1)),
+        # Generated otherwise: reasoning, a tool call, a refusal, an old function, sound.
+        ([parted("", **ROLE), parted("", reasoning_content="a"), parted("b")], 2, (1, 2), ()),
+        ([parted("", **ROLE), parted("", reasoning="a"), parted("b")], 2, (1, 2), ()),
+        ([parted("", **ROLE), parted("", tool_calls=[{"function": {"name": "f"}}]),
+          parted("", tool_calls=[{"function": {"arguments": "{"}}])], 2, (1, 2), ()),
+        ([parted("", **ROLE), parted("", refusal="I"), parted("", refusal="no")], 2, (1, 2), ()),
+        ([parted("", **ROLE), parted("", function_call={"name": "f"})], 1, (1,), ()),
+        ([parted("", **ROLE), parted("", audio={"data": "x"})], 1, (1,), ()),
+        # Azure: filters first, without a choice; data that is empty; chunks after the end.
+        ([b'{"choices": [], "prompt_filter_results": []}', parted("a")], 1, (1,), ()),
+        ([b'{"choices": null, "usage": {"prompt_tokens": 7}}', parted("a")], 1, (1,), ()),
+        ([b"", parted("a"), b"", parted("b")], 2, (1, 3), ()),
+        ([b'{"choices": [{"index": 0, "delta": null}]}', parted("a")], 1, (1,), ()),
+    ],
+)  # fmt: skip
+def test_streams_of_many_servers_are_streams(
+    chunks: list[bytes], total: int, chunk_s: tuple[float, ...], chunk_tokens: tuple[int, ...]
+) -> None:
+    sample = read(*((float(k), data) for k, data in enumerate(chunks)), total=total)
+
+    assert (sample.chunk_s, sample.chunk_tokens) == (chunk_s, chunk_tokens)
+    assert sample.output_tokens == total
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "outcome", "says"),
+    [
+        ("text/html", b"<html>502 bad gateway</html>", "malformed", r"HTML \(text/html\).*502 bad"),
+        ("", b"<!DOCTYPE html><style>p {}</style><p>Log in", "malformed", "HTML with .*: Log in"),
+        ("text/event-stream", b"\xef\xbb\xbf\r\n<html>x", "malformed", "answered HTML"),
+        ("application/json", b'{"error": {"message": "no room"}}', "server_error",
+         "an error object with status 200: no room"),
+        ("application/json", b'{"error": "no room"}', "server_error", "200: no room"),
+        ("", b'{"object": "error", "message": "no room"}', "server_error", "200: no room"),
+        ("application/json", b'{"detail": "no room"}', "server_error", "200: no room"),
+        ("text/event-stream", b'{"error": {"code": 7}}', "server_error", '200: {"code": 7}'),
+        ("application/json; charset=utf-8", b'{"choices": [{"text": "a"}]}', "malformed",
+         r"one JSON document \(application/json\) with status 200, not a stream"),
+        ("application/json", b'{"choices": [', "malformed", "one JSON document"),
+        ("text/plain", b"busy", "malformed", "answered text/plain with status 200.*: busy"),
+        ("", b"\x1f\x8b\x08", "malformed", "gzip, which was not asked for"),
+    ],
+)  # fmt: skip
+def test_what_is_no_stream_is_named(
+    content_type: str, body: bytes, outcome: str, says: str
+) -> None:
+    stream = CompletionStream()
+    stream.content_type = content_type
+    stream.receive(body, 0.0)
+
+    with pytest.raises(StreamError, match=says) as caught:
+        stream.finish()
+    assert caught.value.outcome == outcome
+    assert "Traceback" not in str(caught.value)
+    assert other_answer("text/event-stream", b": ping\n\n") is None
+    assert other_answer("", b"") is None
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity"])
+def test_an_encoding_that_was_not_asked_for_is_named(encoding: str) -> None:
+    with pytest.raises(StreamError, match=f"content-encoding {encoding}, which was not asked for"):
+        check_encoding(encoding)
+    check_encoding("identity")
+
+
 @pytest.mark.parametrize(
     ("data", "outcome", "says"),
     [
         ([chunk("a", 1)], "cut", "after 1 chunks"),
         ([chunk("a", None), DONE], "no_usage", "no usage"),
         ([closing(0), DONE], "malformed", "no token"),
+        ([chunk("a", None), closing(0), DONE], "no_usage", "no usage"),
+        ([b"{}"], "malformed", "no completion chunk"),
+        ([b'{"error": {"message": "no room"}, "choices": []}'], "server_error", "^no room$"),
+        ([b'{"object": "error", "message": "no room"}'], "server_error", "^no room$"),
         ([b"{garbage"], "malformed", "not JSON"),
         ([b"3"], "malformed", "not a JSON object"),
         ([b'{"error": {"message": "out of memory"}}'], "server_error", "out of memory"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtest.run.folder import read_run
-from loadtest.run.imported import READERS, read_answers
+from loadtest.run.imported import READERS, Answer, Pacing, most_in_flight, read_answers
 from minicluster.errors import InputError
 from tests.loadtest.command import loadtest
 from tests.loadtest.made import make_plan, plan_json
@@ -113,6 +113,118 @@ def test_a_clock_that_is_none_gives_no_date(tmp_path: Path) -> None:
         assert ("start" in report["run"]["time"]) == known
 
 
+def capped(waits_s: list[float] | None, most: int | None, rate: object = 10.0) -> dict[str, Any]:
+    """Return results of `vllm bench serve` of 40 requests, one after the other each 0.5 s."""
+    count, gaps = 40, [0.02] * 10
+    told: dict[str, Any] = {
+        "num_prompts": count, "request_throughput": 2.0, "request_rate": rate, "burstiness": 1.0,
+        "max_concurrency": most, "input_lens": [64] * count, "output_lens": [11] * count,
+        "start_times": [1000 + 0.5 * k for k in range(count)], "ttfts": [0.3] * count,
+        "itls": [gaps] * count, "errors": [""] * count, "latencies": [0.5] * count,
+    }  # fmt: skip
+    return told if waits_s is None else told | {"queue_times": waits_s}
+
+
+RISING = [0.4 * k for k in range(40)]
+NONE = [0.0] * 40
+
+
+@pytest.mark.parametrize(
+    ("raw", "ttft_s", "per_s", "caveats", "says"),
+    [
+        (capped(RISING, 1), 8.1, 10, ["at most 1 in flight (waits in the client included)"],
+         "begin when a request was due"),
+        (capped(None, 1), 0.3, 2, ["at most 1 in flight (waits in the client not included)"],
+         "they flatter the endpoint"),
+        (capped(RISING, 1, "inf"), 0.3, 2, ["at most 1 in flight (closed loop)"], "closed loop"),
+        (capped(None, 1, "inf"), 0.3, 2, ["at most 1 in flight (closed loop)"], "closed loop"),
+        (capped(NONE, 64), 0.3, 2, [], "the cap changed nothing"),
+        (capped(None, 64), 0.3, 2, [], "the cap changed nothing"),
+        (capped(NONE, None), 0.3, 2, [], ""),
+        (capped([0.1] * 40, None), 0.4, 2, [], ""),
+        (capped(None, None), 0.3, 2, [], ""),
+    ],
+)  # fmt: skip
+def test_a_cap_on_requests_in_flight_stands_beside_the_figures(
+    tmp_path: Path, raw: object, ttft_s: float, per_s: float, caveats: list[str], says: str
+) -> None:
+    """TTFT is from the due time where the file has it; all that is shown names the cap."""
+    plan, run = plan_json(make_plan(), tmp_path), tmp_path / "run"
+    junit = tmp_path / "junit.xml"
+    done = loadtest("import", written(tmp_path, raw), plan, "-o", run, "--junit", junit)
+    found = json.loads((run / "verdict.json").read_text())
+
+    assert found["latency"]["ttft"]["mean_s"] == pytest.approx(ttft_s)
+    assert found["latency"]["e2e"]["mean_s"] == pytest.approx(ttft_s + 0.2)
+    assert found["throughput"]["offered_requests_per_s"] == pytest.approx(per_s)
+    assert found["metadata"]["caveats"] == caveats
+    about_a_cap = [note for note in found["notes"] if "in flight" in note]
+    assert [says in note for note in about_a_cap] == [True] * bool(says)
+    for text in (done.stdout, (run / "report.html").read_text(), junit.read_text()):
+        assert all(caveat in " ".join(text.split()) for caveat in caveats)
+    # What the tool did on purpose is no fault of a client; a wait without a cap is.
+    late = not caveats and ttft_s > 0.3
+    assert any("not fit" in reason for reason in found["reasons"]) == late
+    compared = loadtest("compare", run, run, "--json")
+    assert all(caveat in compared.stdout for caveat in caveats)
+
+
+STRATEGIES: list[tuple[dict[str, Any] | None, bool, Pacing]] = [
+    (None, True, Pacing(told=False)),
+    ({"type_": "synchronous"}, True, Pacing(most=1, closed=True)),
+    ({"type_": "concurrent", "streams": 4}, True, Pacing(most=4, closed=True)),
+    ({"type_": "throughput", "max_concurrency": 9}, True, Pacing(most=9, closed=True)),
+    ({"type_": "throughput", "max_concurrency": None}, True, Pacing(closed=True)),
+    ({"type_": "constant", "max_concurrency": 3}, True, Pacing(most=3, due=True)),
+    ({"type_": "poisson", "max_concurrency": None}, True, Pacing(due=True)),
+    ({"type_": "poisson", "max_concurrency": 2}, False, Pacing(most=2)),
+    ({"type_": "trace"}, True, Pacing(due=True)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "on_the_clock", "pacing"), STRATEGIES)
+def test_guidellm_says_by_its_strategy(
+    tmp_path: Path, strategy: dict[str, Any] | None, pacing: Pacing, *, on_the_clock: bool
+) -> None:
+    """With a schedule, a target on the clock of the other times is when a request was due."""
+    raw = document("GuideLLM")
+    [benchmark] = raw["benchmarks"]
+    benchmark["config"] = {"strategy": strategy} if strategy else {}
+    for kept in benchmark["requests"].values():
+        for each in kept:
+            offset_s = each["request_start_time"] if on_the_clock else 6.2
+            each["info"]["timings"]["targeted_start"] = offset_s - 0.2
+    found = read_answers(written(tmp_path, raw))
+    wait_s = 0.2 if pacing.due else 0.0
+    assert all(each.start_s - each.due_s == pytest.approx(wait_s, abs=1e-6) for each in found)
+    _, _, read = READERS["GuideLLM"]
+    assert read(raw, None) == pacing
+
+
+def timed(*spans: tuple[float, float]) -> list[Answer]:
+    return [Answer(due_s=a, start_s=a, end_s=b, input_tokens=1) for a, b in spans]
+
+
+@pytest.mark.parametrize(
+    ("spans", "most"),
+    [
+        ((), 0), (((0, 1),), 1), (((0, 1), (1, 2)), 1), (((0, 2), (1, 3)), 2),
+        (((0, 9), (1, 2), (3, 4)), 2),
+    ],
+)  # fmt: skip
+def test_requests_in_flight_are_counted(spans: tuple[tuple[float, float], ...], most: int) -> None:
+    assert most_in_flight(timed(*spans)) == most
+
+
+@pytest.mark.parametrize("tool", ["AIPerf", "inference-perf"])
+def test_a_file_that_does_not_tell_of_a_cap_is_said_not_to(tool: str) -> None:
+    _, _, pacing = READERS[tool]
+    caveats, remark = pacing(None, None).said(tool, timed((0, 2), (1, 3)))
+    assert caveats == ()
+    assert "does not say whether it capped requests in flight" in remark
+    assert "at most 2 were in flight at once" in remark
+
+
 def changed(tool: str, change: Callable[[Any], object]) -> object:
     """Return a tool's results, changed in place, or what the change returns."""
     found = copy.deepcopy(document(tool))
@@ -132,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "columns of other lengths": (
         lambda: changed("vllm bench serve", lambda raw: raw["ttfts"].pop() and None),
-        "'ttfts': 11",
+            '"ttfts": 11',
     ),
     "another tool": (lambda: {"results": []}, "GuideLLM, AIPerf or inference-perf"),
     "a summary of AIPerf": (
@@ -162,6 +274,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "streamed answers",
     ),
+    "a negative wait": (lambda: capped([-1.0, *NONE[1:]], 1), "request 1"),
+    "a wait that is none": (lambda: capped([None, *NONE[1:]], 1), "streamed answers"),  # type: ignore[list-item]
+    "too few waits": (lambda: capped(NONE[1:], 1), "'queue_times': 39"),
+    "a cap of nothing": (lambda: capped(NONE, 0), "0 requests in flight at most"),
+    "a cap in words": (lambda: capped(NONE, "one"), "'one' requests in flight"),  # type: ignore[arg-type]
     "times fall": (
         lambda: changed("inference-perf", lambda raw: raw[1].update(start_time=9e9)), "request 2",
     ),

@@ -159,7 +159,7 @@ def test_a_trace_is_sent_as_it_is(tmp_path: Path, extent: RunLength, in_window: 
     ("times_ms", "extent", "match"),
     [
         ((0, 500, 900), RunLength(num_requests=5, warmup_s=0), "at most 3"),
-        ((0, 90_000), RunLength(duration_s=5, warmup_s=1), "something arrives"),
+        ((0, 90_000), RunLength(duration_s=5, warmup_s=1), "nothing arrives"),
     ],
     ids=["too short", "silent"],
 )
@@ -250,7 +250,7 @@ def test_closed_loop_counts_behind_each_users_warm_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end_s", "match"), [(1e6, "at most 1000000"), (2.0 + 1e-9, "something arrives")]
+    ("end_s", "match"), [(1e6, "at most 1000000"), (2.0 + 1e-9, "nothing arrives")]
 )
 def test_a_window_of_too_many_or_no_requests_is_refused(end_s: float, match: str) -> None:
     with pytest.raises(InputError, match=match):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.run.folder import Promise
-from loadtest.verdict.slo import good, judge, judge_limit, parse_slo
+from loadtest.verdict.slo import good, judge, judge_limit, late, parse_slo, undecided
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.stats.confidence import design_effect
@@ -48,10 +48,10 @@ def test_a_verdict_is_what_the_interval_leaves_no_doubt_of(
     result = judge_limit("ttft", np.array(ttfts), limit_s=1.0, percentile=percentile)
     level = LEVELS[percentile]
     enough = len(ttfts) >= samples_needed(level)
-    proven_below = level if enough else min(level, 0.5)
 
     assert (result.verdict == "met") == (enough and result.attained_low >= level)
-    assert (result.verdict == "missed") == (result.attained_high < proven_below)
+    below = result.attained_high < level and result.num_missed > 1
+    assert (result.verdict == "missed") == below
     if result.verdict == "inconclusive" and result.num_needed is not None:
         assert result.num_needed > result.num
 
@@ -91,6 +91,8 @@ def test_a_stall_of_many_streams_is_one_event() -> None:
         (4000, 0, "met"),
         (3000, 0, "inconclusive"),
         (4, 36, "missed"),
+        (9, 1, "inconclusive"),
+        (0, 1, "inconclusive"),
         (100, 2, "inconclusive"),
         (900, 100, "inconclusive"),
         (3900, 200, "inconclusive"),
@@ -106,6 +108,62 @@ def test_too_few_requests_prove_nothing(num: int, num_lost: int, verdict: str) -
     ttft, tpot = judge(replace(SLO, percentile="p99"), [*answered([0.1] * num), *lost])
 
     assert (ttft.verdict, tpot.verdict) == (verdict, verdict)
+
+
+@pytest.mark.parametrize(
+    ("percentile", "num", "every", "verdict"),
+    [
+        # An interval that ends below the share is a miss, however few requests there are.
+        ("p99", 500, 8, "missed"), ("p95", 500, 8, "missed"), ("p90", 500, 8, "inconclusive"),
+        ("p90", 200, 4, "missed"), ("p99", 60, 20, "missed"), ("p99", 60, 50, "inconclusive"),
+        ("p50", 30, 1, "missed"), ("p50", 30, 2, "inconclusive"), ("p99", 4, 1, "missed"),
+    ],
+)  # fmt: skip
+def test_an_interval_below_the_share_is_a_miss(
+    percentile: str, num: int, every: int, verdict: str
+) -> None:
+    """Every so many requests without an answer, evenly: 88 % of 500 are no p95."""
+    values = np.array([np.inf if k % every == every - 1 else 0.1 for k in range(num)])
+    found = judge_limit("ttft", values, limit_s=1.0, percentile=percentile)
+
+    assert found.verdict == verdict
+    assert (found.attained_high < LEVELS[percentile]) == (verdict == "missed")
+
+
+IN_FLIGHT = make_sample(9, 10.0, ttft_s=None, outcome="unfinished", end_s=10.5, num_output=11)
+BEGUN = make_sample(9, 10.0, ttft_s=0.2, num_output=4, outcome="unfinished", end_s=10.5)
+BEGUN = replace(BEGUN, asked_output_tokens=11)
+
+
+@pytest.mark.parametrize(
+    ("request_", "metric", "limit_s", "beyond"),
+    [
+        (IN_FLIGHT, "ttft", 0.6, False), (IN_FLIGHT, "ttft", 0.4, True),
+        (IN_FLIGHT, "e2e", 0.6, False), (IN_FLIGHT, "e2e", 0.4, True),
+        (IN_FLIGHT, "tpot", 0.001, False), (IN_FLIGHT, "itl", 0.001, False),
+        # The first token came after 0.2 s, the last so far at 0.26; ten are missing in all.
+        (BEGUN, "ttft", 0.3, False), (BEGUN, "ttft", 0.1, True), (BEGUN, "e2e", 0.4, True),
+        (BEGUN, "tpot", 0.031, False), (BEGUN, "tpot", 0.029, True),
+        (BEGUN, "itl", 0.25, False), (BEGUN, "itl", 0.23, True),
+        (None, "ttft", 1.0, True),
+    ],
+)  # fmt: skip
+def test_a_request_in_flight_is_late_once_nothing_can_save_it(
+    request_: Sample | None, metric: str, limit_s: float, *, beyond: bool
+) -> None:
+    assert late(request_, metric, limit_s) == beyond
+
+
+def test_requests_in_flight_at_the_end_are_neither_met_nor_missed() -> None:
+    """But those that are late already; an answer counts whatever was in flight beside it."""
+    slo = SloSpec(ttft_s=0.4, tpot_s=0.05, percentile="p50")
+    ttft, tpot = judge(slo, [*answered([0.1] * 50), IN_FLIGHT, BEGUN])
+
+    assert (ttft.num, ttft.num_missed) == (51, 1)
+    assert (tpot.num, tpot.num_missed) == (50, 0)
+    assert [undecided(slo, each) for each in (IN_FLIGHT, BEGUN, make_sample(), None)] == [
+        False, True, False, False,
+    ]  # fmt: skip
 
 
 def test_good_requests_meet_every_limit() -> None:

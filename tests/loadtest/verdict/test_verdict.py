@@ -94,6 +94,74 @@ def test_requests_never_sent_are_misses(sent: int, verdict: str) -> None:
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize("stop", ["interrupted", "killed", "orphaned", "out of disk space"])
+def test_a_run_cut_short_is_judged_on_what_was_sent(stop: str) -> None:
+    """150 of 600 requests were sent, all in time: none is missed, and rates are of their time."""
+    whole = make_run([make_sample(k, k / 60) for k in range(600)], stop=stop)
+    sent = list(whole.samples[:150])
+    # The last was in flight: within its limits so far, if its client could still say so.
+    ended = {} if stop == "killed" else {"outcome": "unfinished", "chunk_s": (), "end_s": 2.6}
+    sent[-1] = replace(sent[-1], **ended)
+    window = replace(whole.job.window, end_s=2.5)  # as `read_run` finds it
+    slo = replace(SloSpec(), ttft_s=1.0, tpot_s=0.05, percentile="p50")
+    job = replace(whole.job, window=window, slo=slo)
+    found = judged(replace(whole, samples=tuple(sent), job=job))
+    answered = 150 - bool(ended)
+
+    assert (found.verdict, found.exit_code) == ("interrupted", Exit.INTERRUPTED)
+    assert f"{stop} after 150 of 600 requests" in found.reasons[0]
+    assert [each.num for each in found.slo] == [answered] * 2
+    assert {each.verdict for each in found.slo} == {"met"}
+    assert found.throughput.good_fraction == 1.0
+    assert found.throughput.offered_requests_per_s == pytest.approx(60, rel=0.02)
+    assert "not_sent" not in found.outcomes
+    assert any("neither met nor missed" in note for note in found.notes) == bool(ended)
+    assert not any("infinitely late" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("ttfts", "rising"),
+    [
+        ([0.3 + 0.4 * k for k in range(60)], True), ([0.3 + 0.4 * k for k in range(150)], True),
+        ([0.1 + 0.01 * k for k in range(16)], True), ([0.1 + 0.001 * k for k in range(100)], True),
+        ([0.1] * 50 + [0.1 + 0.1 * k for k in range(50)], True),
+        ([0.1] * 12 + [0.1 + 0.1 * k for k in range(88)], True),
+        ([0.3 + 0.4 * k for k in range(8)], False),  # too few
+        ([0.1 + k % 7 / 100 for k in range(100)], False), ([0.1] * 100, False),
+        ([5.0 - 0.04 * k for k in range(100)], False),
+        ([0.1 + k / 100_000 for k in range(100)], False),  # a drift of one per cent
+        ([0.1 + k % 5 / 50 + 0.02 * k for k in range(100)], True),
+        ([0.1 if k < 70 or k % 2 else 9.0 for k in range(100)], False),
+    ],
+)  # fmt: skip
+def test_a_rise_is_seen_in_short_runs(ttfts: list[float], *, rising: bool) -> None:
+    """With 160 requests or fewer, too; it is no verdict of its own, unless a limit is missed."""
+    found = verdict_on([make_sample(k, k / 50, ttft_s=t) for k, t in enumerate(ttfts)])
+
+    assert (found.window.rising, found.window.settled) == (rising, not rising)
+    if rising:
+        assert found.verdict in {"missed", "inconclusive"}
+
+
+def test_a_plain_run_has_the_lengths_of_its_answers() -> None:
+    """They make it not invalid; what differs from the plan is said, beside every figure."""
+    run = make_run(changed(2, output_tokens=7))
+    plain = replace(run.job, plain=True, caveats=("lengths as they came",))
+    found = judged(replace(run, job=plain))
+
+    assert judged(run).verdict == "invalid"
+    assert found.verdict == "met"
+    assert found.metadata.caveats == ("lengths as they came",)
+    [note] = [note for note in found.notes if "--plain" in note]
+    assert "input as asked for" in note
+    assert "8.5 tokens on average, -15.0% against the plan's (10.0; 2400 of 4800" in note
+
+
+def test_lengths_that_are_not_told_are_not_wrong() -> None:
+    found = verdict_on(changed(1, input_tokens=None))
+    assert found.verdict == "met"
+
+
 def test_lateness_of_the_client_counts() -> None:
     """TTFT runs from the scheduled arrival, not from the send."""
     latency = verdict_on([make_sample(k, k / 40, lag_s=0.04) for k in range(400)]).latency

@@ -63,8 +63,8 @@ def test_what_makes_no_day_is_refused_by_line(tmp_path: Path, text: str, says: s
 
 def test_no_file_is_refused(tmp_path: Path) -> None:
     """A missing file, and one that is no text, are named."""
-    with pytest.raises(InputError, match=r"nowhere.csv is 'No such file"):
+    with pytest.raises(InputError, match=r"nowhere.csv cannot be read: No such file"):
         read_profile(tmp_path / "nowhere.csv", 1.0)
     (tmp_path / "day.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="binary data"):
+    with pytest.raises(InputError, match="not text in UTF-8"):
         read_profile(tmp_path / "day.csv", 1.0)

@@ -325,11 +325,16 @@ HI = {"role": "user", "content": "hi"}
 LONG = [{"role": "user", "content": "x" * 4000}]
 """With its role 4,004 bytes."""
 
-TEMPLATE = ("tools", "documents", "chat_template_kwargs")
-WRITTEN = ("role", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "any_other")
+TEMPLATE: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"documents": [{"a": "b"}]}, 12),
+    ({"chat_template_kwargs": {"a": "b"}}, 10),
+    ({"tools": [{"function": {"name": "f"}}]}, 29),
+)
+WRITTEN = ("content", "name", "reasoning", "reasoning_content", "refusal", "tool_call_id", "other")
+CALL = {"id": "a", "type": "function", "function": {"name": "xy", "arguments": "{}"}}
 LENGTHS: list[tuple[str, dict[str, Any], int]] = [
     ("completions", {}, 16),
-    ("completions", {"max_tokens": None}, 10),
+    ("completions", {"max_tokens": None}, 16),
     ("completions", {"max_tokens": 900, "max_completion_tokens": 1}, 900),
     ("completions", {"max_tokens": 0, "echo": True}, 1),
     ("completions", {"max_tokens": None, "prompt": [5] * 2040}, 8),
@@ -347,11 +352,12 @@ SIZES: list[tuple[str, dict[str, Any], int]] = [
     ("completions", {"prompt": ["a", "b"]}, 0),
     ("chat", {"messages": [HI], "prompt": "x"}, 2 + 4),
     ("chat", {"messages": [HI, {"role": "assistant", "content": None}]}, 2 + 4 + 9),
-    ("chat", {"messages": [{"content": [{"type": "text", "text": "é"}]}]}, 2 + 4),
-    *(("chat", {"messages": [HI], name: [{"a": "b"}]}, 2 + 4 + 12) for name in TEMPLATE),
-    *(("chat", {"messages": [{name: "x" * 40}]}, 40) for name in WRITTEN),
-    ("chat", {"messages": [{"tool_calls": [{"function": {"name": "xy"}}]}]}, 2),
-    ("chat", {"messages": [{"content": [{"image_url": {"url": "data:x"}}]}]}, 0),
+    ("chat", {"messages": [{"role": "r", "content": [{"type": "text", "text": "é"}]}]}, 2 + 4 + 1),
+    *(("chat", {"messages": [HI], **more}, 2 + 4 + size) for more, size in TEMPLATE),
+    *(("chat", {"messages": [{"role": "r", name: "x" * 40}]}, 41) for name in WRITTEN),
+    ("chat", {"messages": [{"role": "x" * 40}]}, 40),
+    ("chat", {"messages": [{"role": "r", "tool_calls": [CALL]}]}, 1 + 1 + 8 + 2 + 2),
+    ("chat", {"messages": [{"role": "r", "content": [{"image_url": {"url": "data:x"}}]}]}, 1),
 ]
 """All text that the template may write, wherever it stands, and of one prompt alone."""
 

@@ -21,12 +21,14 @@ from serving.protocol.messages import Refusal
 from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
+from tests.serving.request_bodies import ACCEPTED, REFUSED
 from tests.serving.virtual_time import in_virtual_time
 
 BROKEN = FakeServers(ttft_s="no time")  # type: ignore[arg-type]
 """Servers that raise TypeError."""
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PATHS = {"completions": COMPLETIONS, "chat": CHAT}
 ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in (KEY, KEY[::-1]))
 
 
@@ -264,6 +266,25 @@ async def test_slow_bodies_of_one_key_keep_no_other_key_out(config: EndpointConf
             each.cancel()
         await asyncio.wait(slow)
         assert await ask(ALICE, 0.0) == 200
+
+
+@in_virtual_time
+async def test_what_no_engine_can_answer_reaches_none(config: EndpointConfig) -> None:
+    """A 4xx by its parameter that does not ask to come again; all others are answered."""
+    servers, small = FakeServers(), replace(config, max_model_len=100, vocab_size=1000)
+    async with visiting(small, servers) as client:
+        for kind, body, param in REFUSED:
+            answer = await client.post(PATHS[kind], json=body)
+            status = 404 if param == "model" else 400
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
+            assert "Retry-After" not in answer.headers
+        assert servers.seen == []
+        for kind, body in ACCEPTED:
+            answer = await client.post(PATHS[kind], json=body)
+            assert answer.status_code == 200, (body, answer.text)
+        metrics = (await client.get("/metrics")).text
+    assert f'requests_total{{outcome="ok",path="remote"}} {float(len(ACCEPTED))}' in metrics
+    assert 'minicluster_outstanding_requests{stage="all"} 0.0' in metrics
 
 
 @in_virtual_time

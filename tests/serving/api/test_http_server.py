@@ -71,6 +71,20 @@ async def test_clients_that_hang_up_end_the_work(path: str) -> None:
 
 
 @on_uvloop
+@pytest.mark.parametrize("path", [b"/hang", b"/stream"])
+async def test_a_client_that_ends_its_side_ends_the_work(path: bytes) -> None:
+    """A half-closed connection cannot be told from one that is gone: docs/operations.md says so."""
+    async with listening() as (server, client), Connection(server.port) as one:
+        one.writer.write(POST.replace(b"/echo", path) + b"\r\n")
+        await asyncio.wait_for(server.begun.wait(), LIMIT_S)
+        assert not server.cancelled.is_set()
+        one.writer.write_eof()
+        await asyncio.wait_for(server.cancelled.wait(), LIMIT_S / 2)
+        assert await asyncio.wait_for(one.reader.read(), LIMIT_S / 2) == b"" or path == b"/stream"
+        assert (await client.post("/echo")).status_code == 200
+
+
+@on_uvloop
 async def test_an_exception_is_a_500_without_details() -> None:
     """The endpoint answers its own; this is for what it did not foresee."""
     async with listening() as (_, client):

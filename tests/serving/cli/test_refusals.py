@@ -89,7 +89,10 @@ def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     full = OSError(errno.ENOSPC, "No space left on device", "/there/file")
     monkeypatch.setattr("serving.operations.status.read_state", Mock(side_effect=full))
     done = serving_here(tmp_path, "status")
-    said = "serving: /there/file is 'No space left on device'; expected a disk that has room\n"
+    said = (
+        "serving: /there/file cannot be written: No space left on device;"
+        " expected a disk that has room\n"
+    )
     assert (done.returncode, done.stderr) == (2, said)
 
 

@@ -7,14 +7,42 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.protocol.messages import Refusal
 from serving.request.length import LENGTH_FIELDS
-from serving.request.validation import IGNORED
+from serving.request.validation import IGNORED, check
+from tests.serving.request_bodies import ACCEPTED, LIMITS, REFUSED, Body
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+LIKE_AN_ENGINE = SimpleNamespace(max_logprobs=20, get_vocab_size=lambda: LIMITS["vocab_size"])
+
+STRICTER = {
+    "repetition_penalty": "a tensor of 32 bits makes it 0 or infinite",
+    "length_penalty": "beam search divides by length ** penalty, which fails",
+    "thinking_token_budget": "its tensor has 32 bits",
+    "n": "64 answers at most; true is no number",
+    "best_of": "vLLM ignores it",
+    "stream": "a text or a number is not true",
+    "max_tokens": "an engine's prompt decides, and vLLM fails or cuts",
+    "max_completion_tokens": "the same",
+    "prompt": "the engine refuses empty ones and ids beyond its vocabulary, later",
+    "model": "a name",
+}
+"""Parameters of which the endpoint refuses more than vLLM's request classes, and why."""
+
+STRICTER_VALUES = [("top_k", "5"), ("stop_token_ids", ["1"]), ("min_tokens", True)]
+"""And single values: a number as text, or true, could be any other one by mistake."""
+
+STRICTER_CHATS: list[Any] = [
+    [],
+    [{"role": "user", "content": "hi"}, {"role": "user", "content": {}}],
+]
+"""No messages, or an object as content, in which pydantic sees an empty iterable."""
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +122,31 @@ def test_refusals_of_the_engine_name_a_field(
         assert (message in refusal.message) == (code == 400)
     for answer in (SimpleNamespace(usage=1), "data: 1"):
         assert vllm.refusal_in(answer) is None
+
+
+def _refused(vllm: Any, kind: str, body: Body) -> bool:  # noqa: ANN401
+    """Return whether vLLM refuses a body, as far as it needs no engine, or cannot pass it on."""
+    request = vllm.engine_request(kind, body)
+    if isinstance(request, Refusal):
+        return True
+    try:
+        asked = request.to_sampling_params(4, {})
+        for name in ("logprobs", "logit_bias", "stop_token_ids", "allowed_token_ids"):
+            getattr(asked, f"_validate_{name}")(LIKE_AN_ENGINE)
+        msgspec.msgpack.encode(asked)  # as it goes to the engine's process
+    except (ValueError, OverflowError, vllm.VLLMClientError):
+        return True
+    return False
+
+
+def test_what_the_endpoint_refuses_vllm_refuses_but_for_what_is_listed(vllm: Any) -> None:  # noqa: ANN401
+    for kind, body, param in REFUSED:
+        value = body.get(param)
+        listed = param in STRICTER or (param, value) in STRICTER_VALUES or value in STRICTER_CHATS
+        assert listed or _refused(vllm, kind, body), body
+
+
+def test_what_the_endpoint_passes_on_vllm_takes(vllm: Any) -> None:  # noqa: ANN401
+    """Nulls are gone, also those that vLLM refuses."""
+    for kind, body in ACCEPTED:
+        assert not _refused(vllm, kind, check(kind, body, **LIMITS)), body

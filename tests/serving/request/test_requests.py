@@ -51,6 +51,14 @@ def test_what_is_no_json_object_of_at_most_64_levels(what: str, raw: bytes) -> N
     json.dumps(caught.value.refusal.body, ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", '[1, {"a": -1e400}]'])
+@pytest.mark.parametrize("name", ["temperature", "prompt", "any_other"])
+def test_numbers_that_are_none_are_refused_by_their_field(name: str, number: str) -> None:
+    with pytest.raises(RequestRefused, match="The body is") as caught:
+        parse_body(f'{{"a": 1.5, "{name}": {number}}}'.encode(), 100)
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, name)
+
+
 @pytest.mark.parametrize("beyond", [2**64, -(2**63) - 1, [1, {"a": [10**40]}]])
 def test_integers_beyond_64_bits_are_refused_by_their_field(beyond: object) -> None:
     """Between its processes vLLM passes none on; digits in a text are none."""
@@ -147,24 +155,25 @@ TWO = [[1], [2] * 60]
         *({"stream": value} for value in (True, False, None)),
         *({"stream": True, "stream_options": given} for given in (OPTIONS, {}, None)),
         *({"stream_options": empty} for empty in ({}, None)),
-        {"prompt": None},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
         {"prompt": ["a", "b"], "n": 32},
         {"prompt": [1] * 60, "max_tokens": 40},
         {"prompt": TWO, "n": 2, "max_tokens": 40},
         {"messages": HI, "temperature": 0.5},
         {"messages": HI, "max_tokens": 1, "max_completion_tokens": 50, "min_tokens": 40},
-        {"messages": [*HI, {"content": [{"type": "text"}]}, {"content": None}, {}]},
+        {"messages": [*HI, {"role": "assistant", "content": None}, {"role": "user"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
     ],
 )
 def test_what_the_engine_answers_is_passed_on(body: dict[str, object]) -> None:
     """
-    The body is as it came, with the one model there is.
+    The body is as it came but for nulls, with the one model there is.
 
     Up to 64 answers and any look at the prompt; prompt and answer may fill the context of 100.
     """
     kind, given_ = ("chat", body) if "messages" in body else ("completions", {"prompt": "x"} | body)
-    assert check(kind, given_, **LIMITS) == {**given_, "model": "demo"}
+    there = {name: value for name, value in given_.items() if value is not None}
+    assert check(kind, given_, **LIMITS) == {**there, "model": "demo"}
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,6 @@ def test_another_salt_shares_no_block() -> None:
     )
     assert salted[0] == salted[2]
     assert len({*plain, *salted[0], *salted[1]}) == 3 * len(plain)
-    for bad in ("", 5):
-        assert isinstance(RULES.read("completions", {"prompt": "a", "cache_salt": bad}), Refusal)
 
 
 def test_a_request_names_an_adapter() -> None:

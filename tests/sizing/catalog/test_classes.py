@@ -81,7 +81,7 @@ def test_a_written_mix_reads_back(mix: Scenario, tmp_path: Path) -> None:
         ({f"{MARGIN}.chat.requests_per_s": 0}, ["classes[chat].requests_per_s", "positive"]),
         ({f"{MARGIN}.chat.requests_per_s": 0.01}, ["classes[chat]", "2%", "leave the class out"]),
         ({f"{MARGIN}.chat.input_tokens": "many"}, ["classes.0.input_tokens", "whole number"]),
-        ({f"{MARGIN}.chat.output_tokens": None}, ["classes.0.output_tokens", "a value"]),
+        ({f"{MARGIN}.chat.output_tokens": None}, ["classes[chat].output_tokens", "a value"]),
         ({f"{MARGIN}.chat.prefix_tokens": 500}, ["classes[chat].prefix_tokens", "less than"]),
         ({f"{MARGIN}.chat.people": 3}, ["classes.0.people", "no such key", "sizing schema"]),
         ({f"{MARGIN}.absent.users": 3}, ["classes.absent", "absent is not a table"]),

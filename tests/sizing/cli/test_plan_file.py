@@ -120,7 +120,7 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
         (
             ("step_model", "decode", "sequences"),
             [0.0, 0.0],
-            "sequences is (0.0, 0.0); expected two",
+            "sequences is [0.0, 0.0]; expected two",
         ),
         (("pools", -1, "dtype"), "fp8", "dtype is 'fp8'; expected 'bf16', as in the inputs"),
     ],

@@ -27,7 +27,10 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("capacity llama-3.1-8b-h100 --gpus 1000000", "131,072"),
         ("day llama-3.1-8b-h100 --profile sine-day", "--cold-start-seconds"),
         ("day llama-3.1-8b-h100 --profile sin-day --cold-start-seconds 9", "sine-day?"),
-        ("day llama-3.1-8b-h100 --profile no.csv --cold-start-seconds 9", "no.csv is 'No such"),
+        (
+            "day llama-3.1-8b-h100 --profile no.csv --cold-start-seconds 9",
+            "no.csv cannot be read: No such",
+        ),
         *(
             (f"day llama-3.1-8b-h100 --profile sine-day --cold-start-seconds {options}", says)
             for options, says in (
@@ -50,7 +53,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("calibrate -o x.json", "SCENARIO is missing"),
         ("calibrate laptop --from x -o x.json", "no SCENARIO"),
         ("calibrate laptop --hold-out x -o x.json", "--hold-out is missing; expected --from"),
-        ("calibrate laptop --keep -o x.json", "--keep is True; expected --engine"),
+        ("calibrate laptop --keep -o x.json", "--keep is true; expected --engine"),
     ],
     ("plan", *QUICK): [
         ("--set search.confidence_fraction=1", "from 0.5 to 0.99"),
@@ -128,6 +131,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--turns 9999 --requests 9999", "engine.max_model_len"),
         ("--trace /none --users 5", "no options about arrivals besides it"),
         ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
+        ("--time-unit s", "--trace is missing"),
+        ("--trace /none --time-unit min", "--time-unit is 'min'; expected one of s, ms, us, ns"),
+        ("--trace /none --format sheet", "--format is 'sheet'; expected one of schedule, azure"),
         ("-o /none/x.csv --requests 10", "an existing folder"),
         ("--set cluster.max_gpus=3", "plan again"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),
@@ -194,9 +200,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ("export", "PLAN"): [
         ("--to nim", "--to is 'nim'; expected one of vllm, sglang"),
         ("--to dynamo", "--image is missing; expected the container image that dynamo starts"),
-        ("--to vllm -o /dev/null", "--out is '/dev/null'; expected a writable folder"),
+        ("--to vllm -o /dev/null", "--out /dev/null is a file; expected a writable folder"),
     ],
-    ("accept", "PLAN"): [("-o /dev/null", "--out is '/dev/null'; expected a writable folder")],
+    ("accept", "PLAN"): [("-o /dev/null", "--out /dev/null is a file; expected a writable folder")],
     ("plan", "llama-3.1-8b-h100"): [
         ("--set engine.max_lora_rank=0", "engine.max_lora_rank"),
         ("--set engine.max_loras=4", "workload.lora_adapters"),

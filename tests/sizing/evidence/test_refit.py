@@ -226,7 +226,7 @@ def test_command_writes_a_calibration(plan: Plan, sizing: Sizing, tmp_path: Path
         (lambda path: path.unlink(), "samples written by `loadtest run`"),
         (lambda path: path.write_text(""), "an empty file"),
         (lambda path: path.write_text("{}\n"), "samples.jsonl:1"),
-        (lambda path: path.write_bytes(b"\xff\xfe\n"), "binary data"),
+        (lambda path: path.write_bytes(b"\xff\xfe\n"), "not text in UTF-8"),
         (lambda path: (path.parent / "plan.json").unlink(), "plan.json"),
         (lambda path: (path.parent / "run.json").write_text('{"model": "other"}'), "'other'"),
         (lambda path: (path.parent / "verdict.json").write_text("{}"), r"window\.start_s"),

@@ -1,0 +1,129 @@
+"""Records of a file that others wrote: JSON lines, JSON documents and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from minicluster.errors import Fault, InputError
+from minicluster.files import read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BETWEEN = re.compile(r"[\s,\[\]]*")
+"""What may stand between the objects of a list, or of lines."""
+OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue",
+                "int_value", "double_value", "string_value", "bool_value"}  # fmt: skip
+LISTS = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans",
+         "instrumentationLibrarySpans", "spans", "data"}  # fmt: skip
+"""Keys of lists of records: of OTLP as JSON in both spellings, of Jaeger, of paged answers."""
+
+
+def begins_as_json(text: str) -> bool:
+    """Say whether a text is JSON, and no table."""
+    return text.lstrip()[:1] in {"{", "["}
+
+
+def read_records(path: Path, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Yield the records of a file, each with the number of its line.
+
+    Args:
+        path: JSON objects, one a line, in a list, or after one another; or CSV with a header.
+        expectation: what the file should be.
+
+    Raises:
+        InputError: no such file, no objects, a list that is cut off, or a line of another length
+            than the header's.
+    """
+    text = read_text(path, expectation)
+    return _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
+
+
+def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    decoder, expected = json.JSONDecoder(), "JSON objects, one a line or a list of them"
+    line, end, size = 1, 0, len(text)
+    while True:
+        between = BETWEEN.match(text, end)
+        at = between.end() if between else end
+        line += text.count("\n", end, at)
+        if at == size:
+            break
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path}:{line}", getattr(error, "msg", str(error)), expected
+            ) from None
+        if not isinstance(value, dict):
+            raise InputError(f"{path}:{line}", text[at:end][:80], expected)
+        yield line, value
+        line += text.count("\n", at, end)
+    if text.lstrip().startswith("[") and not text.rstrip().endswith("]"):
+        raise InputError(f"{path}:{line}", Fault("is a list that is cut off"), f"{expected}, whole")
+
+
+def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    lines = text.splitlines()
+    if not text.strip():
+        raise InputError(f"{path}:1", Fault("is an empty file"), expectation)
+    delimiter = max(",;\t", key=lines[0].count)
+    source = io.StringIO(text, newline="")
+    reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for record in reader:
+            if None in record or None in record.values():
+                expected = f"{len(reader.fieldnames or ())} cells, as the header has"
+                raise InputError(
+                    f"{path}:{reader.line_num}", lines[reader.line_num - 1][:80], expected
+                )
+            yield reader.line_num, record
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+
+
+def flat(record: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Return a record without tables in it: their keys dotted, attributes of OTLP likewise."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if not isinstance(value, list | dict):
+            found[above + key] = value
+            continue
+        inner: Any = value
+        if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
+            inner = {each["key"]: each["value"] for each in value}
+        if isinstance(inner, dict) and len(inner) == 1 and OTLP_SCALARS & inner.keys():
+            (inner,) = inner.values()
+        if isinstance(inner, dict):
+            found |= flat(inner, f"{above}{key}.")
+        else:
+            found[above + key] = inner
+    return found
+
+
+def unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """
+    Yield the records that a document holds in its lists, or the record itself.
+
+    Raises:
+        TypeError: such a list is none.
+    """
+    here = LISTS & record.keys()
+    key = next((key for key in here if isinstance(record[key], list)), None)
+    if key is None:
+        if "resourceSpans" in record or not isinstance(record.get("attributes", {}), list | dict):
+            raise TypeError(record)
+        yield record
+        return
+    for each in record[key]:
+        yield from unnested(each)
+
+
+def _is_attribute(value: object) -> bool:
+    return isinstance(value, dict) and {"key", "value"} <= value.keys()

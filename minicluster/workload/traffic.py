@@ -1,0 +1,179 @@
+"""What arrivals say of a load: rate, lengths and bursts, and the table of a scenario."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minicluster.specs.workload import LengthRow
+from minicluster.workload.lengths import length_rows
+from minicluster.workload.trace_requests import ReadAs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from minicluster.workload.traces import Trace
+
+WINDOW_S = 300.0
+"""Window in which the busiest rate is counted: shorter bursts are what the simulation draws."""
+
+HOLE_CHANCE = 1e-6
+"""Chance of a gap, if arrivals were even over the file, below which the gap is a hole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSummary:
+    """Lengths in tokens."""
+
+    median: float
+    mean: float
+    p99: float
+    longest: int
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64] | NDArray[np.float64]) -> LengthSummary:
+        """Describe lengths, shape (n,)."""
+        return cls(
+            median=float(np.median(tokens)),
+            mean=float(tokens.mean()),
+            p99=float(np.quantile(tokens, 0.99)),
+            longest=int(tokens.max()),
+        )
+
+    def __str__(self) -> str:
+        """Write the percentiles."""
+        return (
+            f"median {self.median:,.0f}, mean {self.mean:,.0f}, p99 {self.p99:,.0f},"
+            f" longest {self.longest:,} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """
+    What a file says of a load.
+
+    Attributes:
+        requests: counted; 0: unknown.
+        file: what it was taken for, and what is in no figure.
+        lengths: rows of prompt tokens, answer tokens and number of requests
+            (`WorkloadSpec.lengths`).
+        paired: whether prompts and answers are known together.
+        span_s: from the first arrival to the last, holes left out; `None`: not in the file.
+        mean_per_s: requests per second over the span.
+        busiest_per_s: the highest rate of a window of `WINDOW_S`.
+        gap_cv: coefficient of variation of the gaps; 1 of Poisson arrivals.
+        holes: begin and seconds of gaps that no even traffic has.
+    """
+
+    requests: int
+    input_tokens: LengthSummary
+    output_tokens: LengthSummary
+    lengths: tuple[LengthRow, ...]
+    file: ReadAs
+    paired: bool = True
+    span_s: float | None = None
+    mean_per_s: float | None = None
+    busiest_per_s: float | None = None
+    gap_cv: float | None = None
+    holes: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def skipped(self) -> int:
+        """Number of all that was left out."""
+        return sum(self.file.left_out.values())
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Keys of the table `[workload]`, and their values as TOML, at the busiest rate."""
+        rate = {} if self.busiest_per_s is None else {"requests_per_s": f"{self.busiest_per_s:.4g}"}
+        return rate | self._lengths
+
+    @property
+    def _lengths(self) -> dict[str, str]:
+        """The lengths: numbers where all are alike, else rows."""
+        if len(self.lengths) == 1:
+            ((prompt, answer, _),) = self.lengths
+            return {"input_tokens": str(prompt), "output_tokens": str(answer)}
+        rows = textwrap.fill(", ".join(f"[{n},{o},{count}]" for n, o, count in self.lengths), 96)
+        return {"lengths": f"[\n{rows}\n]" if "\n" in rows else f"[{rows}]"}
+
+    def to_toml(self) -> str:
+        """Write the table `[workload]` of a scenario."""
+        return "[workload]\n" + "".join(f"{key} = {text}\n" for key, text in self.keys.items())
+
+    def lines(self) -> list[str]:
+        """Say what the table does not."""
+        lines = [
+            *self.file.lines(),
+            f"{self.requests:,} requests",
+            f"prompts: {self.input_tokens}",
+            f"answers: {self.output_tokens}",
+        ]
+        if len(self.lengths) > 1:
+            lines.append(self._kept)
+        if self.span_s is None or self.mean_per_s is None or self.busiest_per_s is None:
+            return [
+                *lines,
+                "no arrivals in it: the rate, workload.requests_per_s, is yours to give",
+            ]
+        lines.append(
+            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s; the busiest 5 minutes"
+            f" have {self.busiest_per_s:.3g}, which the load takes; coefficient of variation of the"
+            f" gaps {self.gap_cv:.2g} (Poisson: 1)"
+        )
+        lines += [
+            f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
+            for begin, seconds in self.holes
+        ]
+        return lines
+
+    @property
+    def _kept(self) -> str:
+        """Say how the lengths stand in the table."""
+        together = (
+            "prompt and answer of a request together"
+            if self.paired
+            else "prompts and answers apart: the file does not say which belong together"
+        )
+        return f"lengths: {len(self.lengths):,} rows, {together}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all figures, and the table."""
+        return asdict(self) | {"skipped": self.skipped, "toml": self.to_toml()}
+
+
+def of_arrivals(read: Trace, place: str) -> Traffic:
+    """Describe arrivals; holes are named, and count neither as time nor as gaps."""
+    arrivals = read.arrivals
+    due, count = arrivals.due_s, len(arrivals)
+    gaps = np.diff(due)
+    known = Traffic(
+        requests=count,
+        file=read.file,
+        input_tokens=LengthSummary.of(arrivals.input_tokens),
+        output_tokens=LengthSummary.of(arrivals.output_tokens),
+        lengths=length_rows(arrivals.input_tokens, arrivals.output_tokens, place=place),
+    )
+    if not len(gaps) or not gaps.sum():
+        return known
+    typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
+    is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
+    own = gaps[~is_hole]
+    span_s = float(own.sum())
+    holes = zip(due[:-1][is_hole].tolist(), gaps[is_hole].tolist(), strict=True)
+    # Requests of each window that begins with an arrival.
+    window_s = min(WINDOW_S, span_s)
+    starting = np.searchsorted(due, due + window_s, side="left") - np.arange(count)
+    return replace(
+        known,
+        span_s=span_s,
+        mean_per_s=len(own) / span_s,
+        busiest_per_s=float(starting.max()) / window_s,
+        gap_cv=float(own.std() / own.mean()),
+        holes=tuple(holes),
+    )
