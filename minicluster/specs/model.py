@@ -268,19 +268,21 @@ class LinearSpec(Spec):
         """Values of the recurrent state of one layer and sequence on one of *tp* GPUs."""
         return self.num_value_heads * self.key_head_dim * self.value_head_dim / tp
 
-    def convolution_values(self, *, tp: int) -> float:
+    def convolution_values(self, *, tp: int, drafts: int = 0) -> float:
         """Values that the convolution keeps of one layer and sequence on one of *tp* GPUs."""
-        return max(0, self.conv_kernel - 1) * self.mixed_values(tp=tp)
+        kept = self.conv_kernel - 1 + drafts if self.conv_kernel else 0
+        return kept * self.mixed_values(tp=tp)
 
-    def state_bytes(self, dtype: str, *, tp: int) -> float:
+    def state_bytes(self, dtype: str, *, tp: int, drafts: int = 0) -> float:
         """
         Bytes of the state of one layer and sequence on one of *tp* GPUs (docs/model.md, eq. M6).
 
         Args:
             dtype: of activations, as which the convolution keeps its last inputs.
+            drafts: that a step verifies; the convolution keeps their inputs, too.
         """
         recurrent = self.recurrent_values(tp=tp) * DTYPE_BYTES[self.state_dtype]
-        return recurrent + self.convolution_values(tp=tp) * DTYPE_BYTES[dtype]
+        return recurrent + self.convolution_values(tp=tp, drafts=drafts) * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +338,10 @@ class ModelSpec(Spec):
         ffn_layers: layers with a feed-forward; `None`: all of them.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
-        weight_group: quantised weights that share a scale; 0: as usual for the dtype.
+        weight_group: quantised weights that share a scale, of blocks of fp8 one side; 0: as usual
+            for the dtype.
+        weight_format: method that the checkpoint is quantised with, as its config names it; empty:
+            none, or quantised when it is loaded.
         block_scaled: where weights are fp8, they are scaled in blocks, and activations when they
             are multiplied (DeepSeek); else both once per tensor, activations by the op before.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
@@ -374,6 +379,7 @@ class ModelSpec(Spec):
     dtype: ComputeDtype = "bf16"
     weight_dtype: Dtype = "bf16"
     weight_group: Whole = 0
+    weight_format: str = ""
     block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
@@ -508,7 +514,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         changes |= dict.fromkeys(("moe", "mla", "index")) | dict.fromkeys(plain, False)
         changes |= {"gated_mlp": True, "query_norm": ""}
     if draft.method == "eagle3" or DTYPE_BYTES[model.weight_dtype] < 1:
-        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "block_scaled": False}
+        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "weight_format": ""}
+        changes |= {"block_scaled": False}
     return replace(model, **changes)
 
 
@@ -528,7 +535,8 @@ def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
             dense_quantised=True,
             shared_quantised=True,
             weight_group=0,
+            weight_format="",
         )
     if dtype is None or dtype == model.weight_dtype:
         return model
-    return replace(model, weight_dtype=dtype, weight_group=0)
+    return replace(model, weight_dtype=dtype, weight_group=0, weight_format="")

@@ -193,6 +193,7 @@ def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
         dtype=dtype,
         weight_dtype=quantised.weight_dtype,
         weight_group=quantised.group,
+        weight_format=quantised.method,
         block_scaled=family.fp8_blocks if quantised.blocks is None else quantised.blocks,
         attention_quantised=quantised.attention,
         dense_quantised=quantised.dense,

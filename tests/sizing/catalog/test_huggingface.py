@@ -167,6 +167,32 @@ def test_quantisation(
     assert (model.dtype, model.kv_dtype) == ("bf16", "bf16")
 
 
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("quantised", "method", "group"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 128),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8", 64),
+        ({"quant_method": "fp8"}, "fp8", 0),
+        ({"quant_method": "fp8", "weight_block_size": None}, "fp8", 0),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": BLOCKS}}},
+         "compressed-tensors", 128),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq", 64),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", 0),
+        ({"quant_method": "mxfp4"}, "mxfp4", 32),
+        ({"quant_algo": "NVFP4", "group_size": 16, "producer": {"name": "modelopt"}},
+         "modelopt", 16),
+        (None, "", 0),
+    ],
+)  # fmt: skip
+def test_what_shares_a_scale(quantised: dict[str, Any] | None, method: str, group: int) -> None:
+    """The method and the blocks or groups decide how widely vLLM slices a checkpoint."""
+    model = read({**of_family("qwen3"), "quantization_config": quantised})
+    assert (model.weight_format, model.weight_group) == (method, group)
+
+
 def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
     """NVIDIA's checkpoints say it in hf_quant_config.json; it is not overlooked."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
@@ -215,6 +241,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"quantization_config": "fp8"}, "quantization_config", "an object"),
     ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
     ("llama", {"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
+    ("llama", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
+     "blocks of weights", "two equal numbers"),
     ("llama", {"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
     ("llama", {"quantization_config": compressed(8, "complex", [])}, "config_groups",
      "one of float 8"),
