@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import read_json
-from minicluster.errors import InputError, written
+from minicluster.errors import InputError, written, wrong_kind
 from minicluster.specs.model import (
     ARCHITECTURE_KEYS,
     DraftSpec,
@@ -70,7 +70,7 @@ def read_config(path: Path) -> dict[str, object]:
 def _read_object(file: Path, expectation: str) -> dict[str, object]:
     raw = read_json(file, expectation)
     if not isinstance(raw, dict):
-        raise InputError(str(file), type(raw).__name__, "a JSON object")
+        raise InputError(str(file), wrong_kind(raw), "a JSON object")
     return raw
 
 
@@ -143,8 +143,9 @@ def _understood(
         elif not (value in (None, [], {}) or (shapes and value in (False, 0))):
             odd += [key] * (key in text or shapes)
     if odd:
-        expected = "no such key: models of this model_type have none, and it may shape others"
-        others = f"the same goes for {', '.join(odd[1:])}" if odd[1:] else None
+        model_type = keys.get("model_type")
+        expected = f"no such key: {model_type} has none, so that what it shapes is not known"
+        others = f"likewise {', '.join(odd[1:])}" if odd[1:] else None
         raise InputError(f"{place}: {odd[0]}", keys[odd[0]], expected, others)
 
 
