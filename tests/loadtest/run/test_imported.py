@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a negative wait": (lambda: capped([-1.0, *NONE[1:]], 1), "request 1"),
     "a wait that is none": (lambda: capped([None, *NONE[1:]], 1), "streamed answers"),  # type: ignore[list-item]
-    "too few waits": (lambda: capped(NONE[1:], 1), "'queue_times': 39"),
+    "too few waits": (lambda: capped(NONE[1:], 1), '"queue_times": 39'),
     "a cap of nothing": (lambda: capped(NONE, 0), "0 requests in flight at most"),
     "a cap in words": (lambda: capped(NONE, "one"), "'one' requests in flight"),  # type: ignore[arg-type]
     "times fall": (

@@ -181,7 +181,7 @@ def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path:
                 page.call("Page.navigate", url="about:blank")
                 page.call("Page.navigate", url=link)
                 page.wait_for(DONE)
-            for words in ("4xTP2 mixed", "--port", "2,000 requests, 30 without tokens"):
+            for words in ("4xTP2 mixed", "--port", "left out: 30 lines without token counts"):
                 page.wait_for(f"{TEXT}.includes({words!r})")
             page.wait_for(f"{field('Mixed pool')}?.value === '4xTP2'")
             page.wait_for(f"{field('Lengths from a log')}?.value.startsWith('[')")
