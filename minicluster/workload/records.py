@@ -29,9 +29,9 @@ def begins_as_json(text: str) -> bool:
     return text.lstrip()[:1] in {"{", "["}
 
 
-def read_records(path: Path, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Yield the records of a file, each with the number of its line.
+    Yield the records of a file, each with file and line; those in `LISTS` of a document, too.
 
     Args:
         path: JSON objects, one a line, in a list, or after one another; or CSV with a header.
@@ -42,7 +42,14 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[int, dict[str, 
             than the header's.
     """
     text = read_text(path, expectation)
-    return _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
+    documents = _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
+    for number, document in documents:
+        place = f"{path}:{number}"
+        try:
+            for record in _unnested(document):
+                yield place, record
+        except (TypeError, AttributeError, RecursionError):
+            raise InputError(place, str(document)[:80], expectation) from None
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -88,41 +95,36 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[
         raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
 
 
-def flat(record: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a record without tables in it: their keys dotted, attributes of OTLP likewise."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if not isinstance(value, list | dict):
-            found[above + key] = value
-            continue
-        inner: Any = value
-        if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
-            inner = {each["key"]: each["value"] for each in value}
-        if isinstance(inner, dict) and len(inner) == 1 and OTLP_SCALARS & inner.keys():
-            (inner,) = inner.values()
-        if isinstance(inner, dict):
-            found |= flat(inner, f"{above}{key}.")
-        else:
-            found[above + key] = inner
-    return found
-
-
-def unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (JSON)
     """
-    Yield the records that a document holds in its lists, or the record itself.
+    Yield what a record holds by dotted keys, attributes of OTLP likewise.
 
-    Raises:
-        TypeError: such a list is none.
+    A list is one value; the records in it stand below `key[]`.
     """
-    here = LISTS & record.keys()
-    key = next((key for key in here if isinstance(record[key], list)), None)
+    if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
+        value = {each["key"]: each["value"] for each in value}
+    if isinstance(value, dict) and len(value) == 1 and OTLP_SCALARS & value.keys():
+        (value,) = value.values()
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(inner, f"{path}.{key}" if path else key)
+        return
+    yield path, value
+    if isinstance(value, list):
+        for each in value:
+            if isinstance(each, dict):
+                yield from flat(each, f"{path}[]")
+
+
+def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    key = next((key for key in LISTS & record.keys() if isinstance(record[key], list)), None)
     if key is None:
         if "resourceSpans" in record or not isinstance(record.get("attributes", {}), list | dict):
             raise TypeError(record)
         yield record
         return
     for each in record[key]:
-        yield from unnested(each)
+        yield from _unnested(each)
 
 
 def _is_attribute(value: object) -> bool:

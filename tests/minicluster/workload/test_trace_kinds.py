@@ -157,6 +157,7 @@ READ = {
     "Bailian": (mooncake(3.0, 16, **CHAT), 1 / 3, "Qwen-Bailian: seconds, blocks of 16"),
     "Bailian without ids": (mooncake(3.0, None, **CHAT), 1 / 3, "Qwen-Bailian: seconds"),
     "Mooncake": (mooncake(500.0, 512), 2.0, "Mooncake: milliseconds, blocks of 512"),
+    "blocks of 64": (mooncake(500.0, 64), 2.0, "Mooncake: milliseconds, blocks of 64"),
     "Mooncake, too slow for seconds": (mooncake(4000.0, None), 0.25, "Mooncake: milliseconds"),
     "Mooncake's keys since 1970": (
         lines(
@@ -264,9 +265,8 @@ REFUSED = {
     ),
     "seconds and blocks of Bailian without its keys": (
         mooncake(3.0, 16),
-        "all ids of the file fit blocks of 16",
+        "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
     ),
-    "blocks of 64": (mooncake(500.0, 64), "fit blocks of 64"),
     "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333.3 requests/s"),
     "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
@@ -332,7 +332,7 @@ REFUSED = {
     ),
     "a span within one of the same tokens": (
         spans(("a", "", 0, 500), ("b", "absent", 1, 500)),
-        "within another of the same trace and the same tokens; expected span absent",
+        "span b has the trace and the tokens of",
     ),
     "a list that is cut off": (json.dumps(LANGFUSE)[:-1], "cut off"),
     "half a token": (logged([EPOCH_S], prompt_tokens="500.5"), "prompt_tokens is '500.5'"),
@@ -356,11 +356,9 @@ def test_what_is_not_certain_is_refused(tmp_path: Path, text: str, message: str)
     ("text", "reading", "rate"),
     [
         (mooncake(3.0, None), TraceReading(time_unit="s"), 1 / 3),
-        (mooncake(500.0, None), TraceReading(format="mooncake"), 2.0),
-        (mooncake(3.0, 16), TraceReading(time_unit="s", block_tokens=16), 1 / 3),
-        (mooncake(3.0, 16), TraceReading(format="bailian"), 1 / 3),
+        (mooncake(500.0, None), TraceReading(time_unit="ms"), 2.0),
+        (mooncake(3.0, 16), TraceReading(time_unit="s"), 1 / 3),
         (mooncake(3000.0, 16, **CHAT), TraceReading(time_unit="ms"), 1 / 3),
-        (mooncake(500.0, 64), TraceReading(time_unit="ms", block_tokens=64), 2.0),
         (mooncake(500.0, 512), TraceReading(time_unit="us"), 2000.0),
         (logged([0, 1, 2]), TraceReading(time_unit="s"), 1.0),
         (logged([0, 4, 8], num_images=0), TraceReading(time_unit="ms"), 250.0),
@@ -383,10 +381,7 @@ def test_options_decide(tmp_path: Path, text: str, reading: TraceReading, rate: 
     ("text", "reading", "message"),
     [
         (LITELLM, TraceReading(time_unit="s"), "times are dates"),
-        (LITELLM, TraceReading(format="azure"), "ContextTokens"),
-        (mooncake(100.0, 64), TraceReading(block_tokens=64), "as seconds"),
-        (mooncake(500.0, 100), TraceReading(time_unit="ms", block_tokens=100), "divisor"),
-        (mooncake(500.0, 64), TraceReading(time_unit="ms", block_tokens=32), "blocks of 64"),
+        (mooncake(500.0, 100), TraceReading(time_unit="ms"), "are 11 ids for 1100 tokens"),
     ],
 )
 def test_options_that_the_file_contradicts_are_refused(
@@ -409,7 +404,7 @@ def test_blocks_of_any_size_are_equal_where_their_tokens_are(tmp_path: Path, blo
             for n, ids in enumerate([same, same, other])]  # fmt: skip
     file = tmp_path / "trace"
     file.write_text(lines(*rows))
-    found = read_trace(file, TraceReading(time_unit="ms", block_tokens=block)).arrivals.content
+    found = read_trace(file, TraceReading(time_unit="ms")).arrivals.content
     assert found is not None
     assert found[0] == found[1]
     assert len(set(found[0])) == tokens // 512

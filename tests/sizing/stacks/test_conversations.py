@@ -136,5 +136,5 @@ def test_answers_to_images_are_left_out_and_counted(tmp_path: Path) -> None:
         "left out: 2 answers to images, audio or video",
         "keys that are not read: id",
     ]
-    with pytest.raises(InputError, match="they are of traces"):
+    with pytest.raises(InputError, match="this file has no times"):
         read_traffic(file, TraceReading(time_unit="s", skip_images=True), characters_per_token=4)
