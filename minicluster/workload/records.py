@@ -83,10 +83,14 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[
     source = io.StringIO(text, newline="")
     reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
     try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+        if len({*names}) < len(names):
+            raise InputError(
+                f"{path}:1", Fault("names a column twice"), "columns of different names"
+            )
         for record in reader:
             if None in record or None in record.values():
-                expected = f"{len(reader.fieldnames or ())} cells, as the header has"
+                expected = f"{len(names)} cells, as the header has"
                 raise InputError(
                     f"{path}:{reader.line_num}", lines[reader.line_num - 1][:80], expected
                 )

@@ -244,7 +244,7 @@ def _refuse_several(facts: Facts, *, made: bool) -> None:
             way_out = "give only rows that wait for none, with the times of their arrivals"
             raise InputError(key, value, expected, way_out)
     for key, _, value in facts["several"]:
-        if str(value) not in {"1", "1.0"}:
+        if str(len(value) if isinstance(value, list) else value) not in {"1", "1.0"}:
             expected = "1: of several answers, or requests, in one row this gives no lengths"
             raise InputError(key, value, expected)
     whole_prompt = any("prompt" in key for key, _, _ in facts["prompt"])

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from minicluster.workload.trace_formats import Format
     from minicluster.workload.trace_requests import Request
 
-RATES_PER_S = (10 / 3600, 100.0)
+LOAD_PER_S = (10 / 3600, 100.0)
 """Mean rates between which a load lies; outside, its times likely have another unit."""
+POSSIBLE_PER_S = (1 / 3600, 200.0)
+"""Mean rates that a load may have: another unit with such a rate leaves a doubt."""
 DAY_S = 86_400.0
 EPOCH_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2015, 2035))
 """Times since 1970 of requests to language models; those of two units never overlap."""
@@ -107,7 +109,7 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     Return the unit in which times come at the rate of a load.
 
     A format's unit is right if ids fit its blocks, or without ids if its keys are no other's;
-    otherwise the rate must be a load's in no other unit, and in a log times must ascend, too, and
+    otherwise a load may have the rate in no other unit, and in a log times must ascend, too, and
     be none since 1970 nor longer than a trace is.
     """
     numbers = [number for each in requests if (number := number_of(each.at)) is not None]
@@ -115,23 +117,21 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     if not span:
         return Clock(form.time_unit or "s", how=", all alike" if len(numbers) > 1 else "")
     rates = {unit: (len(numbers) - 1) / span / UNITS_S[unit] for unit in UNITS_S}
-    low, high = RATES_PER_S
-    likely = [unit for unit, rate in rates.items() if low <= rate <= high]
-    if form.time_unit in likely and (form.sure if fits_blocks is None else fits_blocks):
+    likely, possible = (
+        [unit for unit, rate in rates.items() if low <= rate <= high]
+        for low, high in (LOAD_PER_S, POSSIBLE_PER_S)
+    )
+    certain = form.sure if fits_blocks is None else fits_blocks
+    if form.time_unit in likely and (certain or possible == [form.time_unit]):
         return Clock(form.time_unit)
-    if form.time_unit in {None, *likely} and len(likely) == 1:
-        is_count = form.time_unit or (
-            numbers == sorted(numbers)
-            and not any(map(epoch_unit, numbers))
-            and numbers[-1] * UNITS_S[likely[0]] <= LONGEST_S
-        )
-        if is_count:
-            how = "" if form.time_unit else ", as no other unit makes 10 requests/h to 100/s of it"
-            return Clock(likely[0], how=how)
+    if form.time_unit is None and likely and likely == possible:
+        is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
+        if is_count and numbers[-1] * UNITS_S[likely[0]] <= LONGEST_S:
+            return Clock(likely[0], how=", the only unit in which the rate is that of a load")
     said = "; as ".join(
         f"{WORDS[unit]} {rate:,.4g} requests/s over {span * UNITS_S[unit]:,.4g} s"
         for unit, rate in rates.items()
-        if unit in {"s", "ms", *likely}
+        if unit in {"s", "ms", *possible}
     )
     expected = "times whose unit the file leaves no doubt of"
     place = requests[0].place.rpartition(":")[0]

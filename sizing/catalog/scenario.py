@@ -68,7 +68,15 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
             raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")
     if not isinstance(trace, str):
         raise InputError(f"{place}.trace", trace, "the path of a trace")
-    traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
+    try:
+        traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
+    except InputError as error:
+        if "--" not in (error.way_out or ""):
+            raise
+        # A scenario has no options of its own for a trace.
+        first = f"first `sizing traffic {trace} … -o TRACE`, which writes one without doubt"
+        way_out = f"{first}: {error.way_out}"
+        raise InputError(error.place, error.value, error.expectation, way_out) from None
     load["lengths"] = [list(row) for row in traffic.lengths]
     if load.get("users") is None and load.get("requests_per_s") is None:
         load["requests_per_s"] = traffic.busiest_per_s

@@ -119,7 +119,7 @@ def _answers(
         own = beside + (0 if content is None and beside else _characters(place, content))
         unread.update({f"{key} of a turn": None for key, value in said.items() if value})
         marks = (MARK.search(text) for _, text in flat(turn) if isinstance(text, str))
-        is_text = is_text and media(flat(turn)) is None and not any(marks)
+        is_text = is_text and media([*turn.items(), *flat(turn)]) is None and not any(marks)
         answers = ANSWERS.get(str(who).lower())
         if answers is None:
             raise InputError(f"{place}: from or role", who, f"one of {', '.join(sorted(ANSWERS))}")
