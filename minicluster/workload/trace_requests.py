@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 KNOWN = "a log (JSON lines or CSV with time, prompt_tokens, output_tokens), or " + ", ".join(
     each.title for each in FORMATS.values() if each.keys
 )
-MEDIA = ("images", "kind")
-"""Meanings of keys that may say so."""
 IMAGE = re.compile(
     r"(?<![a-z])(image|audio|video|vision|multimodal)|^(input_)?file$|^document$", re.IGNORECASE
 )
@@ -88,7 +86,7 @@ class Request(NamedTuple):
     Attributes:
         place: file and line.
         row: all but its time, and the content that `ids` name.
-        at: its time, a number or a text, under `key`, which may say its `unit`.
+        key, at: its time, a number or a text, and the key that it stands under.
         took_s: from its arrival to `at`.
         ids: of the blocks of its prompt.
         span: its ids, if it is one.
@@ -96,12 +94,11 @@ class Request(NamedTuple):
 
     place: str
     row: TraceRow
-    at: object
     key: str
-    unit: str | None = None
-    took_s: float = 0.0
-    ids: tuple[int, ...] = ()
-    span: Key | None = None
+    at: object
+    took_s: float
+    ids: tuple[int, ...]
+    span: Key | None
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -109,8 +106,9 @@ class Request(NamedTuple):
         return self.row.input_tokens, self.row.output_tokens
 
 
-Facts = dict[str, list[tuple[str, Meaning, Any]]]
-"""What a record says, by what its keys mean: each key, its meaning and its value."""
+Pair = tuple[str, Any]
+Facts = defaultdict[str, list[Pair]]
+"""What a record says, by what its keys mean: keys and values."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,9 +125,9 @@ class RequestFile:
     path: Path
     skip_images: bool
     format: Format = FORMATS["log"]
+    known: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     unread: dict[str, None] = field(default_factory=dict)
-    known: bool = False
 
     def read(self) -> list[Request]:
         """
@@ -149,16 +147,15 @@ class RequestFile:
                 span, above = _span_ids(facts)
                 if span is not None:
                     parents[span] = above
-                request = self._request(place, record, facts)
-                if request is not None and span is None:
-                    _refuse_again(request, facts, lines)
+                if self._counts(record, facts):
+                    found.append(self._request(place, record, facts, span))
+                    if span is None:
+                        _refuse_again(found[-1], facts, lines)
             except InputError as error:
                 raise error.inside(place) from None
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 expected = "a request with a time and whole numbers of tokens"
                 raise InputError(place, Fault(f"is {error}"), expected) from None
-            if request is not None:
-                found.append(request._replace(span=span))
         if not found:
             named = f": its keys are {', '.join(keys[:12])}" if keys else ""
             raise InputError(f"{self.path}:1", Fault(f"is a trace without requests{named}"), KNOWN)
@@ -173,39 +170,47 @@ class RequestFile:
             if value is None or value == "":
                 continue
             if means is not None:
-                facts[means.what].append((key, means, value))
-            elif "[]" not in key:
+                facts[means.what].append((key, value))
+            if (means is None and "[]" not in key) or (means and means.what == "session"):
                 self.unread[key] = None
         return facts
 
-    def _request(self, place: str, record: dict[str, Any], facts: Facts) -> Request | None:
-        """Return the request of a record; `None`: it is none, and counted."""
-        is_request = "prompt" in facts and "answer" in facts
+    def _counts(self, record: dict[str, Any], facts: Facts) -> bool:
+        """Say whether a record is a request that counts; refuse one that cannot."""
+        is_request = bool(facts["prompt"] and facts["answer"])
         if not self.known:
             self.format = format_of(record)
             self.known = is_request or self.format.only_requests
         made = self.format.only_requests
         if not is_request and not made:
             self.left_out["lines without token counts"] += 1
-            return None
+            return False
         for key in self.format.keys if made else ():
             if record.get(key) in {None, ""}:
                 raise InputError(key, None, f"a value: {self.format.title} has it")
-        if self.format is FORMATS["schedule"]:
-            return _from_schedule(place, record)
         _refuse_several(facts, made=made)
-        images = media((key, value) for what in MEDIA for key, _, value in facts[what])
-        if images is not None and self.skip_images:
-            self.left_out["requests with images, audio or video"] += 1
-            return None
-        if images is not None:
+        images = media(facts["images"] + facts["kind"])
+        if images is not None and not self.skip_images:
             expected = "none: lengths in tokens do not say what images, audio or video cost"
             raise InputError(*images, expected, "--skip-images leaves such requests out")
-        took_s = record.get("seconds", 0) if self.format is FORMATS["access"] else 0
-        return _plain_request(place, facts, took_s=float(took_s))
+        self.left_out["requests with images, audio or video"] += images is not None
+        return images is None
+
+    def _request(
+        self, place: str, record: dict[str, Any], facts: Facts, span: Key | None
+    ) -> Request:
+        if not facts["time"]:
+            raise ValueError("a request without a time")
+        key, at = min(facts["time"], key=_doubt)
+        row = TraceRow(0.0, _tokens(facts["prompt"]), _tokens(facts["answer"]))
+        if self.format is FORMATS["schedule"]:
+            row = _scheduled(record, row)
+        took_s = float(record.get("seconds", 0)) if self.format is FORMATS["access"] else 0.0
+        ids = _ids(*facts["blocks"][0]) if facts["blocks"] else ()
+        return Request(place, row, key, at, took_s, ids, span)
 
 
-def media(pairs: Iterable[tuple[str, Any]]) -> tuple[str, Any] | None:
+def media(pairs: Iterable[Pair]) -> Pair | None:
     """Return key and value of the first image, audio or video in what `flat` gives of a record."""
     for key, value in pairs:
         what, text = getattr(meaning(key), "what", None), isinstance(value, str)
@@ -218,15 +223,15 @@ def media(pairs: Iterable[tuple[str, Any]]) -> tuple[str, Any] | None:
 
 def _decoded(value: object) -> object:
     """Decode a list or an object that was written as a text, as in cells of CSV."""
-    if isinstance(value, str) and value.startswith(("[{", '{"')):
-        with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
+        if isinstance(value, str) and value.startswith(("[", "{")):
             return json.loads(value)
     return value
 
 
 def _refuse_again(request: Request, facts: Facts, lines: dict[tuple[object, ...], str]) -> None:
     """Refuse a second line of one id and prompt: of an answer in parts, or of two programs."""
-    for key, _, value in facts["id"]:
+    for key, value in facts["id"]:
         # A plain id may be of something else, unless its lines came at one time.
         at = None if "request" in key.lower() else str(request.at)
         before = lines.setdefault((str(value), request.row.input_tokens, at), request.place)
@@ -238,55 +243,36 @@ def _refuse_again(request: Request, facts: Facts, lines: dict[tuple[object, ...]
 def _refuse_several(facts: Facts, *, made: bool) -> None:
     """Refuse what is no request by itself, and tokens that are not all of it."""
     waits = facts["waits"] + (facts["turns"] if made or facts["session"] else [])
-    for key, _, value in waits + (facts["parent"] if made else []):
+    for key, value in waits + (facts["parent"] if made else []):
         if value not in ([], -1, "-1"):
             expected = "none: when a request comes that waits for another, no trace can say"
-            way_out = "give only rows that wait for none, with the times of their arrivals"
+            way_out = "give rows that wait for none, or draw them: --users or --turns, and --seed"
             raise InputError(key, value, expected, way_out)
-    for key, _, value in facts["several"]:
+    for key, value in facts["several"]:
         if str(len(value) if isinstance(value, list) else value) not in {"1", "1.0"}:
             expected = "1: of several answers, or requests, in one row this gives no lengths"
             raise InputError(key, value, expected)
-    whole_prompt = any("prompt" in key for key, _, _ in facts["prompt"])
-    for key, _, value in facts["beside"] + ([] if whole_prompt else facts["beside_input"]):
+    whole_prompt = any("prompt" in key for key, _ in facts["prompt"])
+    for key, value in facts["beside"] + ([] if whole_prompt else facts["beside_input"]):
         if str(value) not in {"0", "0.0"}:
             expected = "none: other counts of the row may contain these tokens or not"
             way_out = "write the sums as prompt_tokens and completion_tokens"
             raise InputError(key, value, expected, way_out)
 
 
-def _plain_request(place: str, facts: Facts, *, took_s: float) -> Request:
-    if not facts["time"]:
-        raise ValueError("a request without a time")
-    key, means, at = min(facts["time"], key=_doubt)
-    ids = facts["blocks"][0][2] if facts["blocks"] else []
-    if not isinstance(ids, list):
-        raise TypeError(f"one whose hash_ids are {written(ids)}")
-    return Request(
-        place=place,
-        row=TraceRow(0.0, _tokens(facts, "prompt"), _tokens(facts, "answer")),
-        at=at,
-        key=key,
-        unit=means.unit,
-        took_s=took_s,
-        ids=tuple(whole("hash_ids", each) for each in ids),
-    )
-
-
-def _doubt(time: tuple[str, Meaning, Any]) -> tuple[bool, int, int]:
+def _doubt(time: Pair) -> tuple[bool, int, int]:
     """Order the times of a record: dates and those with a unit before others, which may be long."""
-    key, means, at = time
-    number = number_of(at)
+    key, number, means = time[0], number_of(time[1]), meaning(time[0]) or Meaning("time")
     is_count = number is not None and means.unit is None and epoch_unit(number) is None
     return is_count, key.count("."), means.rank
 
 
-def _tokens(facts: Facts, what: str) -> int:
-    values = {whole(key, value): key for key, _, value in facts[what]}
+def _tokens(counts: list[Pair]) -> int:
+    values = {whole(key, value): key for key, value in counts}
     if len(values) > 1:
         (one, key), (other, other_key), *_ = values.items()
         raise InputError(key, one, f"what {other_key} says, which is {other}")
-    return next(iter(values))
+    return next(iter(values), 0)
 
 
 def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
@@ -294,30 +280,30 @@ def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
     own = facts["span"] or facts["id"]
     if not facts["trace"] or not own:
         return None, None
-    trace = str(facts["trace"][0][2])
+    trace = str(facts["trace"][0][1])
     # Datadog and others write zeros where there is none above.
-    above = [str(value) for _, _, value in facts["parent"] if str(value).strip("0")]
-    return (trace, str(own[0][2])), (trace, above[0]) if above else None
+    above = [str(value) for _, value in facts["parent"] if str(value).strip("0")]
+    return (trace, str(own[0][1])), (trace, above[0]) if above else None
 
 
-def _from_schedule(place: str, record: dict[str, Any]) -> Request:
-    if record.get("previous") is not None:
-        expected = "null: when a request comes that waits for an answer, no schedule can say"
-        way_out = "draw the requests anew: --users or --turns, and --seed, in place of the file"
-        raise InputError("previous", record["previous"], expected, way_out)
-    prompt, answer = (whole(key, record.get(key)) for key in ("input_tokens", "output_tokens"))
-    ids = record.get("content", [])
-    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, prompt):
-        raise TypeError(f"one whose content is {written(ids)}")
-    prefix = whole("prefix_tokens", record.get("prefix_tokens", 0))
-    session, adapter = (
-        -1 if record.get(key) is None else whole(key, record[key]) for key in ("session", "adapter")
-    )
-    if not 0 <= prefix <= max(0, prompt) or not -1 <= session < MAX_SESSIONS:
-        raise ValueError(f"one with prefix_tokens {prefix} and session {session}")
-    content = tuple(whole("content", each) for each in ids)
-    row = TraceRow(0.0, prompt, answer, content, prefix, session, adapter)
-    return Request(place, row, record["due_s"], "due_s", "s")
+def _scheduled(record: dict[str, Any], row: TraceRow) -> TraceRow:
+    """Add what only a schedule says of a request."""
+    keys = ("prefix_tokens", "session", "adapter")
+    numbers = {key: whole(key, record[key]) for key in keys if record.get(key) is not None}
+    found = row._replace(content=_ids("content", record.get("content", [])), **numbers)
+    if len(found.content) * CONTENT_TOKENS > max(0, row.input_tokens):
+        raise ValueError(f"one whose content is {written(found.content)}")
+    if not 0 <= found.prefix_tokens <= max(0, row.input_tokens):
+        raise ValueError(f"one with prefix_tokens {found.prefix_tokens}")
+    if not -1 <= found.session < MAX_SESSIONS:
+        raise ValueError(f"one of session {found.session}")
+    return found
+
+
+def _ids(key: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"one whose {key} are {written(value)}")
+    return tuple(whole(key, each) for each in value)
 
 
 def whole(key: str, value: object) -> int:

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.errors import Fault, InputError
+from minicluster.workload.trace_formats import meaning
 from minicluster.workload.trace_options import UNITS_S
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Clock(NamedTuple):
         alike = (self.unit is None) == (number is None)
         if number is not None and self.since_1970:
             alike = epoch_unit(number) == self.unit
-        if not alike or (self.by_key and request.unit != self.unit):
+        if not alike or (self.by_key and _unit(request) != self.unit):
             kind = "a date and time" if self.unit is None else f"a number, {self}"
             raise InputError(request.place, _said(request), f"{kind}, as the times before")
         if number is None or self.unit is None:
@@ -86,13 +87,17 @@ def clock_of(
             expected = f"no such option: times are dates, such as {first.at}"
             raise InputError("--time-unit", option, expected)
         return Clock(None)
+    by_key, since = _unit(first), epoch_unit(number)
     if option:
+        is_long = since != option and number * UNITS_S[option] > LONGEST_S
+        if is_long or by_key not in {None, option}:
+            expected = f"a unit that fits {first.key}, such as {first.at}"
+            raise InputError("--time-unit", option, expected)
         return Clock(option)
-    stated, since = first.unit or form.time_unit, epoch_unit(number)
+    stated = by_key or form.time_unit
     if since is None:
-        by_key = first.unit is not None
-        return Clock(first.unit, by_key=True) if by_key else _by_rate(requests, form, fits_blocks)
-    if stated in {None, since} or (not first.unit and number * UNITS_S[stated] > LONGEST_S):
+        return Clock(by_key, by_key=True) if by_key else _by_rate(requests, form, fits_blocks)
+    if stated in {None, since} or (not by_key and number * UNITS_S[stated] > LONGEST_S):
         return Clock(since, since_1970=True)
     day = datetime.fromtimestamp(number * UNITS_S[since], UTC).date()
     raise InputError(
@@ -117,17 +122,16 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     if not span:
         return Clock(form.time_unit or "s", how=", all alike" if len(numbers) > 1 else "")
     rates = {unit: (len(numbers) - 1) / span / UNITS_S[unit] for unit in UNITS_S}
-    likely, possible = (
-        [unit for unit, rate in rates.items() if low <= rate <= high]
-        for low, high in (LOAD_PER_S, POSSIBLE_PER_S)
-    )
+    low, high = POSSIBLE_PER_S
+    possible = [unit for unit, rate in rates.items() if low <= rate <= high]
     certain = form.sure if fits_blocks is None else fits_blocks
-    if form.time_unit in likely and (certain or possible == [form.time_unit]):
-        return Clock(form.time_unit)
-    if form.time_unit is None and likely and likely == possible:
-        is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
-        if is_count and numbers[-1] * UNITS_S[likely[0]] <= LONGEST_S:
-            return Clock(likely[0], how=", the only unit in which the rate is that of a load")
+    unit = form.time_unit or next(iter(possible), None)
+    is_load = unit is not None and LOAD_PER_S[0] <= rates[unit] <= LOAD_PER_S[1]
+    if is_load and unit == form.time_unit and (certain or possible == [unit]):
+        return Clock(unit)
+    is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
+    if is_load and is_count and possible == [unit] and numbers[-1] * UNITS_S[unit] <= LONGEST_S:
+        return Clock(unit, how=", the only unit in which the rate is that of a load")
     said = "; as ".join(
         f"{WORDS[unit]} {rate:,.4g} requests/s over {span * UNITS_S[unit]:,.4g} s"
         for unit, rate in rates.items()
@@ -152,6 +156,11 @@ def number_of(at: object) -> float | None:
         return float(at) if isinstance(at, str) else at
     except ValueError:
         return None
+
+
+def _unit(request: Request) -> str | None:
+    means = meaning(request.key)
+    return means.unit if means else None
 
 
 def _said(request: Request) -> Fault:
