@@ -104,14 +104,30 @@ def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
     """
     rows = np.array(sorted(lengths), dtype=np.float64)
     prompts, answers, weights = rows.T
-    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+    levels = _levels(count)
     own = _answers_of_groups(answers, weights, levels)
-    # Equal answers are told apart by the level, so that no order of rows shows in them.
-    places = np.lexsort((levels, own), axis=1).argsort(axis=1)
     prompts_of, answers_of = (_group_means(each, weights, count) for each in (prompts, answers))
-    products = answers_of[places] @ prompts_of / count
-    best = np.abs(products - np.average(prompts * answers, weights=weights)).argmin()
-    return prompts_of, answers_of[places[best]]
+    together = float(np.average(prompts * answers, weights=weights))
+    return prompts_of, _paired(prompts_of, answers_of, own, together)
+
+
+def _levels(count: int) -> NDArray[np.float64]:
+    """Return *count* levels that fill 0 to 1 evenly, from `STARTS` starts, shape (m, count)."""
+    return (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+
+
+def _paired(
+    prompts: NDArray[np.float64],
+    answers: NDArray[np.float64],
+    own: NDArray[np.float64],
+    together: float,
+) -> NDArray[np.float64]:
+    """Return ascending answers in that order of one row of *own*, (m, n), nearest to a product."""
+    # Equal answers are told apart by the level, so that no order of rows shows in them.
+    places = np.lexsort((_levels(len(prompts)), own), axis=1).argsort(axis=1)
+    products = answers[places] @ prompts / len(prompts)
+    paired: NDArray[np.float64] = answers[places[np.abs(products - together).argmin()]]
+    return paired
 
 
 def _group_means(
@@ -166,14 +182,13 @@ def independent_rows(
         prompts: equally likely lengths, any number of them.
         answers: likewise.
     """
-    means = (_group_means(each, np.ones(len(each)), count) for each in (prompts, answers))
-    prompts_of, answers_of = (np.maximum(1, np.rint(each)).astype(int) for each in means)
-    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
-    places = levels.argsort(axis=1)
-    products = answers_of[places] @ prompts_of / count
-    best = np.abs(products - prompts_of.mean() * answers_of.mean()).argmin()
-    pairs = zip(prompts_of.tolist(), answers_of[places[best]].tolist(), strict=True)
-    return tuple((prompt, answer, 1) for prompt, answer in pairs)
+    prompts_of, answers_of = (
+        np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count)))
+        for each in (prompts, answers)
+    )
+    together = prompts_of.mean() * answers_of.mean()
+    paired = _paired(prompts_of, answers_of, np.zeros((STARTS, count)), together)
+    return tuple((int(n), int(o), 1) for n, o in zip(prompts_of, paired, strict=True))
 
 
 def length_rows(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import Fault, InputError
-from minicluster.files import read_text
+from minicluster.files import SURPLUS, read_table, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +41,7 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, 
     """
     text = read_text(path, expectation)
     documents = _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
-    for number, document in documents:
-        place = f"{path}:{number}"
+    for place, document in documents:
         try:
             for record in _unnested(document):
                 yield place, record
@@ -52,51 +49,36 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, 
             raise InputError(place, str(document)[:80], expectation) from None
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     decoder, expected = json.JSONDecoder(), "JSON objects, one a line or a list of them"
-    line, end, size = 1, 0, len(text)
+    line, end = 1, 0
     while True:
-        between = BETWEEN.match(text, end)
-        at = between.end() if between else end
+        at = end + len(BETWEEN.match(text, end)[0])  # type: ignore[index]  (it always matches)
         line += text.count("\n", end, at)
-        if at == size:
+        place = f"{path}:{line}"
+        if at == len(text):
             break
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}:{line}", getattr(error, "msg", str(error)), expected
-            ) from None
+            raise InputError(place, getattr(error, "msg", str(error)), expected) from None
         if not isinstance(value, dict):
-            raise InputError(f"{path}:{line}", text[at:end][:80], expected)
-        yield line, value
+            raise InputError(place, text[at:end][:80], expected)
+        yield place, value
         line += text.count("\n", at, end)
     if text.lstrip().startswith("[") and not text.rstrip().endswith("]"):
-        raise InputError(f"{path}:{line}", Fault("is a list that is cut off"), f"{expected}, whole")
+        raise InputError(place, Fault("is a list that is cut off"), f"{expected}, whole")
 
 
-def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = text.splitlines()
+def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not text.strip():
         raise InputError(f"{path}:1", Fault("is an empty file"), expectation)
-    delimiter = max(",;\t", key=lines[0].count)
-    source = io.StringIO(text, newline="")
-    reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
-    try:
-        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
-        if len({*names}) < len(names):
-            raise InputError(
-                f"{path}:1", Fault("names a column twice"), "columns of different names"
-            )
-        for record in reader:
-            if None in record or None in record.values():
-                expected = f"{len(names)} cells, as the header has"
-                raise InputError(
-                    f"{path}:{reader.line_num}", lines[reader.line_num - 1][:80], expected
-                )
-            yield reader.line_num, record
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    for place, cells in read_table(path, expectation, (), delimiter):
+        if SURPLUS in cells or None in cells.values():
+            found = Fault("has other cells than the header")
+            raise InputError(place, found, f"one for each of {', '.join(cells)[:80]}")
+        yield place, {name.strip(): cell for name, cell in cells.items()}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (JSON)

@@ -149,7 +149,7 @@ class RequestFile:
                     parents[span] = above
                 if self._counts(record, facts):
                     found.append(self._request(place, record, facts, span))
-                    if span is None:
+                    if span is None and self.format is not FORMATS["access"]:
                         _refuse_again(found[-1], facts, lines)
             except InputError as error:
                 raise error.inside(place) from None
@@ -193,7 +193,8 @@ class RequestFile:
         if images is not None and not self.skip_images:
             expected = "none: lengths in tokens do not say what images, audio or video cost"
             raise InputError(*images, expected, "--skip-images leaves such requests out")
-        self.left_out["requests with images, audio or video"] += images is not None
+        if images is not None:
+            self.left_out["requests with images, audio or video"] += 1
         return images is None
 
     def _request(

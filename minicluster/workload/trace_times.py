@@ -125,13 +125,14 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     low, high = POSSIBLE_PER_S
     possible = [unit for unit, rate in rates.items() if low <= rate <= high]
     certain = form.sure if fits_blocks is None else fits_blocks
-    unit = form.time_unit or next(iter(possible), None)
-    is_load = unit is not None and LOAD_PER_S[0] <= rates[unit] <= LOAD_PER_S[1]
-    if is_load and unit == form.time_unit and (certain or possible == [unit]):
-        return Clock(unit)
-    is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
-    if is_load and is_count and possible == [unit] and numbers[-1] * UNITS_S[unit] <= LONGEST_S:
-        return Clock(unit, how=", the only unit in which the rate is that of a load")
+    unit = form.time_unit or (possible or ["s"])[0]
+    sole = possible == [unit]
+    if LOAD_PER_S[0] <= rates[unit] <= LOAD_PER_S[1] and (sole or (certain and form.time_unit)):
+        if form.time_unit:
+            return Clock(unit)
+        is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
+        if is_count and numbers[-1] * UNITS_S[unit] <= LONGEST_S:
+            return Clock(unit, how=", the only unit in which the rate is that of a load")
     said = "; as ".join(
         f"{WORDS[unit]} {rate:,.4g} requests/s over {span * UNITS_S[unit]:,.4g} s"
         for unit, rate in rates.items()
