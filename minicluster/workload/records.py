@@ -53,7 +53,8 @@ def _objects(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     decoder, expected = json.JSONDecoder(), "JSON objects, one a line or a list of them"
     line, end = 1, 0
     while True:
-        at = end + len(BETWEEN.match(text, end)[0])  # type: ignore[index]  (it always matches)
+        between = BETWEEN.match(text, end)
+        at = between.end() if between else end
         line += text.count("\n", end, at)
         place = f"{path}:{line}"
         if at == len(text):

@@ -160,6 +160,10 @@ def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -
         ),
         ('vllm:request_prompt_tokens_bucket{le="x"} 1', "expected numbers, as Prometheus"),
         ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "expected numbers, as Prometheus"),
+        (
+            "\n".join(f'vllm:request_prompt_tokens_sum{{model_name="{m}"}} 9' for m in "ab"),
+            "the metrics of a, b",
+        ),
         ('{"resourceSpans": 3}', ":1 is"),
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 1}]}]}]}', ":1 is"),
         ("[" * 50_000, "a list of"),
