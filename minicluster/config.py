@@ -71,6 +71,20 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
+KINDS = {
+    "string_type": "a text, in quotes",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+}
+"""What is expected, by pydantic's type of the error."""
+
+
 def _first(error: ValidationError, place: str) -> InputError:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
@@ -81,7 +95,8 @@ def _first(error: ValidationError, place: str) -> InputError:
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
         way_out = "`sizing schema` lists every key"
         return InputError(f"{place}: {where}", value, "no such key", way_out)
-    return InputError(f"{place}: {where}", value, first["msg"].removeprefix("Input should be "))
+    expected = KINDS.get(kind) or first["msg"].removeprefix("Input should be ")
+    return InputError(f"{place}: {where}", value, expected)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class Fault(str):
     __slots__ = ()
 
 
+SET = Fault("is set")
+"""The fault of a value that does not matter where none is expected."""
+
+
 def unreadable(error: OSError) -> Fault:
     """Say why a file cannot be read."""
     return Fault(f"cannot be read: {error.strerror}")
@@ -93,7 +97,8 @@ class InputError(MiniclusterError):
         self.expectation = expectation
         self.way_out = way_out
         tail = f" ({way_out})" if way_out else ""
-        super().__init__(f"{place} {self.found}; expected {expectation}{tail}")
+        joint = ", but there is " if expectation.startswith("no such ") else "; expected "
+        super().__init__(f"{place} {self.found}{joint}{expectation}{tail}")
 
     @property
     def found(self) -> str:

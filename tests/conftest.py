@@ -42,7 +42,7 @@ IMPORTS_VLLM = {
     "tests/serving/cluster/test_serve_compat.py",
     *(
         f"tests/serving/deployment/test_{name}.py"
-        for name in ("drafts", "exports", "groups", "lora")
+        for name in ("degrees", "drafts", "exports", "groups", "lora", "pages")
     ),
     "tests/serving/measurement/test_demo_model.py",
     "tests/serving/simulated/test_vllm_scheduler.py",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.specs.model import DTYPE_BYTES, draft_layer
 from minicluster.specs.slicing import Slicing, stage_layers
 
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
+
+UNEVEN = 1.5
+"""Layers of the most frequent kind over those of the rarest from which vLLM fills no groups up."""
+
+MLA_HYBRID_BLOCK = 128
+"""Tokens of which blocks are a multiple where linear layers stand beside latent attention."""
 
 INDEX_SCALE_BYTES = 4
 """Bytes of the scale of a key of the index: one fp32 beside its fp8 values (vLLM 0.29.0)."""
@@ -44,7 +51,7 @@ def kv_bytes_per_token(model: ModelSpec, *, tp: int = 1, slicing: Slicing | None
     """
     sliced = slicing or Slicing(tp=tp)
     full = model.num_full_layers * _fullest_share(model, sliced)
-    size = full * _layer_kv_bytes(model, tp=sliced.tp)
+    size = full * _layer_kv_bytes(model.of_full_layers, tp=sliced.tp)
     if model.draft is not None:
         size += model.draft.num_layers * _layer_kv_bytes(draft_layer(model), tp=sliced.tp)
     return size
@@ -56,7 +63,8 @@ def state_bytes(
     """
     State of linear attention of one sequence, on the fullest GPU, however long it is.
 
-        M_l = (1 + k) L_l (N_v d_k d_v w + (c - 1) (2 N_k d_k + N_v d_v) a) / tp
+        M_l = (1 + k) L_l (N_v d_k d_v w / tp
+              + (c - 1 + k) (max(2, 2 N_k / tp) d_k + N_v d_v / tp) a)
         (docs/model.md, eq. M6)
 
     Args:
@@ -76,10 +84,8 @@ def state_bytes(
     spec, sliced = model.linear, slicing or Slicing(tp=tp)
     if spec is None:
         return 0.0
-    recurrent = spec.num_value_heads * spec.key_head_dim * spec.value_head_dim
-    window = max(0, spec.conv_kernel - 1) * spec.mixed_size
-    layer = recurrent * DTYPE_BYTES[spec.state_dtype] + window * DTYPE_BYTES[model.dtype]
-    return (1 + drafts) * spec.num_layers * _fullest_share(model, sliced) * layer / sliced.tp
+    layer = spec.state_bytes(model.dtype, tp=sliced.tp, drafts=drafts)
+    return (1 + drafts) * spec.num_layers * _fullest_share(model, sliced) * layer
 
 
 def kv_bytes_per_sequence(
@@ -92,9 +98,10 @@ def kv_bytes_per_sequence(
     drafts: int = 0,
 ) -> float:
     """
-    KV cache of a sequence of *tokens* tokens, in whole blocks, and its linear state.
+    KV cache of a sequence of *tokens* tokens where each kind of layers has a pool of its own.
 
-        M_s = b c ceil(s / c) + b_window c ceil(min(s, w + c) / c) + M_l    (docs/model.md, eq. M3)
+        M_s = b c ceil(s / c) + b_window c min(ceil(s / c), ceil(w / c) + 1) + M_l
+        (docs/model.md, eq. M3)
 
     Args:
         model: shapes.
@@ -105,7 +112,7 @@ def kv_bytes_per_sequence(
         drafts: tokens verified in a step; see `state_bytes`.
 
     Returns:
-        Bytes per GPU.
+        Bytes per GPU: what a sequence writes. vLLM's blocks hold more, see `kv_pages`.
 
     Source:
         Paged attention allocates blocks; windowed layers free those that left the window.
@@ -119,11 +126,168 @@ def kv_bytes_per_sequence(
     state = state_bytes(model, slicing=sliced, drafts=drafts)
     size = kept * kv_bytes_per_token(model, slicing=sliced) + state
     if model.num_window_layers:
-        window = min(tokens, model.window_tokens + block_size)
-        blocks = block_size * math.ceil(window / block_size)
+        window = block_size * _window_blocks(tokens, model.window_tokens, block_size)
         layers = model.num_window_layers * _fullest_share(model, sliced)
-        size += blocks * layers * _layer_kv_bytes(model, tp=sliced.tp)
+        size += window * layers * _layer_kv_bytes(model, tp=sliced.tp)
     return size
+
+
+class PageGroup(NamedTuple):
+    """
+    Layers of one kind whose blocks are allocated together, and how many such groups there are.
+
+    Attributes:
+        kind: `full`, `window` or `state`.
+        block_tokens: tokens of a block; of a state any.
+        number: of such groups.
+    """
+
+    kind: str
+    block_tokens: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPages:
+    """
+    How vLLM divides the KV cache of a GPU in blocks of one size, each for one group of layers.
+
+    Attributes:
+        block_bytes: of one block, in all layers of a group on the fullest GPU.
+        block_tokens: tokens of a block of layers that keep every token.
+        states: blocks that a sequence takes in a group of linear layers.
+        window_tokens: that windowed layers see.
+    """
+
+    block_bytes: float
+    block_tokens: int
+    groups: tuple[PageGroup, ...]
+    states: int
+    window_tokens: int
+
+    def blocks(self, tokens: float, *, in_flight: int = 0, spread: float = 0.0) -> float:
+        """
+        Blocks of a sequence of *tokens* tokens, of all groups.
+
+        Args:
+            in_flight: tokens of prompts whose step has not ended: their windows are not freed.
+            spread: lengths are spread evenly up to so far from *tokens*: the mean of blocks.
+        """
+        total = 0.0
+        for kind, size, number in self.groups:
+            if kind == "state":
+                each: float = self.states
+            elif kind == "window":
+                each = _window_blocks(tokens, self.window_tokens + in_flight, size)
+            elif spread:
+                each = _mean_blocks(tokens, spread, size)
+            else:
+                each = math.ceil(tokens / size)
+            total += number * each
+        return total
+
+    def usable_blocks(self, kv_bytes: float) -> int:
+        """Blocks of a cache but for the null block, which no sequence gets."""
+        return int(kv_bytes // self.block_bytes) - 1
+
+    @property
+    def fixed_blocks(self) -> int:
+        """Blocks that a sequence takes however long it is."""
+        return sum(self.states * group.number for group in self.groups if group.kind == "state")
+
+    @property
+    def growing_blocks(self) -> float:
+        """Blocks that every `block_tokens` tokens take, in layers that keep every token."""
+        full = (group for group in self.groups if group.kind == "full")
+        return sum(group.number * self.block_tokens / group.block_tokens for group in full)
+
+
+def kv_pages(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int = 0) -> KvPages:
+    """
+    Return the blocks that vLLM divides the KV cache in (docs/model.md, eq. M12).
+
+    Linear layers make blocks so long that a page of attention holds a state, which is padded to
+    it. Layers of one kind are divided in groups of as many layers, and a block belongs to one
+    group: where kinds have other numbers of layers, the last group of a kind has layers missing.
+
+    Args:
+        model: shapes; with drafts in the KV cache those of its draft head, too.
+        slicing: of one replica; a pipeline stage holds its share of each group.
+        block_size: tokens of a block, as the engine is asked for.
+        drafts: tokens verified in a step; each leaves a state.
+
+    Source:
+        vLLM 0.29.0 platforms/interface.py `_align_hybrid_block_size`; v1/core/kv_cache_utils.py
+        `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`,
+        `_get_kv_cache_groups_uniform_page_size`, `_get_kv_cache_bytes_per_block`;
+        v1/core/single_type_kv_cache_manager.py: what each kind holds.
+
+    Ignores:
+        Layouts with blocks outermost, which pack pages of several sizes; attention backends that
+        take other blocks than they are asked for (FlashMLA: 64 tokens); the second state that a
+        sequence holds for two steps where it passes the end of a block, and states of cached
+        prefixes; which layers lie on which stage.
+    """
+    page, linear = _layer_kv_bytes(model, tp=slicing.tp), model.linear
+    block, state = block_size, 0.0
+    if linear is not None:
+        state = linear.state_bytes(model.dtype, tp=slicing.tp, drafts=drafts)
+        if model.num_attention_layers:
+            aligned = max(block_size, MLA_HYBRID_BLOCK if model.mla else 0)
+            block = max(block_size, aligned * math.ceil(state / (aligned * page)))
+            state = block * page
+    layers = {
+        ("full", block * page): model.num_full_layers,
+        ("window", block * page): model.num_window_layers,
+        ("state", state): model.num_linear_layers,
+    }
+    if model.draft is not None:
+        draft = ("full", block * _layer_kv_bytes(draft_layer(model), tp=slicing.tp))
+        layers[draft] = layers.get(draft, 0) + model.draft.num_layers
+    layers = {each: count for each, count in layers.items() if count}
+    kinds, longest = {kind for kind, _ in layers}, max(stage_layers(model.num_layers, slicing.pp))
+    largest = max(size for _, size in layers)
+    if len(kinds) == 1:  # one group, whose pages may have several sizes
+        drafted = model.draft.num_layers * draft[1] if model.draft else 0.0
+        own = sum(size * count for (_, size), count in layers.items()) - drafted
+        block_bytes = own * longest / model.num_layers + drafted
+        groups = tuple(PageGroup(kind, block, 1) for kind in kinds)
+    else:
+        fewest, most = min(layers.values()), max(layers.values())
+        together = most if most < UNEVEN * fewest else fewest
+        block_bytes = largest * math.ceil(together * longest / model.num_layers)
+        groups = tuple(
+            PageGroup(kind, _unified_tokens(block, size, largest), math.ceil(count / together))
+            for (kind, size), count in layers.items()
+        )
+    return KvPages(
+        block_bytes=block_bytes,
+        block_tokens=block,
+        groups=groups,
+        states=1 + drafts,
+        window_tokens=model.window_tokens,
+    )
+
+
+def _unified_tokens(block: int, size: float, largest: float) -> int:
+    """Tokens of a page that is as large as the largest: more of them, or padded."""
+    return block if largest % size else block * int(largest // size)
+
+
+def _window_blocks(tokens: float, window: int, block: int) -> int:
+    """Blocks of a windowed layer at most: a window may begin within one."""
+    return min(math.ceil(tokens / block), math.ceil(window / block) + 1)
+
+
+def _mean_blocks(tokens: float, spread: float, block: int) -> float:
+    """Blocks of sequences whose lengths lie evenly within *spread* of *tokens*, on average."""
+
+    def integral(length: float) -> float:
+        whole = math.ceil(length / block)
+        return whole * (length - block * (whole - 1) / 2)
+
+    low, high = max(0.0, tokens - spread), tokens + spread
+    return (integral(high) - integral(low)) / (high - low)
 
 
 def _fullest_share(model: ModelSpec, slicing: Slicing) -> float:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import (
-    kv_bytes_per_sequence,
-    kv_bytes_per_token,
-    state_bytes,
-)
+from minicluster.engine_model.kv_cache import KvPages, kv_bytes_per_token, kv_pages
 from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.errors import InputError
 from minicluster.specs.lora import adapter_bytes
@@ -31,10 +27,21 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
         max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
         max_num_batched_tokens=max(pool.max_num_batched_tokens, each * pool.max_num_seqs),
         kv_blocks=kv_blocks(deployment, pool),
-        block_size=engine.block_size,
+        block_size=pool_pages(deployment, pool).block_tokens,
         long_prefill_token_threshold=engine.chunked_prefill_tokens,
         speculative_tokens=engine.speculative_tokens,
         mean_accepted_tokens=engine.mean_accepted_tokens,
+    )
+
+
+def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
+    """Return the blocks of a pool's KV cache, as its engines divide it (eq. M12)."""
+    engine = deployment.engine
+    return kv_pages(
+        deployment.model,
+        slicing=pool.slicing,
+        block_size=engine.block_size,
+        drafts=engine.speculative_tokens,
     )
 
 
@@ -42,35 +49,32 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
     """
     Blocks of KV cache for one batch: of a copy of attention, shared by its pipeline stages.
 
-        N = max((M - R M_l) / (b + b_window), (M - R (M_l + M_window)) / b) / c
+    The scheduler counts a block of all layers that keep every token as one; states of linear layers
+    and full windows of all sequences are set aside.
+
+        N = max((U - R n_l) / (g + g_window), (U - R (n_l + n_window)) / g)
             (docs/model.md, eq. M11)
 
     Both hold for any R sequences: the first as if none were longer than its window, the second as
-    if every window were full. Where all layers have windows (b = 0) the second is no bound.
+    if every window were full. Where all layers have windows (g = 0) the second is no bound.
 
     Raises:
         InputError: no block is left.
     """
-    model, size = deployment.model, deployment.engine.block_size
-    slicing, drafts = pool.slicing, deployment.engine.speculative_tokens
+    pages, sequences = pool_pages(deployment, pool), pool.max_num_seqs
+    size = pages.block_tokens
     longest = -(-deployment.engine.max_model_len // size)
-    state = state_bytes(model, slicing=slicing, drafts=drafts)
-
-    def attention_bytes(blocks: int) -> float:
-        tokens = blocks * size
-        return kv_bytes_per_sequence(model, tokens, slicing=slicing, block_size=size, drafts=drafts)
-
-    every = attention_bytes(1) - state
-    unwindowed = size * kv_bytes_per_token(model, slicing=slicing)
-    windows = attention_bytes(longest) - state - longest * unwindowed
-    space = pool.kv_bytes - pool.max_num_seqs * state
-    left = space - pool.max_num_seqs * windows
-    full = left / unwindowed if unwindowed else pool.max_num_seqs * longest * (left >= 0)
+    every = pages.blocks(size) - pages.fixed_blocks
+    windows = pages.blocks(longest * size) - pages.fixed_blocks - longest * pages.growing_blocks
+    space = pages.usable_blocks(pool.kv_bytes) - sequences * pages.fixed_blocks
+    left = space - sequences * windows
+    grows = pages.growing_blocks
+    full = left / grows if grows else sequences * longest * (left >= 0)
     blocks = int(max(space / every, full) / pool.pp)
     if blocks < 1:
-        raise InputError(
-            f"pools[{pool.role}].kv_bytes", pool.kv_bytes, f"room for a block, {every:.0f}"
-        )
+        needed = (1 + every + sequences * pages.fixed_blocks) * pages.block_bytes
+        expected = f"room for a block, {needed:.0f}"
+        raise InputError(f"pools[{pool.role}].kv_bytes", pool.kv_bytes, expected)
     return blocks
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_json
-from minicluster.errors import InputError, wrong_kind
+from minicluster.errors import SET, InputError, wrong_kind
 from minicluster.pages.shown import Shown
 from minicluster.plan.deployment import (
     Deployment,
@@ -386,7 +386,7 @@ def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
             continue  # what is missing there is missing in the inputs, too, and refused there
         if said:
             raise InputError(
-                f"{place}: inputs.{inside}", "set", f"nothing there: a plan says it once, in {top}"
+                f"{place}: inputs.{inside}", SET, f"nothing there: a plan says it once, in {top}"
             )
     return {name: value for name, value in raw.items() if name in names}
 

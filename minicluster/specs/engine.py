@@ -118,6 +118,8 @@ class EngineProfile(Spec):
         deployable: whether a plan may be made for it; else it only predicts measured rows.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
+        one_kv_pool: whether all kinds of layers share one pool of blocks (`kv_pages`); else each
+            has its own.
         sends_to_experts: tokens go to the groups of their experts alone where these are more than
             the experts of a token, instead of to all groups.
         all_to_all_libraries: libraries that may send the tokens to the groups of their experts in
@@ -166,6 +168,7 @@ class EngineProfile(Spec):
     transfer_per_descriptor_s: NotNegative = 0.0
     deployable: bool = True
     window_per_query_head: bool = False
+    one_kv_pool: bool = False
     sends_to_experts: bool = False
     all_to_all_libraries: tuple[str, ...] = ()
     overlap_decode_tokens: Whole = 0

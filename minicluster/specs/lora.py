@@ -137,6 +137,7 @@ def check_lora(lora: LoraSpec, model: ModelSpec, *, place: str) -> None:
         "latent attention": model.mla is not None,
         "linear attention": model.linear is not None,
         "gated attention": model.gated_attention,
+        "heads of several kinds": model.full_heads is not None,
         "a feed-forward without a gate": not model.gated_mlp,
     }
     for what, there in odd.items():

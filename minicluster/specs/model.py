@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from minicluster.errors import InputError
@@ -40,6 +40,18 @@ ARCHITECTURE_KEYS = frozenset({
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
     "decoder_sparse_step", "mlp_only_layers", "interleave_moe_layer_step", "moe_layers",
     "shared_intermediate_size", "mlp_layer_types",
+    "moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_start_index",
+    "moe_layer_end_index", "moe_layer_interval", "moe_latent_size",
+    "moe_shared_expert_intermediate_size", "enable_moe_block", "top_k_experts",
+    # state-space layers
+    "hybrid_override_pattern", "layers_block_type", "attn_layer_indices", "mamba_num_heads",
+    "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size",
+    "mamba_ssm_cache_dtype", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state",
+    "mamba_d_conv", "mamba_d_ssm", "mamba_expand", "mamba_chunk_size",
+    # others
+    "use_bias", "use_qkv_bias", "use_parallel_residual", "ffn_dim", "word_embed_proj_dim",
+    "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers",
+    "hidden_size_per_layer_input", "per_layer_config", "use_bidirectional_attention",
 })  # fmt: skip
 """Keys that change shapes or work; the reader of `sizing.catalog.huggingface` sees no others."""
 
@@ -50,7 +62,7 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys with the number of multi-token-prediction layers (vLLM 0.29.0, config/speculative.py)."""
 
 
@@ -131,6 +143,8 @@ class MoeSpec(Spec):
     Attributes:
         num_experts: routed experts of one layer.
         shared_ffn_size: intermediate size of all shared experts together.
+        latent_size: width of the routed experts' inputs and outputs, which two projections on
+            every GPU make from and to the hidden state (Nemotron 3 Super); 0: they have its width.
         num_dense_layers: layers with a dense feed-forward instead; the first ones, where it
             matters on which pipeline stage they lie.
         redundant_experts: copies of popular experts that the engine's load balancer keeps in each
@@ -142,6 +156,7 @@ class MoeSpec(Spec):
     expert_ffn_size: Count
     num_shared_experts: Whole = 0
     shared_ffn_size: Whole = 0
+    latent_size: Whole = 0
     num_dense_layers: Whole = 0
     redundant_experts: Whole | None = None
 
@@ -170,6 +185,20 @@ class MlaSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec(Spec):
+    """
+    Heads of layers that attend to everything, where windowed ones have others (Gemma 4).
+
+    Attributes:
+        shared_values: the projection of keys makes the values as well; both are cached.
+    """
+
+    num_kv_heads: Count
+    head_dim: Count
+    shared_values: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSpec(Spec):
     """
     Sparse attention by an index (DeepSeek-V3.2, arXiv 2512.02556): the best `top_k` keys are read.
@@ -191,11 +220,16 @@ class LinearSpec(Spec):
     Layers whose attention keeps a state of fixed size instead of keys and values.
 
     Attributes:
-        delta_rule: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
-            projected per value head and a short convolution; else lightning attention (MiniMax-01,
-            arXiv 2501.08313).
+        kind: `delta`: gated delta rule (Qwen3-Next, arXiv 2412.06464), with decay and step size
+            projected per value head and a short convolution; `lightning`: lightning attention
+            (MiniMax-01, arXiv 2501.08313); `mamba2`: state-space layers (Mamba-2, arXiv
+            2405.21060), whose C, B and x are queries, keys and values, with a step size per head.
+        num_key_heads: of queries and of keys; groups of a `mamba2` layer.
+        key_head_dim: size of a state of `mamba2`.
         conv_kernel: width of the convolution over queries, keys and values; 0: none.
         state_dtype: of the state in the cache.
+        chunk_tokens: that prefill handles at once; 64 in flash-linear-attention, which vLLM and
+            SGLang use, and as the config says in the kernels of `mamba2`.
     """
 
     num_layers: Count
@@ -203,16 +237,52 @@ class LinearSpec(Spec):
     num_value_heads: Count
     key_head_dim: Count
     value_head_dim: Count
-    delta_rule: bool = True
+    kind: Annotated[str, choice("delta", "lightning", "mamba2")] = "delta"
     conv_kernel: Whole = 0
     state_dtype: ComputeDtype = "fp32"
+    chunk_tokens: Count = 64
+
+    @property
+    def scalars(self) -> int:
+        """Numbers projected per token and value head: decay and step size."""
+        return {"delta": 2, "mamba2": 1}.get(self.kind, 0)
 
     @property
     def mixed_size(self) -> int:
         """Queries, keys and values of one token: what the convolution mixes."""
-        return (
-            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
-        )
+        return round(self.mixed_values(tp=1))
+
+    def mixed_values(self, *, tp: int) -> float:
+        """
+        Queries, keys and values of one token on one of *tp* GPUs.
+
+            max(2, 2 N_k / tp) d_k + N_v d_v / tp      (docs/model.md, eq. M6)
+
+        Source:
+            vLLM 0.29.0 `mamba2_state_shape`: every GPU holds a whole group.
+        """
+        keys = 2 * max(1.0, self.num_key_heads / tp) * self.key_head_dim
+        return keys + self.num_value_heads * self.value_head_dim / tp
+
+    def recurrent_values(self, *, tp: int) -> float:
+        """Values of the recurrent state of one layer and sequence on one of *tp* GPUs."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim / tp
+
+    def convolution_values(self, *, tp: int, drafts: int = 0) -> float:
+        """Values that the convolution keeps of one layer and sequence on one of *tp* GPUs."""
+        kept = self.conv_kernel - 1 + drafts if self.conv_kernel else 0
+        return kept * self.mixed_values(tp=tp)
+
+    def state_bytes(self, dtype: str, *, tp: int, drafts: int = 0) -> float:
+        """
+        Bytes of the state of one layer and sequence on one of *tp* GPUs (docs/model.md, eq. M6).
+
+        Args:
+            dtype: of activations, as which the convolution keeps its last inputs.
+            drafts: that a step verifies; the convolution keeps their inputs, too.
+        """
+        recurrent = self.recurrent_values(tp=tp) * DTYPE_BYTES[self.state_dtype]
+        return recurrent + self.convolution_values(tp=tp, drafts=drafts) * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,14 +325,23 @@ class ModelSpec(Spec):
         gated_mlp: three matrices (SwiGLU) instead of two.
         parallel_attention: attention and feed-forward read the same input side by side and are
             summed once (GPT-J, Falcon).
+        shared_values: the projection of keys makes the values as well.
+        full_heads: heads of the layers that attend to everything; `None`: as the others'.
+        position_rows: rows of the table of positions; 0: positions have none.
         attention_bias: q, k and v projections carry a bias.
         gated_attention: the query projection also makes a gate of the output (Qwen3.5).
         window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
         chunked_window: the window is a chunk of the sequence (Llama 4), not the last tokens.
         num_window_layers: layers that use the window.
+        attention_layers: layers with attention over keys; `None`: all but the linear ones. Layers
+            may have both, side by side (Falcon-H1), or none (Nemotron-H).
+        ffn_layers: layers with a feed-forward; `None`: all of them.
         dtype: of activations, and of embeddings, lm_head, norms and routers: never quantised.
         weight_dtype: of the other weights as published, unless the scenario overrides it.
-        weight_group: quantised weights that share a scale; 0: as usual for the dtype.
+        weight_group: quantised weights that share a scale, of blocks of fp8 one side; 0: as usual
+            for the dtype.
+        weight_format: method that the checkpoint is quantised with, as its config names it; empty:
+            none, or quantised when it is loaded.
         block_scaled: where weights are fp8, they are scaled in blocks, and activations when they
             are multiplied (DeepSeek); else both once per tensor, activations by the op before.
         attention_quantised: attention projections are in `weight_dtype`; else in `dtype`.
@@ -287,14 +366,20 @@ class ModelSpec(Spec):
     gated_mlp: bool = True
     tied_embeddings: bool = False
     parallel_attention: bool = False
+    shared_values: bool = False
+    full_heads: HeadSpec | None = None
+    position_rows: Whole = 0
     attention_bias: bool = False
     gated_attention: bool = False
     window_tokens: Whole = 0
     chunked_window: bool = False
     num_window_layers: int = 0
+    attention_layers: Whole | None = None
+    ffn_layers: Whole | None = None
     dtype: ComputeDtype = "bf16"
     weight_dtype: Dtype = "bf16"
     weight_group: Whole = 0
+    weight_format: str = ""
     block_scaled: bool = False
     attention_quantised: bool = True
     dense_quantised: bool = True
@@ -315,7 +400,9 @@ class ModelSpec(Spec):
         for name, layers in (
             ("num_window_layers", self.num_window_layers),
             ("linear.num_layers", self.num_linear_layers),
-            ("moe.num_dense_layers", self.moe.num_dense_layers if self.moe else 0),
+            ("attention_layers", self.num_attention_layers),
+            ("ffn_layers", self.num_ffn_layers),
+            ("moe.num_dense_layers", self.num_dense_layers),
         ):
             if not 0 <= layers <= self.num_layers:
                 raise InputError(name, layers, f"0 to num_layers = {self.num_layers}")
@@ -334,12 +421,53 @@ class ModelSpec(Spec):
     @property
     def num_full_layers(self) -> int:
         """Layers that attend to every token."""
-        return self.num_layers - self.num_window_layers - self.num_linear_layers
+        return self.num_attention_layers - self.num_window_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention over keys, of all tokens or of a window."""
+        others = self.num_layers - self.num_linear_layers
+        return others if self.attention_layers is None else self.attention_layers
+
+    @property
+    def num_ffn_layers(self) -> int:
+        """Layers with a feed-forward."""
+        return self.num_layers if self.ffn_layers is None else self.ffn_layers
+
+    @property
+    def of_full_layers(self) -> ModelSpec:
+        """The model with the heads of its layers that attend to everything in all of them."""
+        if self.full_heads is None:
+            return self
+        return replace(self, full_heads=None, **asdict(self.full_heads))
+
+    @property
+    def kinds_of_heads(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """Layers with attention over keys, by their heads: how many, and the model of such ones."""
+        if self.full_heads is None:
+            return ((self.num_attention_layers, self),)
+        windowed = replace(self, full_heads=None)
+        return ((self.num_full_layers, self.of_full_layers), (self.num_window_layers, windowed))
 
     @property
     def num_dense_layers(self) -> int:
         """Layers with a dense feed-forward."""
-        return self.moe.num_dense_layers if self.moe else self.num_layers
+        return self.moe.num_dense_layers if self.moe else self.num_ffn_layers
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return self.num_ffn_layers - self.num_dense_layers
+
+    @property
+    def expert_width(self) -> int:
+        """Width of what the routed experts take and give."""
+        return (self.moe.latent_size if self.moe else 0) or self.hidden_size
+
+    @property
+    def num_mixed_layers(self) -> int:
+        """Layers with attention over keys, a linear state, or both."""
+        return min(self.num_layers, self.num_attention_layers + self.num_linear_layers)
 
     @property
     def attention_dtype(self) -> str:
@@ -372,6 +500,10 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         "num_layers": 1,
         "num_window_layers": 0,
         "window_tokens": 0,
+        "attention_layers": None,
+        "ffn_layers": None,
+        "full_heads": None,
+        "position_rows": 0,
         "linear": None,
         "moe": model.moe and replace(model.moe, num_dense_layers=0),
     }
@@ -382,7 +514,8 @@ def draft_layer(model: ModelSpec) -> ModelSpec:
         changes |= dict.fromkeys(("moe", "mla", "index")) | dict.fromkeys(plain, False)
         changes |= {"gated_mlp": True, "query_norm": ""}
     if draft.method == "eagle3" or DTYPE_BYTES[model.weight_dtype] < 1:
-        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "block_scaled": False}
+        changes |= {"weight_dtype": model.dtype, "weight_group": 0, "weight_format": ""}
+        changes |= {"block_scaled": False}
     return replace(model, **changes)
 
 
@@ -402,7 +535,8 @@ def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
             dense_quantised=True,
             shared_quantised=True,
             weight_group=0,
+            weight_format="",
         )
     if dtype is None or dtype == model.weight_dtype:
         return model
-    return replace(model, weight_dtype=dtype, weight_group=0)
+    return replace(model, weight_dtype=dtype, weight_group=0, weight_format="")

@@ -18,7 +18,7 @@ class Parameters:
         embedding: input table; looked up, never multiplied.
         lm_head: output projection; 0 where it shares the input table.
         attention: query, key, value and output projections with their biases.
-        router: scores of the routed experts.
+        router: scores of the routed experts, and projections to and from their width.
         norms: two per layer and the last one.
     """
 
@@ -41,12 +41,13 @@ def parameters(model: ModelSpec) -> Parameters:
     """
     Count the parameters of *model*.
 
-        P = V D (2, or 1 if tied) + L_a A + L_l A_l + L_d F_d + L_m (E F_e + F_s + D E)
-            + D (2 L + 1)                                   (docs/model.md, eq. P1)
+        P = V D (2, or 1 if tied) + R D + L_a A + L_l A_l + L_d F_d
+            + L_m (E F_e + F_s + D (E + 2 r_e)) + D (L_x + L_d + L_m + 1)   (docs/model.md, eq. P1)
 
     Args:
-        model: gives V = vocab_size, D = hidden_size, L = num_layers; A is attention per layer,
-            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts.
+        model: gives V = vocab_size, R = position_rows, D = hidden_size; A is attention per layer,
+            A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts,
+            of the width r_e in place of D where there is one.
 
     Source:
         The layers' definitions; totals checked against the published ones in
@@ -57,20 +58,25 @@ def parameters(model: ModelSpec) -> Parameters:
         of output projections, feed-forwards, heads and routers (0.1 % together at most);
         multi-token-prediction layers; towers for images or sound.
     """
-    D, V, L = model.hidden_size, model.vocab_size, model.num_layers
-    moe = model.moe
-    num_moe_layers = L - moe.num_dense_layers if moe else 0
+    D, V, moe = model.hidden_size, model.vocab_size, model.moe
+    num_moe_layers = model.num_expert_layers
     matrices = 3 if model.gated_mlp else 2
     return Parameters(
-        embedding=V * D,
+        embedding=(V + model.position_rows) * D,
         lm_head=0 if model.tied_embeddings else V * D,
-        attention=(L - model.num_linear_layers) * attention_parameters(model)
+        attention=sum(n * attention_parameters(of) for n, of in model.kinds_of_heads)
         + model.num_linear_layers * linear_attention_parameters(model),
-        dense_ffn=(L - num_moe_layers) * matrices * D * model.ffn_size,
-        experts=num_moe_layers * matrices * D * moe.num_experts * moe.expert_ffn_size if moe else 0,
+        dense_ffn=model.num_dense_layers * matrices * D * model.ffn_size,
+        experts=num_moe_layers
+        * matrices
+        * model.expert_width
+        * moe.num_experts
+        * moe.expert_ffn_size
+        if moe
+        else 0,
         shared_experts=num_moe_layers * matrices * D * moe.shared_ffn_size if moe else 0,
-        router=num_moe_layers * D * moe.num_experts if moe else 0,
-        norms=D * (2 * L + 1),
+        router=num_moe_layers * D * (moe.num_experts + 2 * moe.latent_size) if moe else 0,
+        norms=D * (model.num_mixed_layers + model.num_ffn_layers + 1),
     )
 
 
@@ -88,13 +94,15 @@ def attention_parameters(model: ModelSpec) -> int:
         model: gives D = hidden_size, N = num_heads, K = num_kv_heads, H = head_dim; for latent
             attention r = lora_rank, d_n = qk_nope_head_dim, d_r = qk_rope_head_dim,
             d_v = v_head_dim, N_i and d_i the heads of the index. Without r_q queries take
-            D N (d_n + d_r). Gated attention has 2 N instead of N query heads in the projection.
+            D N (d_n + d_r). Gated attention has 2 N instead of N query heads in the projection, and
+            shared values K instead of 2 K.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, for latent attention.
     """
     D, N, K, H = model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim
     if model.mla is None:
-        made = H * (N * (2 if model.gated_attention else 1) + 2 * K)
+        keys = K * (1 if model.shared_values else 2)
+        made = H * (N * (2 if model.gated_attention else 1) + keys)
         return D * made + N * H * D + (made if model.attention_bias else 0)
     m = model.mla
     query = N * (m.qk_nope_head_dim + m.qk_rope_head_dim)
@@ -117,24 +125,23 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     """
     Count the parameters of one layer of linear attention.
 
-        A_l = D (2 N_k d_k + 2 N_v d_v) + N_v d_v D + delta (2 D N_v + c (2 N_k d_k + N_v d_v))
+        A_l = D (2 N_k d_k + 2 N_v d_v + g N_v) + N_v d_v D + c (2 N_k d_k + N_v d_v)
                                                             (docs/model.md, eq. P6)
 
     Args:
-        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values; delta is 1 for the
-            gated delta rule (decay and step size; a convolution of width c), 0 for lightning
-            attention. Queries and keys, values and the output gate, output.
+        model: gives N_k, N_v heads and d_k, d_v dimensions of keys and values, and c, the width
+            of the convolution; g is 2 for the gated delta rule (decay and step size), 1 for
+            Mamba-2 (step size), 0 for lightning attention. Queries and keys, values and the
+            output gate, output.
 
-    Source: Qwen3-Next and MiniMax in transformers 5.19.0.
+    Source: Qwen3-Next, MiniMax and Mamba-2 in transformers 5.19.0.
     """
     spec, D = model.linear, model.hidden_size
     if spec is None:
         return 0
     values = spec.num_value_heads * spec.value_head_dim
-    made = D * (spec.mixed_size + values) + values * D
-    if spec.delta_rule:
-        made += 2 * D * spec.num_value_heads + spec.conv_kernel * spec.mixed_size
-    return made
+    made = spec.mixed_size + values + spec.scalars * spec.num_value_heads
+    return D * made + values * D + spec.conv_kernel * spec.mixed_size
 
 
 def num_active_parameters(model: ModelSpec) -> int:
@@ -151,6 +158,6 @@ def num_active_parameters(model: ModelSpec) -> int:
     Source: gpt-oss (arXiv 2508.10925, table 1) is counted so, without the input table.
     """
     p = parameters(model)
-    head = p.lm_head or p.embedding
+    head = model.vocab_size * model.hidden_size
     visited = p.experts * model.moe.experts_per_token // model.moe.num_experts if model.moe else 0
     return p.total - p.embedding - p.lm_head - p.experts + head + visited

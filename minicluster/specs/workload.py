@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from minicluster.errors import InputError
+from minicluster.errors import SET, InputError
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.slo import ClassSlo, SloSpec
 
@@ -129,7 +129,7 @@ class RequestClass(Spec):
             given = getattr(self, key)
             if self.lengths and given is not None:
                 expected = "no such key beside lengths, which say both"
-                raise InputError(self._place(key), "set", expected, "leave one of them out")
+                raise InputError(self._place(key), SET, expected, "leave one of them out")
             if not self.lengths and given is None:
                 other = "" if self.name else ", or [[workload.classes]]"
                 expected = f"a value, or `lengths`{other}"
@@ -228,7 +228,7 @@ class WorkloadSpec(Spec):
         for key in (*OF_A_CLASS, "trace"):
             if getattr(self, key):
                 way_out = "give each class its own, or leave out [[workload.classes]]"
-                raise InputError(self._place(key), "set", "no such key beside classes", way_out)
+                raise InputError(self._place(key), SET, "no such key beside classes", way_out)
         self._check_names()
         total = sum(each.requests_per_s for each in self.classes)
         if not math.isclose(total, self.requests_per_s, rel_tol=RATE_TOLERANCE):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from minicluster.engine_model.planned_limits import pool_pages
 from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
@@ -165,7 +166,7 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "chunked_prefill_tokens": engine.chunked_prefill_tokens,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "max_model_len": engine.max_model_len,
-        "block_size": engine.block_size,
+        "block_size": pool_pages(deployment, pool).block_tokens,
         "kv_bytes": int(pool.kv_bytes),
         "kv_dtype": kv_cache_dtype(deployment, pool),
         "model": deployment.model.source,

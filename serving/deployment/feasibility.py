@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import kv_pages
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
@@ -223,13 +223,13 @@ def _numbers(deployment: Deployment, pool: Pool, kind: str) -> Iterator[str]:
         yield f"{place}.dtype: {pool.dtype}; on a {kind} one of {', '.join(sorted(dtypes))}"
     if engine.kv_dtype not in {pool.dtype, *FURTHER_DTYPES[kind]}:
         yield f"engine.kv_dtype: {engine.kv_dtype} with weights in {pool.dtype} on a {kind}"
-    needed = kv_bytes_per_sequence(
+    pages = kv_pages(
         replace(deployment.model, kv_dtype=engine.kv_dtype),
-        engine.max_model_len,
         slicing=pool.slicing,
         block_size=engine.block_size,
         drafts=engine.speculative_tokens,
     )
+    needed = pages.block_bytes * (pages.blocks(engine.max_model_len) + 1)
     if needed > pool.kv_bytes:
         yield (
             f"{place}.kv_bytes: {pool.kv_bytes:.0f}; one sequence of {engine.max_model_len} tokens "

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from minicluster.command import uninterrupted
-from minicluster.errors import InputError, MiniclusterError, TargetFailed
+from minicluster.errors import SET, InputError, MiniclusterError, TargetFailed
 from minicluster.plan import read_deployment, to_json
 from serving.api.keys import KEYS, KEYS_FILE
 from serving.api.tls import TlsFiles
@@ -352,7 +352,7 @@ def _check(
         expectation = "nothing deployed from this directory"
         raise InputError("serving", running.base_url, expectation, "--replace, or `serving down`")
     if site.address is not None and KEYS in os.environ:
-        raise InputError(KEYS, "set", f"{KEYS_FILE} where the cluster is not started here")
+        raise InputError(KEYS, SET, f"{KEYS_FILE} where the cluster is not started here")
     ours = running is not None and running.base_url == site.base_url
     if not ours and not is_free(site.host, site.port):
         raise InputError(

@@ -13,7 +13,7 @@ from minicluster.config import (
     read_toml,
     scenario_tables,
 )
-from minicluster.errors import InputError
+from minicluster.errors import SET, InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
@@ -65,7 +65,7 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
     for key in LENGTH_KEYS[1:]:
         if load.get(key):
             expected = "no such key beside trace, which says the lengths"
-            raise InputError(f"{place}.{key}", "set", expected, "leave one of them out")
+            raise InputError(f"{place}.{key}", SET, expected, "leave one of them out")
     if not isinstance(trace, str):
         raise InputError(f"{place}.trace", trace, "the path of a trace")
     try:

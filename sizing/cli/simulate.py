@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from minicluster.errors import Exit, InputError
+from minicluster.errors import SET, Exit, InputError
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
 from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
@@ -215,7 +215,7 @@ def _by_capacity(
     if not isinstance(source, Arrivals) or (source.content is None and source.session is None):
         raise InputError(
             "--by-capacity",
-            "set",
+            SET,
             "a --trace whose prompts say what they share: hash_ids (Mooncake) or session",
         )
     pool = next(pool for pool in plan.pools if pool.role != "decode")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_pages
 from minicluster.errors import InputError
 from minicluster.specs.checks import one_of
 from minicluster.specs.cluster import ClusterSpec
@@ -78,13 +78,14 @@ class RowConfig:
         m = self.machine
         space = kv_space_bytes(m.model, m.gpu, m.engine, slicing=slicing)
         least = m.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
-        each = kv_bytes_per_sequence(
-            m.model,
-            sequence_tokens,
-            slicing=slicing,
-            block_size=m.engine.block_size,
-            drafts=m.engine.speculative_tokens,
-        )
+        size, drafts = m.engine.block_size, m.engine.speculative_tokens
+        if m.engine.one_kv_pool:
+            pages = kv_pages(m.model, slicing=slicing, block_size=size, drafts=drafts)
+            each = pages.block_bytes * pages.blocks(sequence_tokens)
+        else:
+            each = kv_bytes_per_sequence(
+                m.model, sequence_tokens, slicing=slicing, block_size=size, drafts=drafts
+            )
         return max(space, least) * sequence_tokens / each
 
 

@@ -192,10 +192,6 @@ def _index_ops(model: ModelSpec, mla: MlaSpec, index: IndexSpec, load: StepLoad)
     )
 
 
-CHUNK = 64
-"""Tokens that prefill handles at once (flash-linear-attention, used by vLLM and SGLang)."""
-
-
 def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     """
     Projections (W1 with the sizes of P6), convolution and state (docs/model.md, eq. W10).
@@ -207,11 +203,12 @@ def linear_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
         return ()
     m, h = load.tokens, model.hidden_size
     values = spec.num_value_heads * spec.value_head_dim
-    made = spec.mixed_size + values + (2 * spec.num_value_heads if spec.delta_rule else 0)
+    mixed_values = spec.mixed_values(tp=tp)
+    made = mixed_values + (values + spec.scalars * spec.num_value_heads) / tp
     dtype, layers = model.attention_dtype, spec.num_layers
-    mixed = m * 2 * spec.mixed_size / tp * bool(spec.conv_kernel) * ACTIVATION_BYTES
+    mixed = m * 2 * mixed_values * bool(spec.conv_kernel) * ACTIVATION_BYTES
     return (
-        gemm("linear in", "W10", m, h, made / tp, dtype=dtype, repeats=layers),
+        gemm("linear in", "W10", m, h, made, dtype=dtype, repeats=layers),
         gemm("linear out", "W10", m, values / tp, h, dtype=dtype, repeats=layers),
         Op("linear convolution", "W10", "elementwise", model.dtype, layers, Work(0 * m, mixed)),
         *_state_ops(spec, load, tp=tp),
@@ -222,19 +219,20 @@ def _state_ops(spec: LinearSpec, load: StepLoad, *, tp: int) -> tuple[Op, Op]:
     """
     Prefill in chunks of C tokens, attention inside and the state between; decode updates states.
 
-        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  lightning: n N_v (4 d_k d_v + C (d_k + d_v)),
+        F = n N_v (6 d_k d_v + C (6 d_k + 4 d_v)),  others: n N_v (4 d_k d_v + C (d_k + d_v)),
         Q = n (2 N_k d_k + 2 N_v d_v) a + 2 (n / C) N_v d_k d_v a;
-        F = B q N_v 6 d_k d_v (lightning: 4),  Q = B (1 + q) N_v d_k d_v w
+        F = B q N_v 6 d_k d_v (others: 4),  Q = B (1 + q) N_v d_k d_v w
         (docs/model.md, eq. W10)
 
     Of q tokens that are verified together each leaves its state, because any may be the last one.
     """
     k, v, heads = spec.key_head_dim, spec.value_head_dim, spec.num_value_heads / tp
-    per_token, per_value = 4 * k * v + CHUNK * (k + v), 4
-    if spec.delta_rule:
-        per_token, per_value = 6 * k * v + CHUNK * (6 * k + 4 * v), 6
+    chunk = spec.chunk_tokens
+    per_token, per_value = 4 * k * v + chunk * (k + v), 4
+    if spec.kind == "delta":
+        per_token, per_value = 6 * k * v + chunk * (6 * k + 4 * v), 6
     tokens = load.prompts * load.prompt_tokens
-    moved = (spec.mixed_size + spec.num_value_heads * v) / tp + 2 / CHUNK * heads * k * v
+    moved = spec.mixed_values(tp=tp) + heads * v + 2 / chunk * heads * k * v
     prefill = Work(tokens * heads * per_token, np.asarray(tokens * moved * ACTIVATION_BYTES))
     state = load.sequences * heads * k * v
     passes = 1 + load.queries
@@ -261,38 +259,52 @@ def attention_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...
 
 def _head_ops(model: ModelSpec, load: StepLoad, *, tp: int) -> tuple[Op, ...]:
     """
-    Queries, keys and values in one GEMM, the output, scores of full and of windowed layers.
+    Queries, keys and values in one GEMM, the output, scores: of full and of windowed layers.
 
-    GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3.
+    GEMMs are those of W1 with the sizes of P2, the scores follow eq. W3. Layers whose heads are
+    alike share their GEMMs.
     """
-    layers = model.num_layers - model.num_linear_layers
-    m, h, head = load.tokens, model.hidden_size, model.head_dim
+    full, windowed = model.num_full_layers, model.num_window_layers
+    alike = windowed if model.full_heads is None else 0
+    projections = (
+        *_projections("", model.of_full_layers, load, tp=tp, repeats=full + alike),
+        *_projections("window ", model, load, tp=tp, repeats=windowed - alike),
+    )
+    scores = (
+        _scores("attention", model.of_full_layers, tp=tp, repeats=full),
+        _scores("window attention", model, tp=tp, repeats=windowed, window=model.window_tokens),
+    )
+    ops = (op for each in scores for op in (each.prefill(load), each.decode(load)))
+    return tuple(op for op in (*projections, *ops) if op.repeats)
+
+
+def _projections(
+    name: str, model: ModelSpec, load: StepLoad, *, tp: int, repeats: int
+) -> tuple[Op, Op]:
+    """Queries, keys and values in one GEMM, and the output."""
+    m, h, dtype = load.tokens, model.hidden_size, model.attention_dtype
     heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
-    made = (heads * (2 if model.gated_attention else 1) + 2 * kv_heads) * head
-    dtype = model.attention_dtype
-    if not layers:
-        return ()
-    ops = [
-        gemm("qkv", "W1", m, h, made, dtype=dtype, repeats=layers),
-        gemm("o", "W1", m, heads * head, h, dtype=dtype, repeats=layers),
-    ]
-    for name, repeats, window in (
-        ("attention", model.num_full_layers, 0),
-        ("window attention", model.num_window_layers, model.window_tokens),
-    ):
-        if repeats:
-            scores = Scores(
-                name=name,
-                equation="W3",
-                repeats=repeats,
-                heads=heads,
-                head_dim=head,
-                flops_per_pair=4 * heads * head,
-                values_per_query=2 * heads * head,
-                bytes_per_key=2 * kv_heads * head * DTYPE_BYTES[model.kv_dtype],
-                window=window,
-                chunked=model.chunked_window,
-                kv_dtype=model.kv_dtype,
-            )
-            ops += [scores.prefill(load), scores.decode(load)]
-    return tuple(ops)
+    keys = kv_heads * (1 if model.shared_values else 2)
+    made = (heads * (2 if model.gated_attention else 1) + keys) * model.head_dim
+    return (
+        gemm(f"{name}qkv", "W1", m, h, made, dtype=dtype, repeats=repeats),
+        gemm(f"{name}o", "W1", m, heads * model.head_dim, h, dtype=dtype, repeats=repeats),
+    )
+
+
+def _scores(name: str, model: ModelSpec, *, tp: int, repeats: int, window: int = 0) -> Scores:
+    """Return the scores of layers whose heads the model has."""
+    heads, kv_heads = model.num_heads / tp, max(1.0, model.num_kv_heads / tp)
+    return Scores(
+        name=name,
+        equation="W3",
+        repeats=repeats,
+        heads=heads,
+        head_dim=model.head_dim,
+        flops_per_pair=4 * heads * model.head_dim,
+        values_per_query=2 * heads * model.head_dim,
+        bytes_per_key=2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype],
+        window=window,
+        chunked=model.chunked_window,
+        kv_dtype=model.kv_dtype,
+    )

@@ -97,12 +97,13 @@ def _tensor_exchanges(model: ModelSpec, load: StepLoad, slicing: Slicing) -> tup
     """
     if slicing.tp == 1:
         return ()
-    layers = model.num_layers
     hidden = load.tokens * model.hidden_size * ACTIVATION_BYTES
     logits = load.logits * model.vocab_size * ACTIVATION_BYTES
-    by_attention = 0 if model.parallel_attention else layers
-    by_feedforward = layers if slicing.dp == 1 else model.num_dense_layers
-    norms = layers - model.num_linear_layers if model.query_norm == "all" else 0
+    by_attention = (
+        0 if model.parallel_attention else model.num_attention_layers + model.num_linear_layers
+    )
+    by_feedforward = model.num_ffn_layers if slicing.dp == 1 else model.num_dense_layers
+    norms = model.num_attention_layers if model.query_norm == "all" else 0
     squares = 2 * load.tokens * NORM_BYTES
     found = (
         Exchange("embedding all-reduce", "X1", "all-reduce", slicing.tp, 1, hidden),
@@ -134,8 +135,8 @@ def _expert_exchanges(
     """
     if slicing.dp == 1 or model.moe is None:
         return ()
-    layers, stage = model.num_layers - model.num_dense_layers, slicing.tp * slicing.dp
-    copy = load.tokens * model.hidden_size * ACTIVATION_BYTES
+    layers, stage = model.num_expert_layers, slicing.tp * slicing.dp
+    copy = load.tokens * model.expert_width * ACTIVATION_BYTES
     chosen = model.moe.experts_per_token
     narrow = min(1.0, DTYPE_BYTES[model.weight_dtype] / ACTIVATION_BYTES)
     found: tuple[Exchange, ...]

@@ -192,9 +192,15 @@ def feedforward_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> tu
         _dense_ops("mlp", model, load, width=model.ffn_size / slicing.tp, repeats=dense_layers)
     )
     if moe:
-        layers = model.num_layers - dense_layers
+        layers = model.num_expert_layers
         sizes = (load.tokens, model.hidden_size, moe.num_experts)
         ops.append(gemm("moe router", "W5", *sizes, dtype=model.dtype, repeats=layers))
+        if moe.latent_size:
+            m, h = load.tokens, model.hidden_size
+            for name, inner, columns in (
+                ("experts' input", h, moe.latent_size), ("experts' output", moe.latent_size, h),
+            ):  # fmt: skip
+                ops.append(gemm(name, "W5", m, inner, columns, dtype=model.dtype, repeats=layers))
         ops += _expert_ops(model, moe, load, slicing=slicing, layers=layers)
         ops += _dense_ops(
             "shared", model, load, width=moe.shared_ffn_size / slicing.tp, repeats=layers
@@ -232,7 +238,7 @@ def _expert_ops(
     rows = tokens * k / slicing.ep * busiest
     held = (moe.num_copies if slicing.ep > 1 else moe.num_experts) / slicing.ep
     touched = experts_touched(held, k / slicing.ep * busiest, tokens)
-    h, f, dtype = model.hidden_size, moe.expert_ffn_size / slicing.moe_tp, model.weight_dtype
+    h, f, dtype = model.expert_width, moe.expert_ffn_size / slicing.moe_tp, model.weight_dtype
     ops = []
     for name, inner, columns in (
         ("experts up", h, (2 if model.gated_mlp else 1) * f),

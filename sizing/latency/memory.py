@@ -54,12 +54,12 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
     attention = _attention_bytes(model, slicing.tp) / model.num_layers
     norms = counts.norms * a / model.num_layers
     dense = _per_layer(counts.dense_ffn, model.num_dense_layers) / slicing.tp
-    moe_layers = model.num_layers - model.num_dense_layers
+    moe_layers = model.num_expert_layers
     copied = model.moe.num_copies / model.moe.num_experts if model.moe and slicing.ep > 1 else 1.0
     expert_value = _size(model, model.weight_dtype)
     if model.weight_dtype == "fp4":
-        padded = FP4_MULTIPLE * math.ceil(model.hidden_size / FP4_MULTIPLE)
-        expert_value *= padded / model.hidden_size
+        padded = FP4_MULTIPLE * math.ceil(model.expert_width / FP4_MULTIPLE)
+        expert_value *= padded / model.expert_width
     experts = (
         _per_layer(counts.experts, moe_layers) * expert_value * copied
         / (slicing.tp * slicing.dp)
@@ -67,14 +67,15 @@ def stage_weight_bytes(model: ModelSpec, slicing: Slicing) -> tuple[float, ...]:
         / slicing.tp
         + _per_layer(counts.router, moe_layers) * a
     )  # fmt: skip
-    stages, left = [], model.num_dense_layers
+    stages, left = [], float(model.num_dense_layers)
+    with_ffn = model.num_ffn_layers / model.num_layers
     for number in layers:
-        num_dense = min(left, number)
+        num_dense = min(left, number * with_ffn)
         left -= num_dense
         dense_bytes = num_dense * dense * _size(model, model.dense_dtype)
-        feedforward = dense_bytes + (number - num_dense) * experts
+        feedforward = dense_bytes + (number * with_ffn - num_dense) * experts
         stages.append(number * (attention + norms) + feedforward)
-    head = counts.lm_head if counts.lm_head or slicing.pp == 1 else counts.embedding
+    head = 0 if model.tied_embeddings and slicing.pp == 1 else model.vocab_size * model.hidden_size
     stages[0] += counts.embedding * a / slicing.tp
     stages[-1] += head * a / slicing.tp + _draft_bytes(model, slicing)
     return tuple(stages)
@@ -116,10 +117,12 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
             whole += (model.mla.q_lora_rank or model.hidden_size) * index
             whole += (model.index.head_dim + model.index.num_heads) * model.hidden_size
     else:
-        copied = 2 * model.hidden_size * model.head_dim * max(0.0, 1 - model.num_kv_heads / tp)
-    attending = model.num_layers - model.num_linear_layers
-    sliced = parameters(model).attention - attending * whole
-    return w * (sliced / tp + attending * (whole + copied))
+        for layers, of in model.kinds_of_heads:
+            keys = 1 if of.shared_values else 2
+            missing = keys * of.head_dim * max(0.0, 1 - of.num_kv_heads / tp)
+            copied += layers * model.hidden_size * missing
+    whole *= model.num_attention_layers
+    return w * ((parameters(model).attention - whole) / tp + whole + copied)
 
 
 SAMPLER_BYTES_PER_LOGIT = 38.4
@@ -168,7 +171,7 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
     width = passes * model.ffn_size / slicing.tp
     if model.moe:
         rows = model.moe.experts_per_token * slicing.dp / slicing.ep
-        routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.hidden_size)
+        routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.expert_width)
         width = max(width, routed)
     per_logit = SAMPLER_BYTES_PER_LOGIT + DRAFT_BYTES_PER_LOGIT * engine.speculative_tokens
     sampler = engine.max_num_seqs * model.vocab_size * per_logit
@@ -213,7 +216,7 @@ def library_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicing) 
     if engine.all_to_all is None or model.moe is None or not slicing.routes_tokens:
         return 0.0
     tokens = engine.max_num_seqs * (1 + engine.speculative_tokens)
-    message = model.hidden_size * (ACTIVATION_BYTES + 1 / 32)
+    message = model.expert_width * (ACTIVATION_BYTES + 1 / 32)
     return LIBRARY_BYTES + 4 * model.moe.num_copies * tokens * message
 
 

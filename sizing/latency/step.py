@@ -192,7 +192,7 @@ def _with_overlap(
         overlapped(
             _half_terms(each, load.half, slicing),
             layers=layers,
-            expert_layers=layers - machine.model.num_dense_layers,
+            expert_layers=machine.model.num_expert_layers,
             on_sms=on_sms,
         )
         for each, on_sms in ((_beside_prompts(machine), False), (machine, True))
@@ -427,7 +427,7 @@ def _network_terms(machine: Machine, exchanges: Iterable[Exchange]) -> tuple[Ter
 def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[Term, ...]:
     """Host time that the GPU waits for, constants of the engine version (eq. S5)."""
     engine, one = machine.engine, np.ones_like(load.tokens)
-    expert_layers = machine.model.num_layers - machine.model.num_dense_layers
+    expert_layers = machine.model.num_expert_layers
     prompts = np.where(load.prompts > 0, 1.0, 0.0)
     eager = np.where(load.tokens > engine.captured_tokens, prompts, 0.0)
     terms = {
@@ -439,6 +439,6 @@ def _engine_terms(machine: Machine, load: StepLoad, *, exchanges: int) -> tuple[
         "engine per sequence": engine.per_sequence_s * (load.prompts + load.sequences),
     }
     linear = machine.model.linear
-    if engine.prompt_compile_s and linear is not None and linear.delta_rule:
+    if engine.prompt_compile_s and linear is not None and linear.kind == "delta":
         terms["engine compiles a kernel"] = engine.prompt_compile_s * prompts
     return tuple(Term(name, "S5", seconds, launch_s=seconds) for name, seconds in terms.items())

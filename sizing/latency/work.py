@@ -9,6 +9,8 @@ from sizing.latency.feedforward import feedforward_ops
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.slicing import Slicing
     from sizing.latency.load import StepLoad
@@ -47,23 +49,28 @@ def _elementwise_ops(model: ModelSpec, load: StepLoad, *, slicing: Slicing) -> t
     if gated.
     """
     m, tp, moe = load.tokens, slicing.tp, model.moe
-    layers = model.num_layers
-    heads = model.num_heads / tp + max(1.0, model.num_kv_heads / tp)
-    passes, attending = 3.0 if model.gated_mlp else 2.0, layers - model.num_linear_layers
+    passes = 3.0 if model.gated_mlp else 2.0
+    norms = model.num_mixed_layers + (0 if model.parallel_attention else model.num_ffn_layers)
     per_token = [  # norms of queries and of keys are two kernels
-        ("norm", layers * (1 if model.parallel_attention else 2), 4.0 * model.hidden_size),
-        ("query norm", 2 * attending if model.query_norm else 0, heads * model.head_dim),
-        ("rotary", attending, 2.0 * heads * model.head_dim),
+        ("norm", norms, 4.0 * model.hidden_size),
+        *_head_passes(model, tp=tp),
         ("activation", model.num_dense_layers, passes * model.ffn_size / tp),
     ]
     if moe:
         # Tokens of dp copies meet k experts each, spread over the tp x dp GPUs of the stage.
         width = moe.experts_per_token * moe.expert_ffn_size + moe.shared_ffn_size
-        moe_layers = layers - model.num_dense_layers
-        per_token.append(("expert activation", moe_layers, passes * width / tp))
+        per_token.append(("expert activation", model.num_expert_layers, passes * width / tp))
     works = (Work(0 * m, m * values * ACTIVATION_BYTES) for *_, values in per_token)
     return tuple(
         Op(name, "W6", "elementwise", model.dtype, repeats, work)
         for (name, repeats, values), work in zip(per_token, works, strict=True)
         if repeats and values
     )
+
+
+def _head_passes(model: ModelSpec, *, tp: int) -> Iterator[tuple[str, int, float]]:
+    """Yield what reads and writes queries and keys: name, repeats, values of a token."""
+    for kind, (layers, of) in zip(("", "window "), model.kinds_of_heads, strict=False):
+        values = (of.num_heads / tp + max(1.0, of.num_kv_heads / tp)) * of.head_dim
+        yield f"{kind}query norm", 2 * layers if model.query_norm else 0, values
+        yield f"{kind}rotary", 0 if model.position_rows else layers, 2.0 * values

@@ -16,6 +16,7 @@ from sizing.latency.step import verified
 from sizing.planner import bounds
 from sizing.planner.candidates import Candidate, utilisations
 from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
+from sizing.planner.model_memory import ModelMemory, model_memory
 from sizing.planner.predict import mean_batch, representative_load, representative_terms
 from sizing.planner.simulated_check import PREDICTION_SEED
 from sizing.planner.tandem import PoolStage, TandemLoad
@@ -77,6 +78,7 @@ class Explanation(Shown):
         busiest_experts: per step, rows of the busiest rank's experts over the average rank's;
             empty without expert parallelism.
         group_wait_s: added to the mean TPOT because the ranks of a decode group step together.
+        memory: parameters, weights and KV cache of the model, and the sequences that fit.
     """
 
     terms: tuple[ExplainedTerm, ...]
@@ -88,6 +90,7 @@ class Explanation(Shown):
     tokens_per_step: float
     busiest_experts: dict[str, float]
     group_wait_s: float
+    memory: ModelMemory
 
 
 def explain_plan(plan: Plan) -> Explanation:
@@ -106,11 +109,13 @@ def explain_plan(plan: Plan) -> Explanation:
     terms = _terms("TTFT", TTFT_EQUATION, predicted.ttft_parts_s, _source(plan))
     for role in ("prefill", "decode"):
         terms += _step_terms(plan, chosen, role, batch)
+    prompt = float(chosen.tandem.computed_tokens.mean())
+    context = chosen.tandem.context[0]
     return Explanation(
         terms=tuple(terms),
-        mean_prompt_tokens=float(chosen.tandem.computed_tokens.mean()),
+        mean_prompt_tokens=prompt,
         mean_batch=batch,
-        mean_context_tokens=chosen.tandem.context[0],
+        mean_context_tokens=context,
         interference=bounds.interference(
             chosen.tandem,
             prefill_busy=predicted.utilisation_fraction.get("prefill", 0.0),
@@ -120,6 +125,7 @@ def explain_plan(plan: Plan) -> Explanation:
         tokens_per_step=plan.inputs.engine.tokens_per_step,
         busiest_experts=dict(_busiest_experts(plan, chosen, batch)),
         group_wait_s=_group_wait_s(plan),
+        memory=model_memory(plan, {"prefill": prompt, "decode": context, "mixed": context}),
     )
 
 

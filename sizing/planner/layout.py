@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import KvPages, kv_pages
 from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.parallelism import expert_rule, nixl_rule, tp_rule
 from minicluster.errors import InputError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MARGIN = 3.0
 """Standard deviations of the total context that a full batch leaves free: it never preempts."""
+
+STEPS_IN_FLIGHT = 2
+"""Steps whose tokens' blocks vLLM holds, with the next one scheduled ahead."""
 
 MOST_DOMAINS = 4
 """HB domains that one replica may span, where no engine profile limits it."""
@@ -113,20 +116,27 @@ def legal_shapes(inputs: Inputs) -> tuple[LayoutShape, ...]:
                     "search.tp", tp, "1: step times come from a calibration, measured at TP 1"
                 )
         return (LayoutShape(slicing=Slicing(), gpu=inputs.gpu.name),)
-    for tp in asked:
-        check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     cluster, layers = inputs.cluster, inputs.model.num_layers
     degrees = tuple(sorted(set(asked))) or legal_degrees(inputs.model, cluster.gpus_per_hb_domain)
     most = min(cluster.max_gpus, MOST_DOMAINS * cluster.gpus_per_hb_domain)
-    cuts = [Slicing(tp=tp) for tp in degrees]
+    cuts = [Slicing(tp=tp) for tp in degrees if takes(inputs.model, Slicing(tp=tp))]
+    sliced = [cut.tp for cut in cuts]
     for tp in degrees:  # data-parallel ranks that divide whole experts among their GPUs
         copies = (1 << doublings for doublings in range((most // tp).bit_length()))
         groups = [Slicing(tp=tp, dp=dp, ep=tp * dp) for dp in copies]
-        cuts += [each for each in groups if each.ep > 1 and expert_rule(inputs.model, each) is None]
+        cuts += [each for each in groups if each.ep > 1 and takes(inputs.model, each)]
     if inputs.scenario.search.layouts == "any":
         stages = [pp for pp in PIPELINES if pp <= layers]
-        cuts += [Slicing(tp=tp, pp=pp) for tp in degrees for pp in stages if tp * pp <= most]
+        cuts += [Slicing(tp=tp, pp=pp) for tp in sliced for pp in stages if tp * pp <= most]
+    for tp in asked or ([] if cuts else [1]):
+        if tp not in {cut.tp for cut in cuts}:
+            check_slicing(inputs, Slicing(tp=tp), place="search.tp")
     return tuple(LayoutShape(slicing=cut, gpu=gpu) for gpu in inputs.kinds for cut in cuts)
+
+
+def takes(model: ModelSpec, slicing: Slicing) -> bool:
+    """Say whether a model can be sliced so, its experts included."""
+    return tp_rule(model, slicing.tp) is None and expert_rule(model, slicing) is None
 
 
 def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
@@ -140,10 +150,8 @@ def profile_rule(inputs: Inputs, layout: Layout) -> str | None:
 
 def check_slicing(inputs: Inputs, slicing: Slicing, *, place: str) -> None:
     """Refuse degrees that do not divide the model, or that no cluster of this size holds."""
-    rule, layers = tp_rule(inputs.model, slicing.tp), inputs.model.num_layers
-    if rule is not None:
-        raise InputError(place, f"TP{slicing.tp}", rule)
-    rule = expert_rule(inputs.model, slicing)
+    model, layers = inputs.model, inputs.model.num_layers
+    rule = tp_rule(model, slicing.tp) or expert_rule(model, slicing)
     if slicing.pp > layers:
         rule = f"at most {layers} stages: the model has {layers} layers"
     elif slicing.gpus > inputs.cluster.max_gpus:
@@ -185,7 +193,9 @@ def memory_rule(inputs: Inputs, shape: LayoutShape) -> str | None:
     if gpu.kind == "cpu":
         return None
     left = kv_space(inputs, shape, sequences=2 * shape.slicing.pp)
-    needed = 2 * shape.slicing.pp * _sequence_bytes(inputs, max_model_len(inputs), shape)
+    pages = pages_of(inputs, shape)
+    needed = 2 * shape.slicing.pp * pages.blocks(max_model_len(inputs)) * pages.block_bytes
+    needed += pages.block_bytes  # the null block
     if left >= needed:
         return None
     weights = weight_bytes(inputs.model, slicing=shape.slicing)
@@ -204,7 +214,7 @@ def max_decode_batch(
     """
     Return the largest batch whose KV cache fits, three deviations of its context included.
 
-        B b(E[s]) + 3 sqrt(B) b(1) sigma_s <= M_kv(pp B) / pp      (docs/model.md, eq. M5)
+        B M_s(E[s]) + 3 sqrt(B) b(1) sigma_s + M_0 <= M_kv(pp B) / pp      (docs/model.md, eq. M5)
 
     Args:
         shape: one replica; each of its batches has its own share of the cache.
@@ -216,23 +226,33 @@ def max_decode_batch(
 
     Source:
         The contexts of a batch are independent; vLLM preempts where their sum exceeds the cache.
+        M_0: the null block, and what the windows of a prompt hold beyond a sequence's while its
+        steps run (`SlidingWindowSpec.max_admission_blocks_per_request`).
 
     Ignores:
         Prefixes that sequences share.
 
     """
     pp = shape.slicing.pp
-    limit = max(1, inputs.engine_on(shape.gpu).max_num_seqs // pp)
+    engine = inputs.engine_on(shape.gpu)
+    limit = max(1, engine.max_num_seqs // pp)
     if inputs.calibration is not None:
         limit = min(limit, inputs.calibration.decode.max_batch)
     if inputs.kinds[shape.gpu].kind == "cpu":
         return limit
     ahead = LOOKAHEAD_STEPS * inputs.engine.speculative_tokens
-    each = _sequence_bytes(inputs, context + block_size(inputs) / 2 + ahead, shape)
-    spread = MARGIN * each / context * deviation
+    pages, half = pages_of(inputs, shape), block_size(inputs) / 2
+    # Contexts fill long blocks, those of hybrid models, by far not evenly: the mean over them.
+    evenly = math.sqrt(3) * deviation if pages.block_tokens > block_size(inputs) else 0.0
+    blocks = pages.blocks(context + half + ahead, spread=evenly)
+    each = pages.block_bytes * blocks
+    spread = MARGIN * pages.block_bytes * (blocks - pages.fixed_blocks) / context * deviation
+    longest, in_flight = max_model_len(inputs), STEPS_IN_FLIGHT * engine.max_num_batched_tokens
+    more = pages.blocks(longest, in_flight=in_flight) - pages.blocks(longest)
+    aside = (1 + more) * pages.block_bytes
 
     def missing(batch: int) -> float:
-        needed = batch * each + math.sqrt(batch) * spread
+        needed = batch * each + math.sqrt(batch) * spread + aside
         return needed - kv_space(inputs, shape, sequences=pp * batch) / pp
 
     return bisect_right(range(1, limit + 1), 0.0, key=missing)
@@ -254,18 +274,18 @@ def kv_pool_bytes(
 
     Args:
         max_num_seqs: sequences that it may run, which need working memory.
-        held: sequences whose caches it holds.
+        held: sequences whose caches it holds, beside the null block.
     """
     if inputs.kinds[shape.gpu].kind == "cpu":
-        return held * _sequence_bytes(inputs, context_tokens, shape)
+        pages = pages_of(inputs, shape)
+        return pages.block_bytes * (held * pages.blocks(context_tokens) + 1)
     return float(math.floor(kv_space(inputs, shape, sequences=max_num_seqs)))
 
 
-def _sequence_bytes(inputs: Inputs, tokens: float, shape: LayoutShape) -> float:
-    """KV cache of one sequence (eq. M3)."""
-    return kv_bytes_per_sequence(
+def pages_of(inputs: Inputs, shape: LayoutShape) -> KvPages:
+    """Return the blocks of a replica's KV cache (eq. M12)."""
+    return kv_pages(
         inputs.model,
-        tokens,
         slicing=shape.slicing,
         block_size=block_size(inputs),
         drafts=inputs.engine.speculative_tokens,

@@ -11,17 +11,19 @@ from rich.text import Text
 from minicluster.pages.page import DataTable, Section
 from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES, SloSpec
-from minicluster.units import seconds
+from minicluster.units import gigabytes, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
     from sizing.planner.explanation import ExplainedTerm, Explanation
+    from sizing.planner.model_memory import ModelMemory, PoolMemory
 
 BOUND = "bound by,\nof peak"
 GB = 1e9
 MB = 1e6
+KB = 1e3
 SHOWN = tuple(each for each in PERCENTILES if each != "p90")
 
 
@@ -185,8 +187,42 @@ def parts_table(prediction: Prediction) -> Table:
     return made
 
 
+def _memory_parts(found: ModelMemory) -> Iterator[Table | str]:
+    """Yield what is checked first of a model: its size, what caches, and what fits."""
+    caching = ", ".join(f"{number} {kind}" for kind, number in found.layers.items())
+    seen = f"; windows of {found.window_tokens:,} tokens" if found.window_tokens else ""
+    yield (
+        f"Model: {found.parameters / 1e9:,.1f} billion parameters,"
+        f" {found.active_parameters / 1e9:,.1f} of them for a token;"
+        f" layers that cache: {caching}{seen}"
+    )
+    rows = {
+        "weights on a GPU (M1)": [gigabytes(each.weight_bytes) for each in found.pools],
+        "KV cache on a GPU (M4)": [gigabytes(each.kv_bytes) for each in found.pools],
+        "KV cache of a token (M2)": [
+            f"{each.kv_bytes_per_token / KB:,.1f} kB" for each in found.pools
+        ],
+        "state of a sequence (M6)": [f"{each.state_bytes / MB:,.1f} MB" for each in found.pools],
+        "a block (M12)": [
+            f"{each.block_bytes / MB:,.2f} MB, {each.block_tokens:,} tokens" for each in found.pools
+        ],
+    }
+    for which in ("mean", "longest"):
+        name = f"fit in a replica, {which}"
+        rows[name] = [_fitting(each, longest=which == "longest") for each in found.pools]
+    heads = ["", *(each.role for each in found.pools)]
+    lines = ((name, *cells) for name, cells in rows.items())
+    yield table("Memory", heads, lines, left=("",))
+
+
+def _fitting(pool: PoolMemory, *, longest: bool) -> str:
+    tokens = (max if longest else min)(pool.sequences)
+    return f"{pool.sequences[tokens]:,} of {tokens:,} tokens"
+
+
 def explanation_tables(found: Explanation) -> Iterator[Table | str]:
-    """Yield one table per group of terms of a prediction, and what ranks wait for."""
+    """Yield the model's memory, a table per group of terms, and what ranks wait for."""
+    yield from _memory_parts(found.memory)
     at = {
         "TTFT": "Mean TTFT",
         "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import InputError
 from minicluster.plan import Plan, Pool
 from minicluster.plan.vllm_args import (
@@ -233,7 +233,7 @@ def trtllm(engines: Engines) -> dict[str, Any]:
             "1: TensorRT-LLM's attention DP has one GPU a rank",
             "plan again with search.layouts that it has, or export to another engine",
         )
-    engine, per_token = plan.engine, kv_bytes_per_token(plan.model, slicing=pool.slicing)
+    engine, limits = plan.engine, planned_limits(plan.deployment, pool)
     cache = {"fp8": "fp8"}.get(kv_cache_dtype(plan.deployment, pool), "auto")
     found: dict[str, Any] = {
         "tensor_parallel_size": pool.tp * pool.dp,
@@ -243,7 +243,7 @@ def trtllm(engines: Engines) -> dict[str, Any]:
         "max_seq_len": engine.max_model_len,
         "enable_chunked_prefill": True,
         "kv_cache_config": {
-            "max_tokens": floor(pool.kv_bytes / per_token),
+            "max_tokens": limits.max_tokens * pool.pp,
             "tokens_per_block": engine.block_size,
             "dtype": cache,
         },

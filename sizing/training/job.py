@@ -51,9 +51,9 @@ class TrainingJob(Spec):
         one_of(TRAINED_DTYPES, dtype=self.model.weight_dtype)
         if self.zero not in ZERO_STAGES:
             raise InputError("zero", self.zero, "0, 1, 2 or 3")
-        if self.model.linear or self.model.index:
+        if self.model.linear or self.model.index or self.model.full_heads:
             raise InputError(
-                f"model {self.model.id}", "sparse or linear attention",
+                f"model {self.model.id}", "sparse or linear attention, or heads of several kinds",
                 "attention over all keys or a window; the memory of other kinds is not modelled",
             )  # fmt: skip
         if self.overlap_experts and self.model.moe is None:

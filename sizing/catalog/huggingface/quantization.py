@@ -42,13 +42,15 @@ class Quantization:
     Dtype of the quantised weights, and which parts beside routed experts are among them.
 
     Attributes:
-        group: weights that share a scale; 0: as usual for the dtype.
+        group: weights that share a scale, of blocks of fp8 one side; 0: as usual for the dtype.
+        method: as the config names it.
         blocks: fp8 weights have a scale per block, and activations are scaled when they are
             multiplied; `None`: no fp8 weights.
     """
 
     weight_dtype: str
     group: int = 0
+    method: str = ""
     attention: bool = True
     dense: bool = True
     shared: bool = True
@@ -91,11 +93,14 @@ def quantization(
         )
     dtype = _weight_dtype(raw, place)
     # `fp8` in transformers is that of DeepSeek-V3, blocks of 128 x 128, unless its scales of
-    # activations are static; ModelOpt and compressed-tensors scale tensors or rows.
-    blocks = raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
+    # activations are static; ModelOpt and compressed-tensors scale tensors or rows, or say blocks.
+    block = _block(raw, place)
+    whole = raw.get("quant_method") == "fp8" and raw.get("activation_scheme") != "static"
+    blocks = whole or block > 0
     return Quantization(
         weight_dtype=dtype,
-        group=_group(raw),
+        group=block or _group(raw),
+        method=str(raw.get("quant_method", "modelopt")),
         blocks=blocks if dtype == "fp8" else None,
         attention=not attention,
         dense=not dense,
@@ -127,6 +132,22 @@ def _group(raw: Mapping[str, object]) -> int:
     found = [raw.get("group_size"), *(each.get("group_size") for each in _weights(raw))]
     sizes = [size for size in found if isinstance(size, int) and size > 0]
     return sizes[-1] if sizes else 0
+
+
+def _block(raw: Mapping[str, object], place: str) -> int:
+    """Return one side of the blocks of weights that share a scale; 0: there are none."""
+    stated = [
+        raw.get("weight_block_size"),
+        *(each.get("block_structure") for each in _weights(raw)),
+    ]
+    for block in filter(None, stated):
+        if not (isinstance(block, list) and len(block) == 2 and block[0] == block[1]):  # noqa: PLR2004
+            raise InputError(f"{place}: blocks of weights", block, "two equal numbers, [128, 128]")
+        side = block[0]
+        if not isinstance(side, int) or side < 1:
+            raise InputError(f"{place}: blocks of weights", block, "whole numbers above 0")
+        return side
+    return 0
 
 
 def _known(table: Mapping[str, str], value: object, place: str) -> str:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from minicluster.config import read_json
-from minicluster.errors import InputError
+from minicluster.errors import InputError, written, wrong_kind
 from minicluster.specs.model import (
+    ARCHITECTURE_KEYS,
     DraftSpec,
     ModelSpec,
     MoeSpec,
-    architecture,
     architecture_hash,
     language_model,
     mtp_layers,
 )
-from sizing.catalog.huggingface.families import FAMILIES, Family
+from sizing.catalog.huggingface.families import (
+    Family,
+    Library,
+    families,
+    library,
+    refused,
+    shapes_nothing,
+)
 from sizing.catalog.huggingface.layers import (
     Keys,
     read_dense_size,
     read_experts,
+    read_full_heads,
     read_index,
+    read_kinds,
     read_latent,
     read_layers,
     read_linear,
@@ -28,7 +38,7 @@ from sizing.catalog.huggingface.layers import (
 from sizing.catalog.huggingface.quantization import Quantization, quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 LONGEST = 1e6
@@ -60,7 +70,7 @@ def read_config(path: Path) -> dict[str, object]:
 def _read_object(file: Path, expectation: str) -> dict[str, object]:
     raw = read_json(file, expectation)
     if not isinstance(raw, dict):
-        raise InputError(str(file), type(raw).__name__, "a JSON object")
+        raise InputError(str(file), wrong_kind(raw), "a JSON object")
     return raw
 
 
@@ -81,41 +91,83 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         Towers for images or sound beside a `text_config`: they are idle in text traffic, but
         their weights are missing from the memory.
     """
-    values = architecture(config)
-    model_type = values.get("model_type")
-    family = FAMILIES.get(str(model_type))
-    if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        way_out = "name the family with the same layers, or add it to huggingface/families.py"
-        raise InputError(f"{place}: model_type", model_type, f"one of {known}", way_out)
-    # The common names of keys win where a family's own stand beside them.
-    common = {ours: values[theirs] for ours, theirs in family.renamed.items() if theirs in values}
-    keys = Keys({**common, **values}, family.defaults, place)
+    model_type = language_model(config).get("model_type")
+    family = families().get(str(model_type))
+    if family is None or not isinstance(model_type, str):
+        why, known = refused().get(str(model_type)), ", ".join(sorted(families()))
+        expected = f"one of {known}" if why is None else "a family whose layers are modelled"
+        raise InputError(f"{place}: model_type", model_type, expected, why)
+    row = library(model_type)
+    given = dict(_understood(config, row, family, place))
+    # The library gives a family's own key what stands under its other name.
+    given |= {own: given[name] for name, own in row.renamed.items() if name in given}
+    keys = Keys(
+        given, {**row.defaults, **family.defaults}, place,
+        {**row.renamed, **family.renamed},
+    )  # fmt: skip
     try:
-        return _spec(language_model(config), keys, family, (name, source))
+        return _spec(keys, family, (name, source, architecture_hash(config)))
     except InputError as error:
         if error.place.startswith(place):
             raise
         raise error.inside(place) from None
 
 
-def _spec(
-    config: Mapping[str, object], keys: Keys, family: Family, names: tuple[str, str]
-) -> ModelSpec:
-    context = _context(config, keys)
-    layers = read_layers(keys, family, context)
+def _understood(
+    config: Mapping[str, object], row: Library, family: Family, place: str
+) -> Iterator[tuple[str, object]]:
+    """
+    Yield the keys that a family has, and those that shape nothing.
+
+    Beside a `text_config` stand the keys of towers; only those that shape a language model as well
+    are looked at there.
+
+    Raises:
+        InputError: another key that may shape the model, and says more than nothing.
+    """
+    keys, inner = language_model(config), config.get("text_config")
+    text = config if inner is None else inner
+    if not isinstance(text, Mapping):
+        raise InputError(f"{place}: text_config", inner, "an object")
+    own = {*row.renamed.values(), *family.renamed.values()}
+    known = {*row.defaults, *row.renamed, *own, *family.also, *LENGTHS, TIED}
+    odd = []
+    for key, value in keys.items():
+        shapes = key in ARCHITECTURE_KEYS
+        if key in known or shapes_nothing(key):
+            yield key, value
+            fixed = row.defaults.get(key, value)
+            if value != fixed and not (shapes or key in family.also or shapes_nothing(key)):
+                expected = f"{written(fixed)}: nothing else is modelled"
+                raise InputError(f"{place}: {key}", value, expected)
+        elif not (value in (None, [], {}) or (shapes and value in (False, 0))):
+            odd += [key] * (key in text or shapes)
+    if odd:
+        model_type = keys.get("model_type")
+        expected = f"no such key: {model_type} has none, so that what it shapes is not known"
+        others = f"likewise {', '.join(odd[1:])}" if odd[1:] else None
+        raise InputError(f"{place}: {odd[0]}", keys[odd[0]], expected, others)
+
+
+def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
+    config = keys.values
+    kinds = read_kinds(keys, family)
+    context = _context(keys, kinds)
+    layers = read_layers(keys, family, kinds, context)
     dtype = _dtype(config, keys.place)
     mla = read_latent(keys, family)
-    moe = read_experts(keys, family)
-    quantised = _quantization(config, dtype, keys, moe)
+    moe = read_experts(keys, family, layers)
+    quantised = _quantization(keys, dtype, moe, len(layers.kinds))
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")
     predicting = mtp_layers(config)
+    keys.only("word_embed_proj_dim", hidden, f"{hidden}, the hidden size")
+    keys.only("use_bidirectional_attention", "vision", "false: tokens attend to those before them")
     return ModelSpec(
         id=names[0],
         source=names[1],
-        config_hash=architecture_hash(config),
-        num_layers=keys.count("num_hidden_layers"),
+        config_hash=names[2],
+        num_layers=len(layers.kinds),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=heads if mla else _kv_heads(keys, heads),
@@ -128,16 +180,21 @@ def _spec(
         gated_mlp=family.gated_mlp,
         vocab_size=keys.count("vocab_size"),
         max_context_tokens=context,
-        tied_embeddings=keys.flag("tie_word_embeddings"),
+        tied_embeddings=keys.flag(TIED),
+        position_rows=_position_rows(keys, family),
         parallel_attention=keys.flag("parallel_attn"),
         attention_bias=keys.flag("attention_bias"),
         gated_attention=keys.flag("attn_output_gate"),
+        full_heads=read_full_heads(keys, layers),
         window_tokens=layers.window_tokens,
         chunked_window=layers.chunked,
         num_window_layers=layers.num_windowed,
+        attention_layers=layers.attention_layers,
+        ffn_layers=layers.ffn_layers,
         dtype=dtype,
         weight_dtype=quantised.weight_dtype,
         weight_group=quantised.group,
+        weight_format=quantised.method,
         block_scaled=family.fp8_blocks if quantised.blocks is None else quantised.blocks,
         attention_quantised=quantised.attention,
         dense_quantised=quantised.dense,
@@ -146,43 +203,87 @@ def _spec(
         query_norm=family.query_norm,
         moe=moe,
         mla=mla,
-        index=read_index(keys, mla),
-        linear=read_linear(keys, family, layers.num_linear),
+        index=read_index(keys),
+        linear=read_linear(keys, family, layers.num_linear, dtype),
         draft=DraftSpec(method="mtp", num_layers=predicting) if predicting else None,
     )
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
     """Return the key and value heads; Falcon's first decoder had one or as many as heads."""
-    if keys.has("multi_query") and not keys.flag("new_decoder_architecture"):
-        return 1 if keys.flag("multi_query") else heads
-    return keys.count("num_key_value_heads", heads)
+    if keys.flag("multi_query") and not keys.flag("new_decoder_architecture"):
+        return 1
+    found = keys.count("num_key_value_heads", heads)
+    if not found or heads % found:
+        raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+    return found
 
 
-def _context(config: Mapping[str, object], keys: Keys) -> int:
+def _position_rows(keys: Keys, family: Family) -> int:
+    """Return the rows of a learned table of positions, if the family has one."""
+    if family.position_rows is None:
+        return 0
+    return keys.count("max_position_embeddings") + family.position_rows
+
+
+TIED = "tie_word_embeddings"
+"""A key that is the outer one's where a language model is part of another."""
+
+LENGTHS = (
+    "max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+"""Keys with the longest sequence; vLLM takes the smallest."""
+
+USUAL_LENGTH = 2048
+"""Longest sequence of a config that names none, in vLLM."""
+
+
+def _context(keys: Keys, kinds: list[str]) -> int:
     """
     Find the longest sequence the model takes.
 
     Source:
-        vLLM 0.29, config/model.py: RoPE scaling multiplies the length that the model was trained
-        on, unless its type is one whose config already says the product.
+        vLLM 0.29.0 `_get_and_verify_max_len` (config/model.py): RoPE scaling multiplies the length,
+        yarn the one that the model was trained on, unless it is of a type whose config already says
+        the product, or of Gemma 3. transformers 5.19.0 `convert_rope_params_to_dict` brings both
+        spellings together; Phi-3 means longrope by yarn.
     """
-    tokens = keys.count("max_position_embeddings")
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(rope, dict) or rope.get("factor") is None:
-        return tokens
-    kind = rope.get("rope_type", rope.get("type"))
-    if kind in ("default", "llama3", "longrope", "su"):
-        return tokens
-    trained = rope.get("original_max_position_embeddings", tokens) if kind == "yarn" else tokens
-    factor = rope["factor"]
-    if (
-        not isinstance(trained, int)
-        or not isinstance(factor, int | float)
-        or not 0 < factor < LONGEST
-    ):
-        raise InputError(f"{keys.place}: rope_scaling", rope, "a factor and whole lengths")
-    return int(trained * factor)
+    said = [keys.count(name) for name in LENGTHS if keys.has(name)]
+    tokens: Any = min(said) if said else USUAL_LENGTH
+    if keys.get("model_max_length"):
+        tokens = keys.count("model_max_length")
+    model_type = str(keys.get("model_type"))
+    factor: Any = 1.0
+    for place, rope in () if "gemma3" in model_type else _ropes(keys, kinds):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind in ("su", "longrope", "llama3") or (kind == "yarn" and model_type == "phi3"):
+            continue
+        factor = rope.get("factor", factor) or 1.0
+        if kind == "yarn":
+            outer = keys.get("original_max_position_embeddings")
+            tokens = outer or rope.get(
+                "original_max_position_embeddings", keys.get("max_position_embeddings")
+            )
+        if not (_is_number(tokens) and _is_number(factor) and 0 < factor < LONGEST):
+            raise InputError(f"{keys.place}: {place}", dict(rope), "a factor and whole lengths")
+    return int(tokens * factor)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ropes(keys: Keys, kinds: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the RoPE settings of all layers, or of each kind of layers, and their key."""
+    place = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    rope = keys.get(place) or {}
+    if not isinstance(rope, dict):
+        raise keys.wrong(place, "an object")
+    declared = {"layer_types"} & {*keys.defaults, *keys.names}
+    if declared and any(kind in kinds for kind in rope):
+        return [(place, each) for each in rope.values() if isinstance(each, dict)]
+    return [(place, rope)]
 
 
 def _dtype(config: Mapping[str, object], place: str) -> str:
@@ -194,16 +295,14 @@ def _dtype(config: Mapping[str, object], place: str) -> str:
     return dtype
 
 
-def _quantization(
-    config: Mapping[str, object], dtype: str, keys: Keys, moe: MoeSpec | None
-) -> Quantization:
+def _quantization(keys: Keys, dtype: str, moe: MoeSpec | None, layers: int) -> Quantization:
     """Read how the weights are quantised; as `dtype` where they are not."""
+    config = keys.values
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:
         return Quantization(weight_dtype=dtype)
     if not isinstance(raw, dict):
         raise InputError(f"{keys.place}: quantization_config", raw, "an object")
-    layers = keys.count("num_hidden_layers")
     return quantization(
         raw,
         num_layers=layers,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
-from minicluster.engine_model.parallelism import tp_rule
+from minicluster.engine_model.kv_cache import kv_pages
+from minicluster.engine_model.parallelism import expert_rule, tp_rule
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, Spec
 from minicluster.specs.gpu import NumberSource
@@ -21,7 +21,7 @@ from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine, step_s, step_terms
-from sizing.planner.layout import legal_degrees
+from sizing.planner.layout import legal_degrees, takes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -280,26 +280,31 @@ def _check(inputs: Inputs, tokens: int, slicings: Sequence[Slicing]) -> None:
         way_out = "raise it as an assumption: --set model.assumed_context_tokens=N"
         raise InputError("--tokens", tokens, expected, way_out)
     for slicing in slicings:
-        rule = tp_rule(inputs.model, slicing.tp)
+        rule = tp_rule(inputs.model, slicing.tp) or expert_rule(inputs.model, slicing)
         if rule is not None:
-            raise InputError("--slicing", str(slicing), f"a TP that is {rule}")
+            raise InputError("--slicing", str(slicing), rule)
         if slicing.pp > inputs.model.num_layers:
             layers = f"at most {inputs.model.num_layers} stages, one a layer"
             raise InputError("--slicing", str(slicing), layers)
 
 
 def _fits(inputs: Inputs, tokens: int, slicing: Slicing) -> bool:
-    """Return whether the fullest GPU holds weights and the sequence (eq. M3, M4)."""
+    """Return whether the fullest GPU holds weights and the sequence (eq. M4, M12)."""
     engine, drafts = inputs.engine.on(inputs.gpu), inputs.engine.speculative_tokens
-    needed = kv_bytes_per_sequence(
-        inputs.model, tokens, slicing=slicing, block_size=engine.block_size, drafts=drafts
-    )
+    pages = kv_pages(inputs.model, slicing=slicing, block_size=engine.block_size, drafts=drafts)
+    needed = pages.block_bytes * (pages.blocks(tokens) + 1)
     return kv_space_bytes(inputs.model, inputs.gpu, engine, slicing=slicing) >= needed
 
 
 def _serves(inputs: Inputs, found: Timed) -> bool:
     limit_s = inputs.scenario.slo.tpot_s
     return found.fits and (limit_s is None or found.tpot_s <= limit_s)
+
+
+def _degrees(inputs: Inputs) -> list[int]:
+    """Return the tensor-parallel degrees of replicas that slice everything, experts too."""
+    degrees = legal_degrees(inputs.model, inputs.cluster.max_gpus)
+    return [tp for tp in degrees if takes(inputs.model, Slicing(tp=tp))]
 
 
 def _fewest(inputs: Inputs, tokens: int) -> Timed | None:
@@ -310,7 +315,7 @@ def _fewest(inputs: Inputs, tokens: int) -> Timed | None:
     """
     limit_s, layers = inputs.scenario.slo.ttft_s, inputs.model.num_layers
     best: Timed | None = None
-    for tp in reversed(legal_degrees(inputs.model, inputs.cluster.max_gpus)):
+    for tp in reversed(_degrees(inputs)):
         most = min(layers, (best.gpus if best else inputs.cluster.max_gpus) // tp)
         low, high = 0, most + 1
         while high - low > 1:
@@ -340,8 +345,9 @@ def _difference(
         by_rule_s: seconds of each group of terms on them by the rule.
     """
     gpus, exact = rule
-    degrees = legal_degrees(inputs.model, inputs.cluster.max_gpus)
-    legal = [tp for tp in degrees if gpus % tp == 0 and gpus // tp <= inputs.model.num_layers]
+    legal = [
+        tp for tp in _degrees(inputs) if gpus % tp == 0 and gpus // tp <= inputs.model.num_layers
+    ]
     at = min(
         (timed(inputs, tokens, Slicing(tp=tp, pp=gpus // tp)) for tp in legal),
         key=lambda found: (not _serves(inputs, found), found.ttft_s),

@@ -62,15 +62,18 @@ def test_help_is_whole(command: str, width: int) -> None:
         (f"{BASE} --think -1", "think_s"),
         (f"{BASE} --stages fast", "--stages"),
         ("--slo ttft=1 --trace no-such-trace.csv", "no-such-trace.csv"),
-        (f"{BASE} --users 3", "--rate is 5.0; expected no such option with --users"),
-        (f"{BASE} --stages 5x5", "--rate is 5.0; expected no such option with --stages"),
-        (f"{BASE} --trace t.csv", "--rate is 5.0; expected no such option with --trace"),
-        (f"{CLOSED} --trace t.csv", "--input-tokens is '10'; expected no such option with --trace"),
+        (f"{BASE} --users 3", "--rate is 5.0, but there is no such option with --users"),
+        (f"{BASE} --stages 5x5", "--rate is 5.0, but there is no such option with --stages"),
+        (f"{BASE} --trace t.csv", "--rate is 5.0, but there is no such option with --trace"),
+        (
+            f"{CLOSED} --trace t.csv",
+            "--input-tokens is '10', but there is no such option with --trace",
+        ),
         (
             "--output-tokens 10 --slo ttft=1 --trace t.csv",
-            "--output-tokens is '10'; expected no such option with --trace",
+            "--output-tokens is '10', but there is no such option with --trace",
         ),
-        ("--prefix-tokens 5 --trace t.csv", "expected no such option with --trace"),
+        ("--prefix-tokens 5 --trace t.csv", "there is no such option with --trace"),
         (f"{BASE} --think 1", "--think is 1.0; expected --users or --turns"),
         (f"{BASE} --skip-unanswered", "--skip-unanswered"),
         (f"{BASE} --time-unit s", "--trace is missing"),
@@ -81,11 +84,11 @@ def test_help_is_whole(command: str, width: int) -> None:
         ("no-such-plan.json --rate 5", "--rate"),
         (
             "no-such-plan.json --prefix-tokens 5",
-            "--prefix-tokens is 5; expected no such option with a plan",
+            "--prefix-tokens is 5, but there is no such option with a plan",
         ),
         (
             "no-such-plan.json --vocab-size 500",
-            "--vocab-size is 500; expected no such option with a plan",
+            "--vocab-size is 500, but there is no such option with a plan",
         ),
     ],
 )

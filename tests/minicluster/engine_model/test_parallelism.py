@@ -35,7 +35,8 @@ def test_a_degree_slices_everything_evenly(model: str, tp: int) -> None:
 @pytest.mark.parametrize(
     ("model", "tp", "expected"),
     [
-        ("llama-3.1-70b", 3, "64 attention heads"),
+        ("llama-3.1-70b", 3, "TP 2 or 4: the number of attention heads (64)"),
+        ("phi-4", 5, "TP 2: vocabulary 100,352 (padded to 64) is not divisible by TP 5"),
         ("llama-3.1-70b", 64, None),
         ("llama-3.1-70b", 16, None),
         ("deepseek-v3", 128, None),

@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.engine_model.kv_cache import (
-    kv_bytes_per_sequence,
-    kv_bytes_per_token,
-    state_bytes,
-)
+from minicluster.engine_model.kv_cache import kv_pages
 from minicluster.engine_model.planned_limits import kv_blocks, planned_limits, planned_offload
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Pool
 from minicluster.plan.deployment import KvOffload
+from minicluster.specs.slicing import Slicing
 from sizing.catalog import find_model
 from tests.loadtest.made import make_plan
 from tests.serving.plans import make_pool
@@ -53,18 +50,20 @@ def test_stages_share_the_sequences_of_a_replica(
     pool = mixed(pp, max_num_seqs=sequences, max_num_batched_tokens=100, kv_bytes=1e9)
     found = planned_limits(planned(), pool)
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (each, tokens)
-    # A stage has its layers' part of a token's bytes, and of the cache as much for each batch.
-    assert found.kv_blocks == int(1e9 / (32 * TOKEN_BYTES / pp) / pp)
+    # A stage has its layers' part of a token's bytes, and of the cache as much for each batch; of
+    # every engine one block is the null block.
+    assert found.kv_blocks == int((int(1e9 / (32 * TOKEN_BYTES / pp)) - 1) / pp)
     with pytest.raises(InputError, match="room for a block"):
         planned_limits(planned(), replace(pool, kv_bytes=32 * TOKEN_BYTES - 1.0))
 
 
 WINDOWED = {
-    # Blocks of 32 tokens that are in every layer, and those that full windows leave room for.
-    ("mistral-7b", 2): (1024, 2 * 1024),  # 2 x 4,128 tokens of 128 KiB fit: any length does
-    ("mistral-7b", 8): (1024, 0),
-    ("gpt-oss-120b", 16): (1820, 3560),  # 18 + 18 layers of 2,048 bytes; a window is 5 blocks
-    ("gpt-oss-120b", 1024): (1820, -1480),
+    # Blocks of 32 tokens that are in every layer, and those that full windows leave room for; the
+    # null block is taken off before.
+    ("mistral-7b", 2): (1023, 2 * 1024),  # 2 x 4,128 tokens of 128 KiB fit: any length does
+    ("mistral-7b", 8): (1023, 0),
+    ("gpt-oss-120b", 16): (1819, 3559),  # 18 + 18 layers of 2,048 bytes; a window is 5 blocks
+    ("gpt-oss-120b", 1024): (1819, -1481),
 }
 
 
@@ -77,18 +76,20 @@ def test_windows_are_full_or_are_not_passed(name: str, sequences: int) -> None:
 
 
 def test_states_of_all_sequences_come_first() -> None:
-    """Linear layers keep a state of every sequence, however long it is (M6)."""
+    """Three groups of 15 linear layers keep a block of every sequence, however long it is (M6)."""
     deployment = replace(planned(), model=find_model("qwen3.5-397b-a17b"))
-    states = 40 * state_bytes(deployment.model)
-    block_bytes = 32 * kv_bytes_per_token(deployment.model)
-    pool = mixed(1, max_num_seqs=40, kv_bytes=states + 100.5 * block_bytes)
+    # 15 layers of 2 x 2 heads of 256 values, 2 bytes each; a state is 4,268,032 bytes: 2,084 tokens
+    # of 2,048 bytes, which are whole blocks of 32 from 2,112 on.
+    block_bytes = 15 * 2_112 * 2_048
+    pool = mixed(1, max_num_seqs=40, kv_bytes=(1 + 40 * 3 + 100.5) * block_bytes)
     assert kv_blocks(deployment, pool) == 100
+    assert planned_limits(deployment, pool).block_size == 2_112
 
 
 @given(
     st.sampled_from(["mistral-7b", "gpt-oss-120b", "llama-4-maverick", "qwen3.5-397b-a17b"]),
     st.integers(1, 300),
-    st.floats(36, 38),
+    st.floats(37, 39),
     st.lists(st.integers(1, 512), max_size=300),
 )
 def test_sequences_that_fit_in_blocks_fit_in_memory(
@@ -98,12 +99,13 @@ def test_sequences_that_fit_in_blocks_fit_in_memory(
     deployment = replace(planned(max_model_len=16384), model=find_model(name))
     pool = mixed(1, max_num_seqs=sequences, kv_bytes=2.0**log_bytes)
     room = kv_blocks(deployment, pool)
-    size, held = deployment.engine.block_size, 0.0
+    pages = kv_pages(deployment.model, slicing=Slicing(), block_size=deployment.engine.block_size)
+    held = 1.0  # the null block
     for each in blocks[:sequences]:
         if each <= room:
             room -= each
-            held += kv_bytes_per_sequence(deployment.model, each * size, block_size=size)
-    assert held <= pool.kv_bytes
+            held += pages.blocks(each * pages.block_tokens)
+    assert held * pages.block_bytes <= pool.kv_bytes
 
 
 @pytest.mark.parametrize("pp", [1, 4])

@@ -184,7 +184,7 @@ def test_a_trace_of_no_certain_unit_is_converted_first(tmp_path: Path) -> None:
         ({"lengths": [[1, 2, 3]], "input_tokens": 5}, "input_tokens", "beside lengths"),
         ({"lengths": [[1, 2, 0]]}, "lengths.0", "each 1 to"),
         ({"lengths": [[1, 2]]}, "lengths.0", "a value"),
-        ({"lengths": [[1, 2, 3], [1, 2.5, 3]]}, "lengths.1.1", "integer"),
+        ({"lengths": [[1, 2, 3], [1, 2.5, 3]]}, "lengths.1.1", "a whole number"),
         ({"lengths": [[1, 1, 1]] * 5_000}, "lengths", "at most 4,096 rows"),
         ({"lengths": [[10, 2, 3]], "prefix_tokens": 10}, "prefix_tokens", "longest input, 10"),
         ({"trace": "nowhere.log"}, "nowhere.log", "No such file"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence
+from minicluster.engine_model.kv_cache import kv_pages
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployment
+from minicluster.specs.slicing import Slicing
 from serving.deployment.feasibility import findings
 from serving.deployment.target import Target
 from tests.serving.plans import make_pool, places
@@ -36,7 +37,11 @@ THREE = {"tp": 3, "placement": places(("n", (1, 2, 3)))}
         ("engine", {"chunked_prefill_tokens": 2049}, "chunked_prefill_tokens: 2049; at most 2048"),
         ("engine", {"chunked_prefill_tokens": 2048}, None),
         ("decode", {"pp": 2, "placement": places(("n", (1, 2)))}, "pp 1 only"),
-        ("decode", THREE, "tp: 3; expected a divisor of the model's 8 attention heads"),
+        (
+            "decode",
+            THREE,
+            "tp: 3; expected TP 2 or 4: the number of attention heads (8) is not divisible by TP 3",
+        ),
         ("decode", TWO_RANKS, "dp 2, ep 2; expected dp 1 and ep 1: the model has no experts"),
         ("decode", {"dtype": "int4"}, "dtype: int4; on a cpu one of"),
         ("decode", {"dtype": "fp32"}, "a KV cache has one dtype"),
@@ -71,7 +76,8 @@ def test_a_mixed_pool_alone_can_be(deployment: Deployment, target: Target) -> No
 def test_a_window_of_attention_needs_less_cache(deployment: Deployment, target: Target) -> None:
     """What the planner says that a sequence needs is enough, layers with a window included."""
     model = replace(deployment.model, num_window_layers=1, window_tokens=64)
-    needed = kv_bytes_per_sequence(model, deployment.engine.max_model_len, block_size=32)
+    pages = kv_pages(model, slicing=Slicing(), block_size=32)
+    needed = pages.block_bytes * (pages.blocks(deployment.engine.max_model_len) + 1)
     pools = tuple(replace(pool, kv_bytes=needed) for pool in deployment.pools)
     found = findings(replace(deployment, pools=pools), target)
     assert any("one sequence" in each for each in found)

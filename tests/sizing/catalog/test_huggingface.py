@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,14 @@ from hypothesis import strategies as st
 
 from minicluster.errors import Exit, InputError
 from minicluster.specs.model import ARCHITECTURE_KEYS
+from minicluster.specs.parameters import parameters
 from sizing import catalog
-from sizing.catalog.huggingface.families import FAMILIES
+from sizing.catalog.huggingface.families import families
 from sizing.catalog.huggingface.reader import model_from, read_config
+from tests.sizing.catalog.small_models import small
 from tests.sizing.scenarios import LLAMA
 
-EXPERTS = {
-    "num_local_experts": 8,
-    "num_experts": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+FAMILIES = families()
 
 
 def read(config: dict[str, Any]) -> Any:  # noqa: ANN401  (fields of a spec, looked at freely)
@@ -33,10 +29,8 @@ def read(config: dict[str, Any]) -> Any:  # noqa: ANN401  (fields of a spec, loo
 
 
 def of_family(model_type: str) -> dict[str, Any]:
-    """Return the smallest config of a family."""
-    family = FAMILIES[model_type]
-    extra = (EXPERTS if family.experts else {}) | (LATENT if family.latent_attention else {})
-    return {**LLAMA, "model_type": model_type, **extra}
+    """Return a small config of a family."""
+    return {"model_type": model_type, **small(model_type)}
 
 
 def compressed(bits: int, kind: str, ignore: list[str]) -> dict[str, Any]:
@@ -48,33 +42,40 @@ def compressed(bits: int, kind: str, ignore: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_is_read(model_type: str) -> None:
     model, family = read(of_family(model_type)), FAMILIES[model_type]
-    assert (model.num_layers, model.hidden_size, model.vocab_size) == (4, 64, 100)
-    assert (model.moe is not None) == bool(family.experts)
+    assert (model.hidden_size, model.vocab_size) == (64, 200)
+    assert (model.moe is not None) == (family.experts and model_type != "gemma4_text")
     assert (model.mla is not None) == family.latent_attention
-    assert model.head_dim == (12 if model.mla else family.defaults.get("head_dim", 8))
-    assert model.num_window_layers == 0
+    assert (model.linear.kind if model.linear else "") == family.linear
 
 
-def test_absent_keys_have_the_librarys_meaning() -> None:
-    """No head_dim: hidden over heads; no KV heads: as many as heads; no dtype: bf16."""
-    config = {k: v for k, v in LLAMA.items() if k not in {"num_key_value_heads", "torch_dtype"}}
-    model = read(config)
-    assert (model.head_dim, model.num_kv_heads, model.dtype) == (8, 8, "bf16")
-    assert read({**LLAMA, "model_type": "gemma"}).tied_embeddings is False
-    absent = {k: v for k, v in LLAMA.items() if k != "tie_word_embeddings"}
-    assert read({**absent, "model_type": "gemma"}).tied_embeddings is True
-    assert read({**LLAMA, "model_type": "qwen2"}).attention_bias is True
+@pytest.mark.parametrize(
+    ("letters", "expected"),
+    [
+        ("M-M*E-", (2, 1, 2, 1)),
+        ("MM**", (2, 2, 0, 0)),
+        ("M-*-", (1, 1, 2, 0)),
+        ("ME*E", (1, 1, 0, 2)),
+    ],
+)
+def test_layers_of_one_part_each(letters: str, expected: tuple[int, ...]) -> None:
+    """A layer of Nemotron-H is a mixer or a feed-forward, and has one norm."""
+    config = {"hybrid_override_pattern": letters, "num_hidden_layers": len(letters)}
+    model = read({**of_family("nemotron_h"), **config})
+    assert model.linear is not None
+    found = (model.linear.num_layers, model.num_full_layers, model.num_dense_layers)
+    assert (*found, model.num_expert_layers) == expected
+    assert parameters(model).norms == (len(letters) + 1) * 64
 
 
 @pytest.mark.parametrize(
     ("model_type", "extra", "expected"),
     [
-        ("mistral", {"sliding_window": 512}, (512, 4)),
+        ("mistral", {"sliding_window": 256}, (256, 4)),
         ("phi3", {"sliding_window": 262144}, (0, 0)),  # longer than the context: no window at all
-        ("qwen2", {"sliding_window": 512, "max_window_layers": 3}, (0, 0)),
-        ("qwen2", {"sliding_window": 512, "max_window_layers": 3, "use_sliding_window": True},
-         (512, 1)),
-        ("gemma3_text", {"sliding_window": 512, "num_hidden_layers": 12}, (512, 10)),
+        ("qwen2", {"sliding_window": 256, "max_window_layers": 3}, (0, 0)),
+        ("qwen2", {"sliding_window": 256, "max_window_layers": 3, "use_sliding_window": True},
+         (256, 1)),
+        ("gemma3_text", {"sliding_window": 128, "num_hidden_layers": 12}, (128, 10)),
         ("gpt_oss",
          {"sliding_window": 128, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
          (128, 3)),
@@ -98,8 +99,26 @@ def test_windows(model_type: str, extra: dict[str, Any], expected: tuple[int, in
 def test_rope_scaling_lengthens_the_context(rope: dict[str, Any], expected: int) -> None:
     """Also inside the text_config of a model with further modalities."""
     config = {**LLAMA, "rope_scaling": rope}
-    outer = {"model_type": "gemma3", "vision_config": {}, "text_config": config}
+    outer: dict[str, Any] = {"model_type": "gemma3", "vision_config": {}, "text_config": config}
     assert [read(each).max_context_tokens for each in (config, outer)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra", "dtype"),
+    [
+        ("qwen3_5_text", {}, "fp32"),
+        ("qwen3_next", {}, "bf16"),
+        ("qwen3_next", {"mamba_ssm_dtype": "float32"}, "fp32"),
+        ("nemotron_h", {}, "fp32"),
+        ("nemotron_h", {"mamba_ssm_cache_dtype": "bfloat16"}, "bf16"),
+        ("falcon_h1", {"torch_dtype": "float16"}, "fp16"),
+    ],
+)
+def test_dtypes_of_states(model_type: str, extra: dict[str, Any], dtype: str) -> None:
+    """As the config or its class says, else as vLLM: as activations are."""
+    linear = read({**of_family(model_type), **extra}).linear
+    assert linear is not None
+    assert linear.state_dtype == dtype
 
 
 def test_experts_alone_may_be_quantised() -> None:
@@ -148,6 +167,32 @@ def test_quantisation(
     assert (model.dtype, model.kv_dtype) == ("bf16", "bf16")
 
 
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("quantised", "method", "group"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 128),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8", 64),
+        ({"quant_method": "fp8"}, "fp8", 0),
+        ({"quant_method": "fp8", "weight_block_size": None}, "fp8", 0),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": BLOCKS}}},
+         "compressed-tensors", 128),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq", 64),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", 0),
+        ({"quant_method": "mxfp4"}, "mxfp4", 32),
+        ({"quant_algo": "NVFP4", "group_size": 16, "producer": {"name": "modelopt"}},
+         "modelopt", 16),
+        (None, "", 0),
+    ],
+)  # fmt: skip
+def test_what_shares_a_scale(quantised: dict[str, Any] | None, method: str, group: int) -> None:
+    """The method and the blocks or groups decide how widely vLLM slices a checkpoint."""
+    model = read({**of_family("qwen3"), "quantization_config": quantised})
+    assert (model.weight_format, model.weight_group) == (method, group)
+
+
 def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
     """NVIDIA's checkpoints say it in hf_quant_config.json; it is not overlooked."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
@@ -156,73 +201,171 @@ def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
     assert read(read_config(tmp_path)).weight_dtype == "fp8"
 
 
-SPARSE = {"model_type": "glm_moe_dsa", **EXPERTS, **LATENT, "index_topk": 8}
-BAD = [
-    ({"model_type": "mamba"}, "model_type", "one of Yi, bloom"),
-    ({"model_type": "deepseek_v4"}, "'deepseek_v4'", "add it to huggingface/families.py"),
-    (
-        {
-            "model_type": "glm4_moe_lite",
-            **EXPERTS,
-            **LATENT,
-            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
-        },
-        "mlp_layer",
-        "before sparse",
-    ),
-    (
-        {"layer_types": ["full_attention", "deepseek_sparse_attention"] * 2},
-        "layer_types[1]",
-        "'deepseek_sparse_attention'; expected one of sliding",
-    ),
-    ({"model_type": None}, "model_type", "is missing"),
-    ({"hidden_size": "64"}, "hidden_size", "whole number"),
-    ({"hidden_size": -64}, "hidden_size", "whole number"),
-    ({"num_hidden_layers": True}, "num_hidden_layers", "whole number"),
-    ({"num_hidden_layers": 0}, "num_layers", "positive"),
-    ({"vocab_size": None}, "vocab_size", "is missing"),
-    ({"num_key_value_heads": 3}, "num_kv_heads", "divisor"),
-    ({"num_attention_heads": 0}, "num_heads", "positive"),
-    ({"tie_word_embeddings": "no"}, "tie_word_embeddings", "true or false"),
-    ({"index_topk": 2048}, "index_topk", "only latent attention"),
-    ({**SPARSE, "index_topk_freq": 4}, "index_topk_freq", "an index of its own"),
-    ({**SPARSE, "indexer_types": ["shared"]}, "indexer_types", "full in every layer"),
-    ({"model_type": "minimax_m2", **EXPERTS, "shared_intermediate_size": 8}, "shared_int", "kind"),
-    ({"model_type": "qwen3_next", **EXPERTS, "mamba_ssm_dtype": "int8"}, "mamba", "of float32"),
-    ({"num_local_experts": 8}, "num_local_experts", "no experts"),
-    ({"kv_lora_rank": 512}, "kv_lora_rank", "no latent attention"),
-    ({"sliding_window": 512}, "sliding_window", "which layers"),
-    ({"layer_types": ["linear_attention"] * 4}, "layer_types", "sliding_attention"),
-    ({"sliding_window": 512, "layer_types": ["full_attention"]}, "layer_types", "4 entries"),
-    ({"layer_types": "full"}, "layer_types", "a list"),
-    ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "rope_scaling", "a factor"),
-    ({"rope_scaling": {"type": "linear", "factor": "8"}}, "rope_scaling", "a factor"),
-    ({"torch_dtype": "float64"}, "torch_dtype", "bfloat16"),
-    ({"quantization_config": "fp8"}, "quantization_config", "an object"),
-    ({"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
-    ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
-    ({"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
-    ({"quantization_config": compressed(8, "complex", [])}, "config_groups", "one of float 8"),
-    ({"quantization_config": {"quant_method": "compressed-tensors"}}, "groups", "one format"),
-    ({"quantization_config": {"quant_method": "fp8", "ignore": ["layers.0.mlp"]}}, "0.mlp", "only"),
-    ({"model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2}, "sparse_step", "experts in"),
-    ({"model_type": "qwen3_moe", "moe_intermediate_size": 8}, "num_experts", "is missing"),
-    ({"model_type": "mixtral"}, "num_local_experts", "is missing"),
-    ({"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [3]}, "mlp_only_layers", "first"),
-]
+BAD: list[tuple[str, dict[str, Any], str, str]] = [
+    ("mamba", {}, "model_type", "whose layers are modelled (no layer has attention"),
+    ("bert", {}, "model_type", "one of Yi, arcee"),
+    ("deepseek_v4", {}, "'deepseek_v4'", "compressed"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer",
+     "before sparse"),
+    ("qwen2", {"layer_types": ["full_attention", "deepseek_sparse_attention"] * 2},
+     "layer_types[1]", "'deepseek_sparse_attention'; expected one of sliding"),
+    ("llama", {"model_type": None}, "model_type", "is missing"),
+    ("llama", {"hidden_size": "64"}, "hidden_size", "whole number"),
+    ("llama", {"hidden_size": -64}, "hidden_size", "whole number"),
+    ("llama", {"num_hidden_layers": True}, "num_hidden_layers", "whole number"),
+    ("llama", {"num_hidden_layers": 0}, "num_layers", "positive"),
+    ("llama", {"vocab_size": None}, "vocab_size", "is missing"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads", "divisor"),
+    ("gemma3_text", {"num_key_value_heads": None}, "num_key_value_heads", "is missing"),
+    ("llama", {"num_attention_heads": 0}, "num_heads", "positive"),
+    ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings", "true or false"),
+    ("llama", {"index_topk": 2048}, "index_topk", "no such key"),
+    ("glm_moe_dsa", {"index_topk_freq": 4}, "index_topk_freq", "an index of its own"),
+    ("glm_moe_dsa", {"indexer_types": ["shared"]}, "indexer_types", "full in every layer"),
+    ("minimax_m2", {"shared_intermediate_size": 8}, "shared_int", "no such key"),
+    ("qwen3_next", {"mamba_ssm_dtype": "int8"}, "mamba", "of float32"),
+    ("minimax_m2", {"attn_type_list": [0, 1, 1, 1]}, "attn_type_list", "over all keys"),
+    ("minimax", {"attn_type_list": [0, 1, 1, 1]}, "attn_type_list", "no such key"),
+    ("llama", {"num_local_experts": 8}, "num_local_experts", "no such key"),
+    ("llama", {"kv_lora_rank": 512}, "kv_lora_rank", "no such key"),
+    ("llama", {"sliding_window": 512}, "sliding_window", "no such key"),
+    ("llama", {"layer_types": ["linear_attention"] * 4}, "layer_types", "no such key"),
+    ("olmo3", {"layer_types": ["full_attention"]}, "layer_types", "4 entries"),
+    ("olmo3", {"layer_types": "full"}, "layer_types", "a list"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": float("inf")}}, "rope_scaling",
+     "a factor"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": "8"}}, "rope_scaling", "a factor"),
+    ("llama", {"rope_scaling": "linear"}, "rope_scaling", "an object"),
+    ("llama", {"text_config": [1]}, "text_config", "an object"),
+    ("llama", {"torch_dtype": "float64"}, "torch_dtype", "bfloat16"),
+    ("llama", {"quantization_config": "fp8"}, "quantization_config", "an object"),
+    ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
+    ("llama", {"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
+    ("llama", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
+     "blocks of weights", "two equal numbers"),
+    ("llama", {"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
+    ("llama", {"quantization_config": compressed(8, "complex", [])}, "config_groups",
+     "one of float 8"),
+    ("llama", {"quantization_config": {"quant_method": "compressed-tensors"}}, "groups",
+     "one format"),
+    ("llama", {"quantization_config": {"quant_method": "fp8", "ignore": ["layers.0.mlp"]}},
+     "0.mlp", "only"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "sparse_step", "experts in"),
+    ("qwen3_moe", {"mlp_only_layers": [3]}, "mlp_only_layers", "first"),
+    ("ernie4_5_moe", {"moe_layer_end_index": 2}, "moe_layer_end_index", "the last layer"),
+    ("gemma4_text", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input", "0:"),
+    ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers", "not modelled"),
+    ("gemma4_text", {"layer_types": ["sliding_attention"] * 6}, "layer_types", "last layer"),
+    ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config", "the same"),
+    ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp", "false: nothing else"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional", "before them"),
+    ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern", "is missing"),
+    ("nemotron_h", {"hybrid_override_pattern": "MXM*E-"}, "hybrid_override_pattern", "of M, *"),
+    ("nemotron_h", {"hybrid_override_pattern": "M"}, "hybrid_override_pattern", "6 letters"),
+    ("falcon_h1", {"mamba_d_head": 32}, "mamba_d_head", "128 / 8"),
+    ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers", "4 entries"),
+    ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim", "64, the hidden size"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "named", "expectation"), BAD)
-def test_refusals_name_the_key(change: dict[str, Any], named: str, expectation: str) -> None:
+@pytest.mark.parametrize(("model_type", "change", "named", "expectation"), BAD)
+def test_refusals_name_the_key(
+    model_type: str, change: dict[str, Any], named: str, expectation: str
+) -> None:
     """What is wrong or cannot be expressed is refused by its key, on one line, exit code 2."""
     with pytest.raises(InputError) as refused:
-        read({**LLAMA, **change})
+        read({"model_type": model_type, **small(model_type), **change})
     assert refused.value.exit_code == Exit.BAD_INPUT
     line = str(refused.value)
     assert line.startswith("config.json")
     assert named in line
     assert expectation in line
     assert "\n" not in line
+
+
+SHAPING: dict[str, object] = {
+    "hybrid_override_pattern": "M-M*", "layers_block_type": ["mamba"] * 4, "ssm_state_size": 128,
+    "mamba_num_heads": 16, "mamba_d_state": 16, "mamba_expand": 2, "conv_L_cache": 3,
+    "attn_layer_period": 8, "ffn_config": {"ffn_hidden_size": 8}, "block_configs": [{"a": 1}],
+    "moe_layer_freq": 2, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 8, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "v_head_dim": 4, "index_topk": 8, "linear_num_key_heads": 2, "linear_attn_config": {"a": 1},
+    "sliding_window": 8, "attention_chunk_size": 8, "layer_types": ["full_attention"] * 4,
+    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "altup_num_inputs": 4,
+    "laurel_rank": 8, "global_head_dim": 8, "swa_head_dim": 8, "per_layer_config": {"0": {}},
+    "cross_attention_layers": [1], "num_mem_blocks": 2, "word_embed_proj_dim": 8, "ffn_dim": 8,
+    "ffn_dim_multiplier": 2.0, "ffn_multipliers": [1.0], "num_nextn_layers": True, "compress": 1,
+    "quantization": {"bits": 4, "group_size": 64}, "dual_chunk_attention_config": {"chunk": 8},
+    "zero_expert_num": 2, "hc_mult": 4, "n_embd": 8, "parallel_attn": True, "d_model": 8,
+    "position_embedding_type": "learned", "num_hidden_groups": 2, "share_attention": True,
+}  # fmt: skip
+"""Keys of other families, and of none, that shape a model or may."""
+
+
+@pytest.mark.parametrize("key", SHAPING)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "glm"])
+def test_a_key_that_may_shape_is_refused(model_type: str, key: str) -> None:
+    """Also inside the text_config of a model with further modalities."""
+    if key in {"sliding_window", "layer_types"} and model_type == "qwen3":
+        return
+    config = {**of_family(model_type), key: SHAPING[key]}
+    for each in (config, {"model_type": "outer", "text_config": config}):
+        with pytest.raises(InputError, match=f"config.json: {key} is"):
+            read(each)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"llama", "Yi"}))
+def test_a_renamed_config_is_the_same_or_refused(model_type: str) -> None:
+    """A model_type that was changed to llama never hides experts, states, latents or windows."""
+    config, named = of_family(model_type), {**of_family(model_type), "model_type": "llama"}
+    try:
+        found = read(named)
+    except InputError:
+        return
+    model = read(config)
+    for part in ("moe", "mla", "index", "linear", "full_heads", "window_tokens"):
+        assert getattr(found, part) == getattr(model, part), part
+
+
+HARMLESS: dict[str, object] = {
+    "_name_or_path": "x", "architectures": ["X"], "auto_map": {"AutoConfig": "x.Y"},
+    "transformers_version": "4.51.0", "torch_dtype": "bfloat16", "bos_token_id": 1,
+    "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True, "pretraining_tp": 1,
+    "unsloth_fixed": True, "unsloth_version": "2025.1", "rope_theta": 500000.0, "mscale": 0.7,
+    "rope_scaling": None, "attn_implementation": "sdpa", "_attn_implementation": "eager",
+    "attention_dropout": 0.1, "hidden_act": "silu", "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001, "output_router_logits": False,
+    "temperature": 0.6, "top_p": 0.9, "do_sample": True, "max_length": 20, "num_beams": 1,
+    "id2label": {"0": "A"}, "label2id": {"A": 0}, "problem_type": None, "is_decoder": False,
+    "is_encoder_decoder": False, "add_cross_attention": False, "tokenizer_class": "T",
+    "chunk_size_feed_forward": 0, "torchscript": False, "_flash_attn_2_enabled": True,
+    "partial_rotary_factor": 0.5, "rope_interleave": True, "resid_pdrop": 0.0, "n_groups": None,
+    "num_local_experts": 0, "sliding_window": None, "kv_lora_rank": None, "mlp_only_layers": [],
+    "image_token_id": 5, "vision_config": {"hidden_size": 8}, "mm_tokens_per_image": 256,
+    "mtp_num_hidden_layers": 0, "num_nextn_predict_layers": 0, "logits_scaling": 8.0,
+    "attention_multiplier": 0.1, "layer_norm_eps": 1e-5, "task_specific_params": None,
+    "finetuning_task": None, "gradient_checkpointing": False, "pruned_heads": {},
+}  # fmt: skip
+"""Keys of files on the hub that shape nothing, or say that there is none of it."""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_harmless_keys_change_nothing(model_type: str) -> None:
+    config = of_family(model_type)
+    plain = read({**config, "rope_scaling": None})
+    own = {key: value for key, value in HARMLESS.items() if key not in config}
+    own = {key: value for key, value in own.items() if value is not None or key == "rope_scaling"}
+    if model_type == "nemotron_h" or FAMILIES[model_type].experts:
+        own.pop("num_local_experts", None)
+    assert replace(read({**config, **own}), config_hash=plain.config_hash) == plain
+
+
+def test_a_key_of_a_tower_is_not_one_of_the_language_model() -> None:
+    """Beside a text_config only what shapes a language model is looked at."""
+    outer = {"model_type": "outer", "text_config": LLAMA, "spatial_merge_size": 2, "depths": [1]}
+    assert read(outer).num_layers == 4
+    with pytest.raises(InputError, match="n_routed_experts"):
+        read({**outer, "n_routed_experts": 8})
 
 
 @pytest.mark.parametrize(

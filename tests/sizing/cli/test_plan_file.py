@@ -107,12 +107,12 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
             )
             for version, found in ((2, "is 2"), (4, "is 4"), (None, "is missing"))
         ),
-        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is 'set'; expected nothing there"),
+        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is set; expected nothing there"),
         (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
-        (("more",), 1, "plan.json: more is 1; expected no such field in a plan"),
+        (("more",), 1, "plan.json: more is 1, but there is no such field in a plan"),
         (("cost", "gpus"), 1, "cost.gpus is 1; expected "),
         (("calibration", "name"), "another", "calibration.name is 'another'; expected 'h100-sxm"),
-        (("model", "layers"), 3, "model.layers is 3; expected no such key"),
+        (("model", "layers"), 3, "model.layers is 3, but there is no such key"),
         (("workload", "requests_per_s"), "many", "plan.json: workload.requests_per_s is 'many'"),
         (("cost",), None, "plan.json: cost is missing"),
         (("inputs",), [1, 2], "plan.json: inputs is [1, 2]"),

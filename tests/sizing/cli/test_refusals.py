@@ -71,11 +71,11 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8@l4", "one of search.gpus: h100-sxm"),
     ],
     ("predict", "deepseek-v3-h200"): [
-        ("--mixed 1xTP3", "--mixed is 'TP3'; expected a divisor of the model's 128 attention"),
+        ("--mixed 1xTP3", "--mixed is 'TP3'; expected TP 2 or 4: the number of attention"),
         ("--mixed 1xTP8xEP7", "--mixed: ep is 7; expected a divisor of tp x dp = 8"),
         ("--mixed 1xTP8xEP4", "--mixed is 'TP8xEP4'; expected ep 1, or 8: vLLM divides"),
         ("--mixed 1xTP8xDP3xEP24", "an ep that divides the model's 256 experts"),
-        ("--mixed 1xTP1xDP3", "expected tp x dp that divides an expert's width 2048\n"),
+        ("--mixed 1xTP1xDP3", "expected tp x dp 2 or 4: an expert's width 2,048"),
         ("--mixed 1xTP1xDP256xEP256", "expected at most cluster.max_gpus = 128 GPUs"),
         ("--prefill 1xTP8xPP2 --decode 1xTP8", "--prefill, --decode is 'prefill TP8xPP2"),
         ("--mixed 1xTP8xPP62 --set search.layouts=any", "at most 61 stages"),

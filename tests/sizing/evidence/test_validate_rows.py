@@ -63,7 +63,7 @@ def test_copies_are_replicas_or_attention_ranks(
         ("ttft_s", "fast", "expected a number above 0"),
         ("decode_dp", "-4", "expected a finite number of 0 or more"),
         ("tpot_s", "-0.01", "expected a finite number"),
-        ("decode_tp", "8", "expected no such width in a row that is aggregated"),
+        ("decode_tp", "8", "there is no such width in a row that is aggregated"),
     ],
 )
 def test_a_bad_cell_is_named(column: str, text: str, said: str) -> None:

@@ -101,14 +101,15 @@ def test_the_layer_of_deepseek_v3_has_its_published_size() -> None:
 
 
 def test_a_head_takes_memory_from_the_cache_and_has_a_cache_itself() -> None:
-    """One more layer caches every token; a linear state is kept for each draft as well."""
+    """One more layer caches every token; a linear state is kept for each draft, with its inputs."""
     one = catalog.find_model("deepseek-v3", drafts=True)
     layers = one.num_layers
     without = replace(one, draft=None)
     each = kv_bytes_per_token(without) / layers
     assert kv_bytes_per_token(one) == pytest.approx(each * (layers + 1))
     linear = catalog.find_model("qwen3.5-397b-a17b")
-    assert state_bytes(linear, drafts=3) == pytest.approx(4 * state_bytes(linear))
+    inputs = 45 * 3 * (2 * 16 * 128 + 64 * 128) * 2
+    assert state_bytes(linear, drafts=3) == pytest.approx(4 * (state_bytes(linear) + inputs))
     left = [
         kv_space_bytes(found.model, found.gpu, found.engine, slicing=EIGHT)
         for found in (machine(0), machine(1), machine(4))

@@ -185,6 +185,13 @@ def test_explanation_adds_up() -> None:
     plan = proposed(at(20.0))
     explained = explain_plan(plan)
     assert explained.group_wait_s == 0  # no groups of ranks
+    assert explained.memory.layers == {"full": 32}
+    for pool, memory in zip(plan.pools, explained.memory.pools, strict=True):
+        assert memory.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2 / pool.tp
+        assert (memory.block_tokens, memory.state_bytes) == (16, 0)
+        longest = memory.sequences[plan.engine.max_model_len]
+        blocks = int(pool.kv_bytes // memory.block_bytes) - 1
+        assert longest == blocks // (plan.engine.max_model_len // 16)
     ttft = [term for term in explained.terms if term.of == "TTFT"]
     assert sum(term.seconds for term in ttft) == pytest.approx(plan.prediction.ttft.mean_s)
     for of in {term.of for term in explained.terms}:
