@@ -191,8 +191,8 @@ READ = {
         "dates",
     ),
     "hash_ids in CSV": (
-        'timestamp,input_length,output_length,hash_ids\n0,1100,9,"[1, 2, 3]"\n500,1100,9,"[1, 2, 4]"',
-        2.0,
+        'ts,input_length,output_length,hash_ids\n0,1100,9,"[1, 2, 3]"\n2,1100,9,"[1, 2, 4]"',
+        0.5,
         "blocks of 512",
     ),
     "milliseconds since 1970": (
