@@ -24,10 +24,12 @@ KNOWN = "a log (JSON lines or CSV with time, prompt_tokens, output_tokens), or "
     each.title for each in FORMATS.values() if each.keys
 )
 IMAGE = re.compile(
-    r"(?<![a-z])(image|audio|video|vision|multimodal)|^(input_)?file$|^document$", re.IGNORECASE
+    r"(?<![a-z])a?(image|audio|video|vision|multimodal|transcription|speech)"
+    r"|^(input_)?file$|^document$",
+    re.IGNORECASE,
 )
 """Types of requests, and of parts of them, that are no text."""
-NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./-]+:[\w.-]+", re.IGNORECASE)
+NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNORECASE)
 """Texts under a key of images that are none: zero, and a container's name and tag."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
@@ -214,10 +216,9 @@ class RequestFile:
 def media(pairs: Iterable[Pair]) -> Pair | None:
     """Return key and value of the first image, audio or video in what `flat` gives of a record."""
     for key, value in pairs:
-        what, text = getattr(meaning(key), "what", None), isinstance(value, str)
-        if what == "images" and (not NO_IMAGE.fullmatch(value) if text else value):
-            return key, value
-        if what == "kind" and text and IMAGE.search(value):
+        what = getattr(meaning(key), "what", None)
+        some = not NO_IMAGE.fullmatch(value) if isinstance(value, str) else value
+        if (what == "images" and some) or (what == "kind" and IMAGE.search(str(value))):
             return key, value
     return None
 
