@@ -113,17 +113,11 @@ class Traffic:
             f"{self.requests:,} request{'s' * (self.requests != 1)}",
             f"prompts: {self.input_tokens}",
             f"answers: {self.output_tokens}",
-            *(
-                [f"lengths: {len(self.lengths):,} rows, {together}"]
-                if len(self.lengths) > 1
-                else []
-            ),
         ]
+        if len(self.lengths) > 1:
+            lines.append(f"lengths: {len(self.lengths):,} rows, {together}")
         if self.span_s is None:
-            return [
-                *lines,
-                "no arrivals in it: the rate, workload.requests_per_s, is yours to give",
-            ]
+            return [*lines, "no arrivals are in it: give the rate, workload.requests_per_s"]
         return [
             *lines,
             f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s",
@@ -156,6 +150,8 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
         return known
     typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
     is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
+    # Bursts of one second each, an hour apart, have no other time than that between them.
+    is_hole &= gaps[~is_hole].sum() > 0
     own = gaps[~is_hole]
     span_s = float(own.sum())
     holes = zip(due[:-1][is_hole].tolist(), gaps[is_hole].tolist(), strict=True)
