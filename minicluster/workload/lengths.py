@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from minicluster.specs.workload import LengthRow, Lengths, RequestClass
 
-    Whole, Floats = NDArray[np.int64], NDArray[np.float64]
-    Pair, FloatPair = tuple[Whole, Whole], tuple[Floats, Floats]
+    Whole = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Pair = tuple[Whole, Whole]
+    FloatPair = tuple[Floats, Floats]
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the interval from 0 to 1 as evenly as those of any number do."""
@@ -120,7 +122,8 @@ def _paired(prompts: Floats, answers: Floats, own: Floats, together: float) -> F
     # Equal answers are told apart by the level, so that no order of rows shows in them.
     places = np.lexsort((_levels(len(prompts)), own), axis=1).argsort(axis=1)
     products = answers[places] @ prompts / len(prompts)
-    return np.take(answers, places[np.abs(products - together).argmin()])
+    paired: Floats = answers[places[np.abs(products - together).argmin()]]
+    return paired
 
 
 def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
