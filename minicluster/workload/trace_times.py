@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOAD_PER_S = (10 / 3600, 100.0)
 """Mean rates between which a load lies; outside, its times likely have another unit."""
 POSSIBLE_PER_S = (1 / 3600, 200.0)
-"""Mean rates that a load may have: another unit with such a rate leaves a doubt."""
+"""Mean rates that a load may have: without a format, a second unit with one leaves a doubt."""
 DAY_S = 86_400.0
 EPOCH_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2015, 2035))
 """Times since 1970 of requests to language models; those of two units never overlap."""
@@ -121,8 +121,9 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     span = max(numbers) - min(numbers)
     if not span:
         return Clock(form.time_unit or "s", how=", all alike" if len(numbers) > 1 else "")
-    rates = {unit: (len(numbers) - 1) / span / UNITS_S[unit] for unit in UNITS_S}
-    low, high = POSSIBLE_PER_S
+    # A format leaves less doubt: some write its seconds as milliseconds, or the other way round.
+    units, (low, high) = (("s", "ms"), LOAD_PER_S) if form.time_unit else (UNITS_S, POSSIBLE_PER_S)
+    rates = {unit: (len(numbers) - 1) / span / UNITS_S[unit] for unit in units}
     possible = [unit for unit, rate in rates.items() if low <= rate <= high]
     certain = form.sure if fits_blocks is None else fits_blocks
     unit = form.time_unit or (possible or ["s"])[0]

@@ -234,6 +234,7 @@ READ = {
     "Bailian": (mooncake(3.0, 16, **CHAT), 1 / 3, "Qwen-Bailian: seconds, blocks of 16"),
     "Bailian without ids": (mooncake(3.0, None, **CHAT), 1 / 3, "Qwen-Bailian: seconds"),
     "Mooncake": (mooncake(500.0, 512), 2.0, "Mooncake: milliseconds, blocks of 512"),
+    "blocks of 64": (mooncake(500.0, 64), 2.0, "Mooncake: milliseconds, blocks of 64"),
     "Mooncake, too slow for seconds": (mooncake(4000.0, None), 0.25, "Mooncake: milliseconds"),
     "Mooncake's keys since 1970": (
         lines(
@@ -343,7 +344,7 @@ REFUSED = {
         mooncake(3.0, 16),
         "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
     ),
-    "blocks of 64": (mooncake(500.0, 64), "as milliseconds 2 requests/s"),
+    "blocks of 64, and a rate of both": (mooncake(100.0, 64), "as milliseconds 10 requests/s"),
     "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333.3 requests/s"),
     "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
