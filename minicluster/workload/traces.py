@@ -49,9 +49,7 @@ def read_trace(
     Read a trace in one of the formats of `minicluster.workload.trace_formats`, told by its keys.
 
     A log's lines come when an answer ends: they are sorted by arrival, and those without tokens
-    (health checks, refused requests) are left out. A number is a time in the unit that its key
-    says, or in that in which it lies between 2015 and tomorrow, counted from 1970; else in the
-    unit of the format, where ids of blocks or the rate of the requests leave no doubt of it.
+    (health checks, refused requests) are left out. Units: see `trace_times.clock_of`.
 
     Args:
         reading: what decides in place of the file.
