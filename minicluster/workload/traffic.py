@@ -120,7 +120,7 @@ class Traffic:
             return [*lines, "no arrivals are in it: give the rate, workload.requests_per_s"]
         return [
             *lines,
-            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s",
+            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.{0 if self.span_s > 9 else 2}f} s",
             f"the busiest 5 minutes have {self.busiest_per_s:.3g}/s, which the load takes",
             f"coefficient of variation of the gaps: {self.gap_cv:.2g} (Poisson: 1)",
             *(

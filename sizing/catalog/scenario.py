@@ -71,11 +71,12 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
     try:
         traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
     except InputError as error:
-        if "--" not in (error.way_out or ""):
-            raise
         # A scenario has no options of its own for a trace.
-        first = f"first `sizing traffic {trace} … -o TRACE`, which writes one without doubt"
-        way_out = f"{first}: {error.way_out}"
+        options = {"--time-unit": "--time-unit UNIT", "--skip-images": "--skip-images"}
+        given = next((of for name, of in options.items() if name in (error.way_out or "")), None)
+        if given is None:
+            raise
+        way_out = f"run `sizing traffic {trace} {given} -o TRACE` first, and name TRACE here"
         raise InputError(error.place, error.value, error.expectation, way_out) from None
     load["lengths"] = [list(row) for row in traffic.lengths]
     if load.get("users") is None and load.get("requests_per_s") is None:

@@ -174,7 +174,9 @@ def test_a_trace_of_no_certain_unit_is_converted_first(tmp_path: Path) -> None:
     file = tmp_path / "log"
     rows = [{"time": 50 * n, "prompt_tokens": 5, "output_tokens": 5} for n in range(3)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError, match=r"as seconds .*`sizing traffic .* -o TRACE`.*--time-unit"):
+    with pytest.raises(
+        InputError, match=r"as seconds .*`sizing traffic .* --time-unit UNIT -o TRACE`"
+    ):
         scenario_from(scenario(trace=str(file)), place="s")
 
 
