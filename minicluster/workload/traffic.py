@@ -118,9 +118,10 @@ class Traffic:
             lines.append(f"lengths: {len(self.lengths):,} rows, {together}")
         if self.span_s is None:
             return [*lines, "no arrivals are in it: give the rate, workload.requests_per_s"]
+        span = f"{self.span_s:{',.0f' if self.span_s > WINDOW_S else '.3g'}}"
         return [
             *lines,
-            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.{0 if self.span_s > 9 else 2}f} s",
+            f"{self.mean_per_s:.3g} requests/s over {span} s",
             f"the busiest 5 minutes have {self.busiest_per_s:.3g}/s, which the load takes",
             f"coefficient of variation of the gaps: {self.gap_cv:.2g} (Poisson: 1)",
             *(
