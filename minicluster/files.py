@@ -6,6 +6,7 @@ import csv
 import fcntl
 import io
 import os
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def read_text(path: Path, expectation: str) -> str:
 
 
 def read_table(
-    path: Path, expectation: str, columns: Sequence[str]
+    path: Path, expectation: str, columns: Sequence[str], delimiter: str = ","
 ) -> list[tuple[str, dict[str, Any]]]:
     """
     Read a CSV file whose first line names the columns.
@@ -53,10 +54,16 @@ def read_table(
         column are a list under `SURPLUS`, and cells missing at the end are `None`.
 
     Raises:
-        InputError: no such file, binary data, no CSV, or a column missing.
+        InputError: no such file, binary data, no CSV, a column missing, or two of one name.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path, expectation), newline=""), restkey=SURPLUS)
+    text = io.StringIO(read_text(path, expectation), newline="")
+    reader = csv.DictReader(text, restkey=SURPLUS, delimiter=delimiter, skipinitialspace=True)
     try:
+        twice = next(
+            (name for name, of in Counter(reader.fieldnames).items() if name and of > 1), ""
+        )
+        if twice:
+            raise InputError(f"{path}: {twice}", Fault("is two columns"), "names that differ")
         for name in columns:
             if name not in (reader.fieldnames or ()):
                 raise InputError(f"{path}: {name}", None, "a column of that name")

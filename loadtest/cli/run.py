@@ -17,13 +17,7 @@ from minicluster.errors import Exit, InputError
 from minicluster.specs.checks import one_of
 from minicluster.workload import PROCESSES
 from minicluster.workload.sample_size import default_requests
-from minicluster.workload.trace_options import (
-    BlockTokens,
-    Format,
-    SkipImages,
-    TimeUnit,
-    TraceReading,
-)
+from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
 
 if TYPE_CHECKING:
     from loadtest.run.run_config import TestLoad
@@ -124,9 +118,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
         bool,
         typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
     ] = False,
-    form: Format = None,
     time_unit: TimeUnit = None,
-    block_tokens: BlockTokens = None,
     skip_images: SkipImages = False,
     prefix_tokens: Annotated[
         int | None,
@@ -185,9 +177,7 @@ def run(  # noqa: PLR0913  (a command line is its options)
         ),
         stages=() if stages is None else parse_stages(stages),
         skip_unanswered=skip_unanswered,
-        reading=TraceReading(
-            format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
-        ),
+        reading=TraceReading(time_unit=time_unit, skip_images=skip_images),
     )
     load = _planned_load(plan, given) if plan else _free_load(given, shape, trace)
     if trace:

@@ -14,8 +14,8 @@ from minicluster.errors import Fault, InputError
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
-from minicluster.workload.trace_options import TraceReading
-from minicluster.workload.traces import AS_FOUND, read_trace
+from minicluster.workload.trace_options import AS_FOUND, TraceReading
+from minicluster.workload.traces import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from minicluster.specs.workload import LengthRow, Lengths, RequestClass
 
-    Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
-    FloatPair = tuple[NDArray[np.float64], NDArray[np.float64]]
+    Whole = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Pair = tuple[Whole, Whole]
+    FloatPair = tuple[Floats, Floats]
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the interval from 0 to 1 as evenly as those of any number do."""
@@ -33,7 +35,7 @@ MOST_LOST = 0.01
 """Relative error of a mean or a 99th percentile that rows may have; half of what is promised."""
 
 
-def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Whole:
     """Draw *count* lengths, each at least 1, shape (count,)."""
     if lengths.distribution == "fixed":
         return np.full(count, lengths.mean, dtype=np.int64)
@@ -61,7 +63,7 @@ def sample_requests(
     return drawn[:, 0], drawn[:, 1]
 
 
-def length_quantiles(lengths: Lengths, count: int) -> NDArray[np.float64]:
+def length_quantiles(lengths: Lengths, count: int) -> Floats:
     """
     Return *count* equally likely lengths: the quantiles at (k + 1/2) / count, shape (count,).
 
@@ -86,9 +88,8 @@ def request_quantiles(part: RequestClass, count: int) -> FloatPair:
     means of the rows; else answers are quantiles of their own distribution, ascending, too.
     """
     if part.input_tokens is not None and part.output_tokens is not None:
-        return length_quantiles(part.input_tokens, count), length_quantiles(
-            part.output_tokens, count
-        )
+        prompts, answers = (part.input_tokens, part.output_tokens)
+        return length_quantiles(prompts, count), length_quantiles(answers, count)
     return _row_quantiles(part.lengths, count)
 
 
@@ -104,31 +105,38 @@ def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
     """
     rows = np.array(sorted(lengths), dtype=np.float64)
     prompts, answers, weights = rows.T
-    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+    levels = _levels(count)
     own = _answers_of_groups(answers, weights, levels)
-    # Equal answers are told apart by the level, so that no order of rows shows in them.
-    places = np.lexsort((levels, own), axis=1).argsort(axis=1)
     prompts_of, answers_of = (_group_means(each, weights, count) for each in (prompts, answers))
-    products = answers_of[places] @ prompts_of / count
-    best = np.abs(products - np.average(prompts * answers, weights=weights)).argmin()
-    return prompts_of, answers_of[places[best]]
+    together = float(np.average(prompts * answers, weights=weights))
+    return prompts_of, _paired(prompts_of, answers_of, own, together)
 
 
-def _group_means(
-    values: NDArray[np.float64], weights: NDArray[np.float64], count: int
-) -> NDArray[np.float64]:
+def _levels(count: int) -> Floats:
+    """Return *count* levels that fill 0 to 1 evenly, from `STARTS` starts, shape (m, count)."""
+    return (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
+
+
+def _paired(prompts: Floats, answers: Floats, own: Floats, together: float) -> Floats:
+    """Return ascending answers in that order of one row of *own*, (m, n), nearest to a product."""
+    # Equal answers are told apart by the level, so that no order of rows shows in them.
+    places = np.lexsort((_levels(len(prompts)), own), axis=1).argsort(axis=1)
+    products = answers[places] @ prompts / len(prompts)
+    paired: Floats = answers[places[np.abs(products - together).argmin()]]
+    return paired
+
+
+def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
     """Return the means of *count* groups of equal weight, in ascending order."""
     order = np.argsort(values, kind="stable")
     reached = np.concatenate([[0.0], np.cumsum(weights[order])])
     total = np.concatenate([[0.0], np.cumsum(weights[order] * values[order])])
     borders = np.linspace(0.0, reached[-1], count + 1)
-    means: NDArray[np.float64] = np.diff(np.interp(borders, reached, total)) * count / reached[-1]
+    means: Floats = np.diff(np.interp(borders, reached, total)) * count / reached[-1]
     return means
 
 
-def _answers_of_groups(
-    answers: NDArray[np.float64], weights: NDArray[np.float64], levels: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _answers_of_groups(answers: Floats, weights: Floats, levels: Floats) -> Floats:
     """
     Return quantiles of the answers in each of n groups of rows that have equal weight.
 
@@ -156,9 +164,7 @@ def _answers_of_groups(
     return found
 
 
-def independent_rows(
-    prompts: NDArray[np.float64], answers: NDArray[np.float64], count: int
-) -> tuple[LengthRow, ...]:
+def independent_rows(prompts: Floats, answers: Floats, count: int) -> tuple[LengthRow, ...]:
     """
     Return *count* rows of one request each, of lengths whose dependence is not known.
 
@@ -166,19 +172,16 @@ def independent_rows(
         prompts: equally likely lengths, any number of them.
         answers: likewise.
     """
-    means = (_group_means(each, np.ones(len(each)), count) for each in (prompts, answers))
-    prompts_of, answers_of = (np.maximum(1, np.rint(each)).astype(int) for each in means)
-    levels = (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
-    places = levels.argsort(axis=1)
-    products = answers_of[places] @ prompts_of / count
-    best = np.abs(products - prompts_of.mean() * answers_of.mean()).argmin()
-    pairs = zip(prompts_of.tolist(), answers_of[places[best]].tolist(), strict=True)
-    return tuple((prompt, answer, 1) for prompt, answer in pairs)
+    prompts_of, answers_of = (
+        np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count)))
+        for each in (prompts, answers)
+    )
+    together = prompts_of.mean() * answers_of.mean()
+    paired = _paired(prompts_of, answers_of, np.zeros((STARTS, count)), together)
+    return tuple((int(n), int(o), 1) for n, o in zip(prompts_of, paired, strict=True))
 
 
-def length_rows(
-    prompts: NDArray[np.int64], answers: NDArray[np.int64], *, place: str
-) -> tuple[LengthRow, ...]:
+def length_rows(prompts: Whole, answers: Whole, *, place: str) -> tuple[LengthRow, ...]:
     """
     Count requests by their lengths, in as many rows as keep means and 99th percentiles.
 
@@ -205,7 +208,7 @@ def length_rows(
     raise InputError(place, f"{len(lengths):,} requests", expected, "simulate the trace itself")
 
 
-def _rows(lengths: NDArray[np.int64], most: int) -> tuple[LengthRow, ...]:
+def _rows(lengths: Whole, most: int) -> tuple[LengthRow, ...]:
     """Split requests into at most *most* groups; return mean lengths and number of each."""
     longest = {int(np.argmax(column)) for column in (*lengths.T, lengths.sum(axis=1))}
     others = np.delete(lengths, list(longest), axis=0)
@@ -228,9 +231,7 @@ def _rows(lengths: NDArray[np.int64], most: int) -> tuple[LengthRow, ...]:
     return tuple((prompt, answer, count) for (prompt, answer), count in sorted(counted.items()))
 
 
-def _group(
-    lengths: NDArray[np.int64], scale: NDArray[np.float64], number: int
-) -> tuple[float, int, int, NDArray[np.int64]]:
+def _group(lengths: Whole, scale: Floats, number: int) -> tuple[float, int, int, Whole]:
     """Return a group with the spread that a split would lessen, and the column that has it."""
     spread = ((lengths - lengths.mean(axis=0)) / scale) ** 2
     # Of equal lengths, rounding leaves a spread that no split lessens.
@@ -239,7 +240,7 @@ def _group(
     return -float(by_column[widest]), number, widest, lengths
 
 
-def _lost(lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> float:
+def _lost(lengths: Whole, rows: Whole) -> float:
     """Return the largest relative error of a mean or a 99th percentile of either length."""
     kept = np.repeat(rows[:, :2], rows[:, 2], axis=0)
     return max(

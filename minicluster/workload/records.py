@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import Fault, InputError
-from minicluster.files import read_text
+from minicluster.files import SURPLUS, read_table, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +27,9 @@ def begins_as_json(text: str) -> bool:
     return text.lstrip()[:1] in {"{", "["}
 
 
-def read_records(path: Path, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Yield the records of a file, each with the number of its line.
+    Yield the records of a file, each with file and line; those in `LISTS` of a document, too.
 
     Args:
         path: JSON objects, one a line, in a list, or after one another; or CSV with a header.
@@ -42,87 +40,78 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[int, dict[str, 
             than the header's.
     """
     text = read_text(path, expectation)
-    return _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
+    documents = _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
+    for place, document in documents:
+        try:
+            for record in _unnested(document):
+                yield place, record
+        except (TypeError, AttributeError, RecursionError):
+            raise InputError(place, str(document)[:80], expectation) from None
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     decoder, expected = json.JSONDecoder(), "JSON objects, one a line or a list of them"
-    line, end, size = 1, 0, len(text)
+    line, end = 1, 0
     while True:
         between = BETWEEN.match(text, end)
         at = between.end() if between else end
         line += text.count("\n", end, at)
-        if at == size:
+        place = f"{path}:{line}"
+        if at == len(text):
             break
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}:{line}", getattr(error, "msg", str(error)), expected
-            ) from None
+            raise InputError(place, getattr(error, "msg", str(error)), expected) from None
         if not isinstance(value, dict):
-            raise InputError(f"{path}:{line}", text[at:end][:80], expected)
-        yield line, value
+            raise InputError(place, text[at:end][:80], expected)
+        yield place, value
         line += text.count("\n", at, end)
     if text.lstrip().startswith("[") and not text.rstrip().endswith("]"):
-        raise InputError(f"{path}:{line}", Fault("is a list that is cut off"), f"{expected}, whole")
+        raise InputError(place, Fault("is a list that is cut off"), f"{expected}, whole")
 
 
-def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = text.splitlines()
+def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not text.strip():
         raise InputError(f"{path}:1", Fault("is an empty file"), expectation)
-    delimiter = max(",;\t", key=lines[0].count)
-    source = io.StringIO(text, newline="")
-    reader = csv.DictReader(source, skipinitialspace=True, delimiter=delimiter)
-    try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        for record in reader:
-            if None in record or None in record.values():
-                expected = f"{len(reader.fieldnames or ())} cells, as the header has"
-                raise InputError(
-                    f"{path}:{reader.line_num}", lines[reader.line_num - 1][:80], expected
-                )
-            yield reader.line_num, record
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}", str(error), expectation) from None
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    for place, cells in read_table(path, expectation, (), delimiter):
+        if SURPLUS in cells or None in cells.values():
+            found = Fault("has other cells than the header")
+            raise InputError(place, found, f"one for each of {', '.join(cells)[:80]}")
+        yield place, {name.strip(): cell for name, cell in cells.items()}
 
 
-def flat(record: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a record without tables in it: their keys dotted, attributes of OTLP likewise."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if not isinstance(value, list | dict):
-            found[above + key] = value
-            continue
-        inner: Any = value
-        if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
-            inner = {each["key"]: each["value"] for each in value}
-        if isinstance(inner, dict) and len(inner) == 1 and OTLP_SCALARS & inner.keys():
-            (inner,) = inner.values()
-        if isinstance(inner, dict):
-            found |= flat(inner, f"{above}{key}.")
-        else:
-            found[above + key] = inner
-    return found
-
-
-def unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (JSON)
     """
-    Yield the records that a document holds in its lists, or the record itself.
+    Yield what a record holds by dotted keys, attributes of OTLP likewise.
 
-    Raises:
-        TypeError: such a list is none.
+    A list is one value; the records in it stand below `key[]`.
     """
-    here = LISTS & record.keys()
-    key = next((key for key in here if isinstance(record[key], list)), None)
+    if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
+        value = {each["key"]: each["value"] for each in value}
+    if isinstance(value, dict) and len(value) == 1 and OTLP_SCALARS & value.keys():
+        (value,) = value.values()
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(inner, f"{path}.{key}" if path else key)
+        return
+    yield path, value
+    if isinstance(value, list):
+        for each in value:
+            if isinstance(each, dict):
+                yield from flat(each, f"{path}[]")
+
+
+def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    key = next((key for key in LISTS & record.keys() if isinstance(record[key], list)), None)
     if key is None:
         if "resourceSpans" in record or not isinstance(record.get("attributes", {}), list | dict):
             raise TypeError(record)
         yield record
         return
     for each in record[key]:
-        yield from unnested(each)
+        yield from _unnested(each)
 
 
 def _is_attribute(value: object) -> bool:

@@ -3,114 +3,93 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from minicluster.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
+
+    from minicluster.workload.trace_requests import Request
 
 Key = tuple[str, str]
 """Ids of a trace and of a span."""
 
 
-class Span(NamedTuple):
+def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> set[int]:
     """
-    A request's span.
-
-    Attributes:
-        place: file and line.
-        key: its ids.
-        tokens: of its prompt and its answer.
-        times: its begin and its end, as the file has them; the end `None` where it has none.
-    """
-
-    place: str
-    key: Key
-    tokens: tuple[int, int]
-    times: tuple[Any, Any]
-
-
-def repeated(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> set[int]:
-    """
-    Return the positions of spans that count no request of their own.
+    Return the positions of requests whose spans count none of their own.
 
     Of a span and one above it with the same tokens the upper one counts: it begins when the
     request arrived. A span above several, with the sum of their tokens, is no request.
 
     Args:
-        spans: of requests.
+        requests: those without a span count.
         parents: the span above each span of the file, requests or not.
 
     Raises:
         InputError: tokens of a span are neither those of the one below it nor the sum of several,
-            two spans of one id have different ones, or one of a trace ran while another one with
-            the same tokens did, and the span above it is not in the file.
+            two spans of one id have different ones, or two of a trace have the same and a span
+            above one of them is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()
-    for at, span in enumerate(spans):
-        first = spans[at_of.setdefault(span.key, at)]
-        if first is not span:
+    for at, each in enumerate(requests):
+        if each.span is not None and at_of.setdefault(each.span, at) != at:
             again.add(at)
-            _refuse_unless(first.tokens == span.tokens, span, first)
+            first = requests[at_of[each.span]]
+            _refuse_unless(first.tokens == each.tokens, each, first)
     below: dict[int, list[int]] = defaultdict(list)
+    absent: dict[int, Key] = {}
     for key, at in at_of.items():
-        above = _request_above(key, parents, at_of)
-        if above is not None:
-            below[above].append(at)
-    for above, children in below.items():
-        tokens = [spans[at].tokens for at in children]
-        if tokens == [spans[above].tokens]:
-            again.update(children)
-        else:
-            is_sum = tuple(map(sum, zip(*tokens, strict=True))) == spans[above].tokens
-            _refuse_unless(is_sum, spans[above], spans[children[0]])
-            again.add(above)
-    _refuse_strays([span for at, span in enumerate(spans) if at not in again], parents)
+        above = _above(key, parents, at_of)
+        if above in at_of:
+            below[at_of[above]].append(at)
+        elif above is not None:
+            absent[at] = above
+    for at, children in below.items():
+        tokens = [requests[each].tokens for each in children]
+        is_sum = tokens != [requests[at].tokens]
+        agree = not is_sum or tuple(map(sum, zip(*tokens, strict=True))) == requests[at].tokens
+        _refuse_unless(agree, requests[at], requests[children[0]])
+        again |= {at} if is_sum else set(children)
+    _refuse_strays({at: requests[at] for at in at_of.values() if at not in again}, absent)
     return again
 
 
-def _refuse_strays(spans: Sequence[Span], parents: Mapping[Key, Key | None]) -> None:
-    alike: dict[tuple[str, tuple[int, int]], list[Span]] = defaultdict(list)
-    for span in spans:
-        alike[span.key[0], span.tokens].append(span)
-    for group in alike.values():
-        ended = [span for span in group if span.times[1] is not None]
-        ended.sort(key=lambda span: str(span.times[1]), reverse=True)
-        ended.sort(key=lambda span: str(span.times[0]))
-        outer = ended[0] if ended else None
-        for inner in ended[1:]:
-            above = parents.get(inner.key)
-            is_within = outer is not None and str(inner.times[1]) <= str(outer.times[1])
-            if is_within and above is not None and above not in parents:
-                raise InputError(
-                    f"{inner.place}: span {inner.key[1]}",
-                    Fault("is within another of the same trace and the same tokens"),
-                    f"span {above[1]} above it, which says whether both are one request",
-                    "add the spans between them, or leave those of one service out of the file",
-                )
-            outer = outer if is_within else inner
+def _refuse_strays(spans: Mapping[int, Request], absent: Mapping[int, Key]) -> None:
+    """Refuse spans that may be one request: which is above which, a span says that is absent."""
+    alike: dict[tuple[str, tuple[int, int]], int] = {}
+    for at, each in spans.items():
+        trace, span = each.span or ("", "")
+        first = alike.setdefault((trace, each.tokens), at)
+        missing = absent.get(at) or absent.get(first)
+        if missing and absent.get(at) != absent.get(first):
+            raise InputError(
+                f"{each.place}: span {span}",
+                Fault(f"has the trace and the tokens of {spans[first].place}"),
+                f"span {missing[1]}, which says whether both are one request",
+                "add the spans between them, or leave those of one service out of the file",
+            )
 
 
-def _request_above(
-    key: Key, parents: Mapping[Key, Key | None], requests: Mapping[Key, int]
-) -> int | None:
+def _above(key: Key, parents: Mapping[Key, Key | None], requests: Container[Key]) -> Key | None:
+    """Return the nearest span above that is a request, or is not in the file."""
     passed = {key}
     above = parents.get(key)
-    while above is not None and above not in passed:
-        if above in requests:
-            return requests[above]
+    while above is not None and above in parents and above not in requests:
+        if above in passed:
+            return None
         passed.add(above)
-        above = parents.get(above)
-    return None
+        above = parents[above]
+    return above
 
 
-def _refuse_unless(agree: bool, span: Span, other: Span) -> None:  # noqa: FBT001  (a condition)
+def _refuse_unless(agree: bool, one: Request, other: Request) -> None:  # noqa: FBT001  (a condition)
     if not agree:
-        (prompt, answer), (its_prompt, its_answer) = span.tokens, other.tokens
+        (prompt, answer), (its_prompt, its_answer) = one.tokens, other.tokens
         raise InputError(
-            f"{span.place}: span {span.key[1]}",
+            f"{one.place}: span {one.span and one.span[1]}",
             Fault(f"has {prompt} + {answer} tokens, and {other.place} {its_prompt} + {its_answer}"),
             "the tokens of the one request below it, or the sum of several",
             "leave the spans of one of the services out of the file",

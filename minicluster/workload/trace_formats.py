@@ -18,7 +18,6 @@ class Format(NamedTuple):
 
     Attributes:
         keys: of its records.
-        told_by: further keys that tell it from others with these.
         time_unit: of times that are numbers, by its documentation; `None`: it says none.
         block_tokens: tokens of the blocks of `hash_ids`; `None`: it has none.
         sure: its keys alone tell it from any other, so that its unit is certain.
@@ -31,13 +30,12 @@ class Format(NamedTuple):
     document: str
     time_unit: str | None = None
     block_tokens: int | None = None
-    told_by: tuple[str, ...] = ()
     sure: bool = False
     only_requests: bool = True
 
 
 class Meaning(NamedTuple):
-    """What a key says: `time`, or a name of the table; its rank among times; the unit in it."""
+    """What a key says, by a name of the table; its rank among times; the unit in it."""
 
     what: str
     rank: int = 0
@@ -46,9 +44,12 @@ class Meaning(NamedTuple):
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 FORMATS: dict[str, Format] = {name: Format(**each) for name, each in _TABLE["formats"].items()}
-_TIMES: dict[str, int] = {name: rank for rank, name in enumerate(_TABLE["times"]["names"])}
-_WHAT: dict[str, str] = {name: what for what, names in _TABLE["keys"].items() for name in names}
-_PART = re.compile("cache|detail|cost|price|limit|max")
+_WHAT: dict[str, Meaning] = {
+    name: Meaning(what, rank)
+    for what, names in _TABLE["keys"].items()
+    for rank, name in enumerate(names)
+}
+_PART = re.compile(r"cache|detail|cost|price|limit|max")
 """Tables whose counts are parts of others, or no tokens of this request."""
 _UNIT = re.compile(r"(?:_(s|sec|seconds|ms|millis|us|ns|unix_nano)|(Ms|Us|Ns|UnixNano))$")
 _UNITS = {"sec": "s", "seconds": "s", "millis": "ms", "unix_nano": "ns", "unixnano": "ns"}
@@ -56,25 +57,25 @@ _UNITS = {"sec": "s", "seconds": "s", "millis": "ms", "unix_nano": "ns", "unixna
 
 @cache
 def meaning(path: str) -> Meaning | None:
-    """Return what a dotted key means; `None`: nothing that is read."""
+    """Return what a dotted key means, `[]` after a list's; `None`: nothing that is read."""
     *tables, last = path.split(".")
     suffix = _UNIT.search(last)
     unit = suffix[0].removeprefix("_").lower() if suffix else ""
-    bare = _plain(last[: suffix.start()] if suffix else last)
-    if bare in _TIMES:
-        return Meaning("time", _TIMES[bare], _UNITS.get(unit, unit) or None)
-    both = f"{_plain(tables[-1])}.{_plain(last)}" if tables else ""
-    what = _WHAT.get(_plain(last)) or _WHAT.get(both)
-    if what is None and _WHAT.get(bare) == "turns":
-        what = "turns"  # delay_ms
-    if what in {"prompt", "answer"} and _PART.search(".".join(tables)):
-        return None
-    return Meaning(what) if what else None
+    bare = _WHAT.get(_plain(last[: suffix.start()] if suffix else last))
+    own = _WHAT.get(_plain(last))
+    if bare is not None and bare.what in {"time", "turns"}:
+        own = bare._replace(unit=_UNITS.get(unit, unit) or None)
+    of_table = _WHAT.get(f"{_plain(tables[-1])}.{_plain(last)}") if tables else None
+    if of_table or own is None or own.what in {"images", "kind"}:
+        return of_table or own
+    is_part = own.what in {"prompt", "answer"} and _PART.search(".".join(tables).lower())
+    # An id in a table is a user's, a model's, or of something else.
+    return None if is_part or "[]" in path or (own.what == "id" and tables) else own
 
 
-def format_of(keys: Collection[str]) -> str:
-    """Return the name of the format that has these keys; any other is a log."""
-    return next(name for name, each in FORMATS.items() if {*each.keys, *each.told_by} <= set(keys))
+def format_of(keys: Collection[str]) -> Format:
+    """Return the format that has these keys; any other is a log."""
+    return next(each for each in FORMATS.values() if set(each.keys) <= set(keys))
 
 
 def _plain(name: str) -> str:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from minicluster.specs.checks import Count, Options, choice
-from minicluster.workload.trace_formats import FORMATS
+from minicluster.specs.checks import Options, choice
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds of the units of times."""
@@ -17,28 +16,21 @@ UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading(Options):
     """
-    What decides how a trace is read; `None`: what the file itself says, or it is refused.
+    What decides how a trace is read.
 
     Attributes:
-        format: one of `minicluster.workload.trace_formats.FORMATS`.
-        time_unit: unit of times that are numbers: s, ms, us or ns.
-        block_tokens: tokens of the blocks that `hash_ids` name.
+        time_unit: of times that are numbers: s, ms, us or ns; `None`: what the file itself says.
         skip_images: leave out requests with images, audio or video instead of refusing them.
     """
 
-    format: Annotated[str, choice(*FORMATS)] | None = None
     time_unit: Annotated[str, choice(*UNITS_S)] | None = None
-    block_tokens: Count | None = None
     skip_images: bool = False
 
 
-Format = Annotated[
-    str | None, Option("--format", help="Format of the trace: " + ", ".join(FORMATS) + ".")
-]
+AS_FOUND = TraceReading()
 TimeUnit = Annotated[
     str | None, Option(help="Unit of the trace's times: " + ", ".join(UNITS_S) + ".")
 ]
-BlockTokens = Annotated[int | None, Option(help="Tokens of a block that hash_ids name.")]
 SkipImages = Annotated[
     bool, Option("--skip-images", help="Requests with images, audio or video left out.")
 ]

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
-from minicluster.workload.records import flat, read_records, unnested
-from minicluster.workload.spans import Key, Span, repeated
-from minicluster.workload.trace_formats import (
-    FORMATS,
-    Format,
-    Meaning,
-    format_of,
-    meaning,
-)
-from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.records import flat, read_records
+from minicluster.workload.spans import Key, repeated
+from minicluster.workload.trace_formats import FORMATS, Format, Meaning, format_of, meaning
+from minicluster.workload.trace_times import epoch_unit, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
-KNOWN = ", ".join(
-    f"{each.title} ({', '.join(each.keys)})" for each in FORMATS.values() if each.keys
+KNOWN = "a log (JSON lines or CSV with time, prompt_tokens, output_tokens), or " + ", ".join(
+    each.title for each in FORMATS.values() if each.keys
 )
-KNOWN += ", or a log (JSON lines or CSV with time, prompt_tokens, output_tokens)"
-IMAGES = {"image", "images", "audio", "video", "vision", "multimodal"}
-"""Types of requests that are no text."""
-PLAIN = {"time", "prompt", "answer", "took", "ids", "block", "id"}
-"""What a request says that is no reason to refuse it."""
+IMAGE = re.compile(
+    r"(?<![a-z])a?(image|audio|video|vision|multimodal|transcription|speech)"
+    r"|^(input_)?file$|^document$",
+    re.IGNORECASE,
+)
+"""Types of requests, and of parts of them, that are no text."""
+NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNORECASE)
+"""Texts under a key of images that are none: zero, and a container's name and tag."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
 
@@ -88,23 +88,29 @@ class Request(NamedTuple):
     Attributes:
         place: file and line.
         row: all but its time, and the content that `ids` name.
-        at: its time, a number or a text, under `key`, which may say its `unit`.
+        key, at: its time, a number or a text, and the key that it stands under.
         took_s: from its arrival to `at`.
-        ids: of the blocks of its prompt, of `block_tokens` each if the line says so.
+        ids: of the blocks of its prompt.
+        span: its ids, if it is one.
     """
 
     place: str
     row: TraceRow
-    at: object
     key: str
-    unit: str | None = None
-    took_s: float = 0.0
-    ids: tuple[int, ...] = ()
-    block_tokens: int | None = None
+    at: object
+    took_s: float
+    ids: tuple[int, ...]
+    span: Key | None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of prompt and answer."""
+        return self.row.input_tokens, self.row.output_tokens
 
 
-Facts = dict[str, list[tuple[str, Meaning, Any]]]
-"""What a record says, by what its keys mean: each key, its meaning and its value."""
+Pair = tuple[str, Any]
+Facts = defaultdict[str, list[Pair]]
+"""What a record says, by what its keys mean: keys and values."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,229 +119,202 @@ class RequestFile:
     A file of requests.
 
     Attributes:
-        format: as the options say, or as the keys of the first request do.
+        format: that of the first request's keys, if it is known.
         left_out: number of its lines, spans and requests that are none of `read`, by the reason.
         unread: keys of requests that have no meaning here.
-        keys: of the first record.
     """
 
     path: Path
-    reading: TraceReading
+    skip_images: bool
     format: Format = FORMATS["log"]
+    known: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     unread: dict[str, None] = field(default_factory=dict)
-    keys: tuple[str, ...] = ()
 
     def read(self) -> list[Request]:
         """
-        Return the requests in the file's order, each once.
+        Return the requests in the file's order, each once; at least one.
 
         Raises:
-            InputError: no such file, no records, or a record that cannot be a request.
+            InputError: no such file, no requests, or a record that cannot be one.
         """
         found: list[Request] = []
-        spans: dict[int, Span] = {}
         parents: dict[Key, Key | None] = {}
-        lines: dict[tuple[str, int, int], str] = {}
-        known = False
-        for place, record in self._records():
-            facts = self._facts(record)
-            is_request = "prompt" in facts and "answer" in facts
-            if not known:
-                self.keys = self.keys or tuple(record)
-                self.format = FORMATS[self.reading.format or format_of(record)]
-                known = is_request or self.format.only_requests
-            request = self._read(place, record, facts, is_request=is_request)
-            ids = _span_ids(facts)
-            if ids is not None:
-                parents[ids[0]] = ids[1]
-            if request is not None:
-                tokens = request.row.input_tokens, request.row.output_tokens
-                if ids is not None:
-                    end = facts["end"][0][2] if facts["end"] else None
-                    spans[len(found)] = Span(place, ids[0], tokens, (request.at, end))
-                elif facts["id"]:
-                    key, _, value = facts["id"][0]
-                    before = lines.setdefault((str(value), *tokens), place)
-                    if before != place:
-                        raise InputError(
-                            f"{place}: {key}",
-                            value,
-                            f"another one than {before} has, with the same tokens",
-                            "keep one line of each request",
-                        )
-                found.append(request)
-        positions = list(spans)
-        again = {positions[at] for at in repeated(list(spans.values()), parents)}
-        self.left_out += Counter({"spans of requests that other spans are, too": len(again)})
-        return [each for at, each in enumerate(found) if at not in again]
-
-    def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, document in read_records(self.path, KNOWN):
-            place = f"{self.path}:{number}"
+        lines: dict[tuple[object, ...], str] = {}
+        keys: list[str] = []
+        for place, record in read_records(self.path, KNOWN):
+            keys = keys or list(record)
             try:
-                for record in unnested(document):
-                    yield place, flat(record)
-            except (TypeError, AttributeError, RecursionError):
-                raise InputError(place, str(document)[:80], KNOWN) from None
+                facts = self._facts(record)
+                span, above = _span_ids(facts)
+                if span is not None:
+                    parents[span] = above
+                if self._counts(record, facts):
+                    found.append(self._request(place, record, facts, span))
+                    if span is None and self.format is not FORMATS["access"]:
+                        _refuse_again(found[-1], facts, lines)
+            except InputError as error:
+                raise error.inside(place) from None
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                expected = "a request with a time and whole numbers of tokens"
+                raise InputError(place, Fault(f"is {error}"), expected) from None
+        if not found:
+            named = f": its keys are {', '.join(keys[:12])}" if keys else ""
+            raise InputError(f"{self.path}:1", Fault(f"is a trace without requests{named}"), KNOWN)
+        again = repeated(found, parents)
+        self.left_out["spans of requests that other spans are, too"] += len(again)
+        return [each for at, each in enumerate(found) if at not in again]
 
     def _facts(self, record: dict[str, Any]) -> Facts:
         facts: Facts = defaultdict(list)
-        for key, value in record.items():
+        for key, value in flat({key: _decoded(value) for key, value in record.items()}):
             means = meaning(key)
             if value is None or value == "":
                 continue
-            if means is None or means.what in {"session", "end"}:
-                self.unread[key] = None
             if means is not None:
-                facts[means.what].append((key, means, value))
+                facts[means.what].append((key, value))
+            if (means is None and "[]" not in key) or (means and means.what == "session"):
+                self.unread[key] = None
         return facts
 
-    def _read(
-        self, place: str, record: dict[str, Any], facts: Facts, *, is_request: bool
-    ) -> Request | None:
-        """Return the request of a record; `None`: it is none, and counted."""
-        if not is_request and not self.format.only_requests:
+    def _counts(self, record: dict[str, Any], facts: Facts) -> bool:
+        """Say whether a record is a request that counts; refuse one that cannot."""
+        is_request = bool(facts["prompt"] and facts["answer"])
+        if not self.known:
+            self.format = format_of(record)
+            self.known = is_request or self.format.only_requests
+        made = self.format.only_requests
+        if not is_request and not made:
             self.left_out["lines without token counts"] += 1
-            return None
-        try:
-            if self.format is FORMATS["schedule"]:
-                return _from_schedule(place, record)
-            self._refuse_missing(record)
-            if facts.keys() <= PLAIN:
-                return _request(place, facts)
-            self._refuse_waiting(facts)
-            _refuse_several(facts)
-            if not self._is_left_out(facts):
-                return _request(place, facts)
-        except InputError as error:
-            raise error.inside(place) from None
-        except (TypeError, ValueError, OverflowError) as error:
-            expected = "a request with a time and whole numbers of tokens"
-            raise InputError(place, Fault(f"is {error}"), expected) from None
-        self.left_out["requests with images, audio or video"] += 1
-        return None
-
-    def _is_left_out(self, facts: Facts) -> bool:
-        """Say whether a request has images, audio or video; refuse it unless asked to."""
-        images = _with_images(facts)
-        if images is not None and not self.reading.skip_images:
+            return False
+        for key in self.format.keys if made else ():
+            if record.get(key) in {None, ""}:
+                raise InputError(key, None, f"a value: {self.format.title} has it")
+        _refuse_several(facts, made=made)
+        images = media(facts["images"] + facts["kind"])
+        if images is not None and not self.skip_images:
             expected = "none: lengths in tokens do not say what images, audio or video cost"
             raise InputError(*images, expected, "--skip-images leaves such requests out")
-        return images is not None
+        if images is not None:
+            self.left_out["requests with images, audio or video"] += 1
+        return images is None
 
-    def _refuse_missing(self, record: dict[str, Any]) -> None:
-        if self.format.only_requests:
-            for key in sorted(self.format.keys):
-                if record.get(key) in {None, ""}:
-                    raise InputError(key, None, f"a value: {self.format.title} has it")
-
-    def _refuse_waiting(self, facts: Facts) -> None:
-        """Refuse a row that waits for another; in a log only keys that can mean nothing else."""
-        made = self.format.only_requests
-        turns = facts["turns"] if made or "session" in facts else []
-        for key, _, value in (*facts["waits"], *turns, *(facts["parent"] if made else [])):
-            if value not in ([], -1, "-1"):
-                expected = "none: when a request comes that waits for another, no trace can say"
-                way_out = "give only rows that wait for none, with the times of their arrivals"
-                raise InputError(key, value, expected, way_out)
+    def _request(
+        self, place: str, record: dict[str, Any], facts: Facts, span: Key | None
+    ) -> Request:
+        if not facts["time"]:
+            raise ValueError("a request without a time")
+        key, at = min(facts["time"], key=_doubt)
+        row = TraceRow(0.0, _tokens(facts["prompt"]), _tokens(facts["answer"]))
+        if self.format is FORMATS["schedule"]:
+            row = _scheduled(record, row)
+        took_s = float(record.get("seconds", 0)) if self.format is FORMATS["access"] else 0.0
+        ids = _ids(*facts["blocks"][0]) if facts["blocks"] else ()
+        return Request(place, row, key, at, took_s, ids, span)
 
 
-def _refuse_several(facts: Facts) -> None:
-    """Refuse counts of tokens of several answers, and of a part of a prompt."""
-    for key, _, value in facts["sequences"]:
-        if str(value) != "1":
-            expected = "1: of several answers to one prompt, this gives no lengths"
+def media(pairs: Iterable[Pair]) -> Pair | None:
+    """Return key and value of the first image, audio or video in what `flat` gives of a record."""
+    for key, value in pairs:
+        what = getattr(meaning(key), "what", None)
+        some = not NO_IMAGE.fullmatch(value) if isinstance(value, str) else value
+        if (what == "images" and some) or (what == "kind" and IMAGE.search(str(value))):
+            return key, value
+    return None
+
+
+def _decoded(value: object) -> object:
+    """Decode a list or an object that was written as a text, as in cells of CSV."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(value, str) and value.startswith(("[", "{")):
+            return json.loads(value)
+    return value
+
+
+def _refuse_again(request: Request, facts: Facts, lines: dict[tuple[object, ...], str]) -> None:
+    """Refuse a second line of one id and prompt: of an answer in parts, or of two programs."""
+    for key, value in facts["id"]:
+        # A plain id may be of something else, unless its lines came at one time.
+        at = None if "request" in key.lower() else str(request.at)
+        before = lines.setdefault((str(value), request.row.input_tokens, at), request.place)
+        if before != request.place:
+            expected = f"another one than {before} has, with the same prompt"
+            raise InputError(key, value, expected, "keep one line of each request")
+
+
+def _refuse_several(facts: Facts, *, made: bool) -> None:
+    """Refuse what is no request by itself, and tokens that are not all of it."""
+    waits = facts["waits"] + (facts["turns"] if made or facts["session"] else [])
+    for key, value in waits + (facts["parent"] if made else []):
+        if value not in ([], -1, "-1"):
+            expected = "none: when a request comes that waits for another, no trace can say"
+            way_out = "give rows that wait for none, or draw them: --users or --turns, and --seed"
+            raise InputError(key, value, expected, way_out)
+    for key, value in facts["several"]:
+        if str(len(value) if isinstance(value, list) else value) not in {"1", "1.0"}:
+            expected = "1: of several answers, or requests, in one row this gives no lengths"
             raise InputError(key, value, expected)
-    if not any("prompt" in key for key, _, _ in facts["prompt"]):
-        for key, _, value in facts["beside"]:
-            if value:
-                expected = "none beside input_tokens, which may contain them or not"
-                raise InputError(key, value, expected, "write the sum as prompt_tokens")
+    whole_prompt = any("prompt" in key for key, _ in facts["prompt"])
+    for key, value in facts["beside"] + ([] if whole_prompt else facts["beside_input"]):
+        if str(value) not in {"0", "0.0"}:
+            expected = "none: other counts of the row may contain these tokens or not"
+            way_out = "write the sums as prompt_tokens and completion_tokens"
+            raise InputError(key, value, expected, way_out)
 
 
-def _request(place: str, facts: Facts) -> Request:
-    """Read a request; its time is the answer's end where it says `seconds`."""
-    if not facts["time"]:
-        raise ValueError("a request without a time")
-    key, means, at = min(facts["time"], key=lambda each: (each[0].count("."), each[1].rank))
-    prompt, answer = _tokens(facts, "prompt"), _tokens(facts, "answer")
-    took_s = float(facts["took"][0][2]) if facts["took"] else 0.0
-    ids = facts["ids"][0][2] if facts["ids"] else []
-    if not isinstance(ids, list):
-        raise TypeError(f"one whose hash_ids are {written(ids)}")
-    return Request(
-        place=place,
-        row=TraceRow(0.0, prompt, answer),
-        at=at,
-        key=key,
-        unit=means.unit,
-        took_s=took_s,
-        ids=tuple(whole("hash_ids", each) for each in ids),
-        block_tokens=whole("block_size", facts["block"][0][2]) if facts["block"] else None,
-    )
+def _doubt(time: Pair) -> tuple[bool, int, int]:
+    """Order the times of a record: dates and those with a unit before others, which may be long."""
+    key, number, means = time[0], number_of(time[1]), meaning(time[0]) or Meaning("time")
+    is_count = number is not None and means.unit is None and epoch_unit(number) is None
+    return is_count, key.count("."), means.rank
 
 
-def _tokens(facts: Facts, what: str) -> int:
-    if len(facts[what]) == 1:
-        key, _, value = facts[what][0]
-        return whole(key, value)
-    values = {whole(key, value): key for key, _, value in facts[what]}
+def _tokens(counts: list[Pair]) -> int:
+    values = {whole(key, value): key for key, value in counts}
     if len(values) > 1:
         (one, key), (other, other_key), *_ = values.items()
         raise InputError(key, one, f"what {other_key} says, which is {other}")
-    return next(iter(values))
+    return next(iter(values), 0)
 
 
-def _with_images(facts: Facts) -> tuple[str, Any] | None:
-    """Return key and value of what is no text in a request."""
-    for key, _, value in facts["images"]:
-        is_some = bool(value) if not isinstance(value, str) else value.strip("0. ").isdigit()
-        if is_some:
-            return key, value
-    kinds = ((key, value) for key, _, value in facts["kind"] if isinstance(value, str))
-    return next((pair for pair in kinds if pair[1].lower() in IMAGES), None)
-
-
-def _span_ids(facts: Facts) -> tuple[Key, Key | None] | None:
+def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
     """Return the ids of a span and of the one above it."""
-    if not facts["trace"] or not facts["span"]:
-        return None
-    trace, span = str(facts["trace"][0][2]), str(facts["span"][0][2])
-    above = [value for _, _, value in facts["parent"]]
-    above += [each["spanID"] for _, _, value in facts["references"] for each in value]
-    return (trace, span), (trace, str(above[0])) if above else None
+    own = facts["span"] or facts["id"]
+    if not facts["trace"] or not own:
+        return None, None
+    trace = str(facts["trace"][0][1])
+    # Datadog and others write zeros where there is none above.
+    above = [str(value) for _, value in facts["parent"] if str(value).strip("0")]
+    return (trace, str(own[0][1])), (trace, above[0]) if above else None
 
 
-def _from_schedule(place: str, record: dict[str, Any]) -> Request:
-    input_tokens, output_tokens = (
-        whole(key, record.get(key)) for key in ("input_tokens", "output_tokens")
-    )
-    if record.get("previous") is not None:
-        expected = "null: when a request comes that waits for an answer, no schedule can say"
-        way_out = "draw the requests anew: --users or --turns, and --seed, in place of the file"
-        raise InputError("previous", record["previous"], expected, way_out)
-    ids = record.get("content", [])
-    if not isinstance(ids, list) or len(ids) * CONTENT_TOKENS > max(0, input_tokens):
-        raise TypeError(f"one whose content is {written(ids)}")
-    prefix = whole("prefix_tokens", record.get("prefix_tokens", 0))
-    session, adapter = (
-        -1 if record.get(key) is None else whole(key, record[key]) for key in ("session", "adapter")
-    )
-    if not 0 <= prefix <= max(0, input_tokens) or not -1 <= session < MAX_SESSIONS:
-        raise ValueError(f"one with prefix_tokens {prefix} and session {session}")
-    content = tuple(whole("content", each) for each in ids)
-    row = TraceRow(0.0, input_tokens, output_tokens, content, prefix, session, adapter)
-    return Request(place, row, record["due_s"], "due_s", "s")
+def _scheduled(record: dict[str, Any], row: TraceRow) -> TraceRow:
+    """Add what only a schedule says of a request."""
+    keys = ("prefix_tokens", "session", "adapter")
+    numbers = {key: whole(key, record[key]) for key in keys if record.get(key) is not None}
+    found = row._replace(content=_ids("content", record.get("content", [])), **numbers)
+    if len(found.content) * CONTENT_TOKENS > max(0, row.input_tokens):
+        raise ValueError(f"one whose content is {written(found.content)}")
+    if not 0 <= found.prefix_tokens <= max(0, row.input_tokens):
+        raise ValueError(f"one with prefix_tokens {found.prefix_tokens}")
+    if not -1 <= found.session < MAX_SESSIONS:
+        raise ValueError(f"one of session {found.session}")
+    return found
+
+
+def _ids(key: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"one whose {key} are {written(value)}")
+    return tuple(whole(key, each) for each in value)
 
 
 def whole(key: str, value: object) -> int:
     """Return a whole number, also one written as a text, and nothing that only looks like one."""
     if type(value) is int:
         return value
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
     number = float(value) if isinstance(value, str) else value
-    if isinstance(number, float) and number.is_integer():
-        number = int(value) if isinstance(value, str) and value.isdigit() else int(number)
-    if isinstance(number, bool) or not isinstance(number, int):
+    if not isinstance(number, float) or not number.is_integer():
         raise TypeError(f"one whose {key} is {written(value)}, no whole number")
-    return number
+    return int(number)

@@ -91,16 +91,11 @@ class Traffic:
     def keys(self) -> dict[str, str]:
         """Keys of the table `[workload]`, and their values as TOML, at the busiest rate."""
         rate = {} if self.busiest_per_s is None else {"requests_per_s": f"{self.busiest_per_s:.4g}"}
-        return rate | self._lengths
-
-    @property
-    def _lengths(self) -> dict[str, str]:
-        """The lengths: numbers where all are alike, else rows."""
         if len(self.lengths) == 1:
             ((prompt, answer, _),) = self.lengths
-            return {"input_tokens": str(prompt), "output_tokens": str(answer)}
+            return rate | {"input_tokens": str(prompt), "output_tokens": str(answer)}
         rows = textwrap.fill(", ".join(f"[{n},{o},{count}]" for n, o, count in self.lengths), 96)
-        return {"lengths": f"[\n{rows}\n]" if "\n" in rows else f"[{rows}]"}
+        return rate | {"lengths": f"[\n{rows}\n]" if "\n" in rows else f"[{rows}]"}
 
     def to_toml(self) -> str:
         """Write the table `[workload]` of a scenario."""
@@ -108,39 +103,32 @@ class Traffic:
 
     def lines(self) -> list[str]:
         """Say what the table does not."""
+        together = (
+            "prompt and answer of a request together"
+            if self.paired
+            else "prompts and answers apart, because the file does not say which belong together"
+        )
         lines = [
             *self.file.lines(),
-            f"{self.requests:,} requests",
+            f"{self.requests:,} request{'s' * (self.requests != 1)}",
             f"prompts: {self.input_tokens}",
             f"answers: {self.output_tokens}",
         ]
         if len(self.lengths) > 1:
-            lines.append(self._kept)
-        if self.span_s is None or self.mean_per_s is None or self.busiest_per_s is None:
-            return [
-                *lines,
-                "no arrivals in it: the rate, workload.requests_per_s, is yours to give",
-            ]
-        lines.append(
-            f"{self.mean_per_s:.3g} requests/s over {self.span_s:,.0f} s; the busiest 5 minutes"
-            f" have {self.busiest_per_s:.3g}, which the load takes; coefficient of variation of the"
-            f" gaps {self.gap_cv:.2g} (Poisson: 1)"
-        )
-        lines += [
-            f"a hole of {seconds:,.0f} s after {begin:,.0f} s: not counted as time"
-            for begin, seconds in self.holes
+            lines.append(f"lengths: {len(self.lengths):,} rows, {together}")
+        if self.span_s is None:
+            return [*lines, "no arrivals are in it: give the rate, workload.requests_per_s"]
+        span = f"{self.span_s:{',.0f' if self.span_s > WINDOW_S else '.3g'}}"
+        return [
+            *lines,
+            f"{self.mean_per_s:.3g} requests/s over {span} s",
+            f"the busiest 5 minutes have {self.busiest_per_s:.3g}/s, which the load takes",
+            f"coefficient of variation of the gaps: {self.gap_cv:.2g} (Poisson: 1)",
+            *(
+                f"a hole of {seconds:,.0f} s after {begin:,.0f} s, which does not count as time"
+                for begin, seconds in self.holes
+            ),
         ]
-        return lines
-
-    @property
-    def _kept(self) -> str:
-        """Say how the lengths stand in the table."""
-        together = (
-            "prompt and answer of a request together"
-            if self.paired
-            else "prompts and answers apart: the file does not say which belong together"
-        )
-        return f"lengths: {len(self.lengths):,} rows, {together}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures, and the table."""
@@ -163,6 +151,8 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
         return known
     typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
     is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
+    # Bursts of one second each, an hour apart, have no other time than that between them.
+    is_hole &= gaps[~is_hole].sum() > 0
     own = gaps[~is_hole]
     span_s = float(own.sum())
     holes = zip(due[:-1][is_hole].tolist(), gaps[is_hole].tolist(), strict=True)

@@ -68,7 +68,16 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
             raise InputError(f"{place}.{key}", SET, expected, "leave one of them out")
     if not isinstance(trace, str):
         raise InputError(f"{place}.trace", trace, "the path of a trace")
-    traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
+    try:
+        traffic = of_arrivals(read_trace(Path(trace), skip_unanswered=True), trace)
+    except InputError as error:
+        # A scenario has no options of its own for a trace.
+        options = {"--time-unit": "--time-unit UNIT", "--skip-images": "--skip-images"}
+        given = next((of for name, of in options.items() if name in (error.way_out or "")), None)
+        if given is None:
+            raise
+        way_out = f"run `sizing traffic {trace} {given} -o TRACE` first, and name TRACE here"
+        raise InputError(error.place, error.value, error.expectation, way_out) from None
     load["lengths"] = [list(row) for row in traffic.lengths]
     if load.get("users") is None and load.get("requests_per_s") is None:
         load["requests_per_s"] = traffic.busiest_per_s

@@ -12,13 +12,7 @@ from typer import Option
 from minicluster.errors import SET, Exit, InputError
 from minicluster.shell import say
 from minicluster.specs.checks import not_negative, positive
-from minicluster.workload.trace_options import (
-    BlockTokens,
-    Format,
-    SkipImages,
-    TimeUnit,
-    TraceReading,
-)
+from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
 from sizing.cli.common import (
     MAX_REQUESTS,
     AsJson,
@@ -75,9 +69,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     skip_unanswered: Annotated[
         bool, Option(help="Requests of a trace with 0 output tokens left out")
     ] = False,
-    form: Format = None,
     time_unit: TimeUnit = None,
-    block_tokens: BlockTokens = None,
     skip_images: SkipImages = False,
     by_capacity: Annotated[
         bool, Option(help="Prefix hits of a --trace that names contents, by capacity of a replica")
@@ -114,9 +106,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     source: RequestSource | Arrivals = RequestSource(
         process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think_s
     )
-    reading = TraceReading(
-        format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
-    )
+    reading = TraceReading(time_unit=time_unit, skip_images=skip_images)
     if trace is None and reading != TraceReading():
         raise InputError("--trace", None, "a file for the options that say how to read it")
     if trace is not None:

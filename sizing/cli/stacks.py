@@ -12,13 +12,7 @@ from minicluster.files import make_folder, write_atomically
 from minicluster.pages.write import write_page
 from minicluster.shell import say
 from minicluster.units import seconds
-from minicluster.workload.trace_options import (
-    BlockTokens,
-    Format,
-    SkipImages,
-    TimeUnit,
-    TraceReading,
-)
+from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
 from sizing.cli.common import (
     AsJson,
     Overrides,
@@ -89,7 +83,7 @@ def read(
     say(f"better it:   sizing plan {place}")
 
 
-def traffic(  # noqa: PLR0913, PLR0917  (a command's options)
+def traffic(
     file: Annotated[
         Path,
         typer.Argument(
@@ -100,18 +94,14 @@ def traffic(  # noqa: PLR0913, PLR0917  (a command's options)
     characters_per_token: Annotated[
         float | None, Option(help="Characters of a token, for conversations")
     ] = None,
-    form: Format = None,
     time_unit: TimeUnit = None,
-    block_tokens: BlockTokens = None,
     skip_images: SkipImages = False,
     as_json: AsJson = False,
 ) -> None:
     """Describe the traffic of a log as the load of a scenario."""
     from sizing.stacks.traffic import read_traffic
 
-    reading = TraceReading(
-        format=form, time_unit=time_unit, block_tokens=block_tokens, skip_images=skip_images
-    )
+    reading = TraceReading(time_unit=time_unit, skip_images=skip_images)
     found = read_traffic(file, reading, characters_per_token=characters_per_token, trace=out)
     if as_json:
         print_json(found.to_json())

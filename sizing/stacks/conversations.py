@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import Fault, InputError
 from minicluster.workload.records import begins_as_json, flat, read_records
 from minicluster.workload.trace_formats import meaning
+from minicluster.workload.trace_requests import media
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,115 +24,122 @@ TURNS = ("conversations", "conversation", "messages")
 """Keys of the turns: of ShareGPT; of LMSYS and WildChat; of OpenAI."""
 BEFORE = ("system", "tools", "functions")
 """Keys of what stands before the first turn."""
-ANSWERING = frozenset(
-    {"gpt", "assistant", "chatgpt", "bing", "bard", "model", "ai", "bot", "function_call"}
-)
-"""Who answers; `function_call` is the model's call of a tool."""
-ASKING = frozenset(
-    {"human", "user", "system", "developer", "prompter", "tool", "function", "observation",
-     "function_response", "tool_response"}
-)  # fmt: skip
-CALLS = ("function_call", "tool_calls", "reasoning_content", "reasoning")
+SPEAKERS = {
+    "gpt assistant chatgpt bing bard model ai bot function_call": True,
+    "human user system developer prompter tool function observation function_response"
+    " tool_response": False,
+}
+ANSWERS = {who: answers for names, answers in SPEAKERS.items() for who in names.split()}
+"""Whether it is an answer what they say; `function_call` is the model's call of a tool."""
+BESIDE = ("function_call", "tool_calls", "reasoning_content", "reasoning", "thinking")
 """Keys of what a model says beside its content."""
-MEDIA = ("image", "audio", "video", "file", "document")
 PARTS = ("text", "value", "content", "thinking", "reasoning")
-"""Types of parts that are no text, and keys of the text of others."""
-MARKS = ("<image>", "<video>", "<audio>")
-"""What stands in a text for what is none."""
+"""Keys of the text of a part."""
+MARK = re.compile(
+    r"(^<(image|video|audio)>|<(image|video|audio)>$)(?!.*</(video|audio)>)",
+    re.DOTALL | re.MULTILINE,
+)
+"""What stands at an end of a line for what is no text; HTML closes its tags."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Read(NamedTuple):
     """
-    One answer.
+    Answers of a file.
 
     Attributes:
-        before, own: characters of the prompt, which is all that came before, and of the answer.
-        is_text: no image, audio or video came before.
+        lengths: characters of the prompt, which is all that came before, and of the answer.
+        left_out: number of other answers, by the reason.
+        unread: keys that are not read.
     """
 
-    before: int
-    own: int
-    is_text: bool
+    lengths: list[tuple[int, int]]
+    left_out: Counter[str]
+    unread: dict[str, None]
 
 
 def is_conversation(path: Path, text: str) -> bool:
     """Say whether the first record of a file has turns, and no counts of tokens."""
     if not begins_as_json(text):
         return False
-    _, first = next(read_records(path, EXPECTED), (0, {}))
-    meanings = {each.what for key in flat(first) if (each := meaning(key)) is not None}
-    return any(isinstance(first.get(key), list) for key in TURNS) and "prompt" not in meanings
+    _, first = next(read_records(path, EXPECTED), ("", {}))
+    meanings = {each.what for key, _ in flat(first) if (each := meaning(key)) is not None}
+    return _key(first) is not None and "prompt" not in meanings
 
 
-def read_answers(path: Path, *, skip_images: bool = False) -> tuple[list[Answer], tuple[str, ...]]:
+def read_answers(path: Path, *, skip_images: bool = False) -> Read:
     """
-    Return the answers of all conversations, and the keys of these that are not read.
+    Return the answers of all conversations.
 
     Args:
-        skip_images: return those to images, too, instead of refusing them; they are no text.
+        skip_images: leave out those to images instead of refusing them.
 
     Raises:
         InputError: another file, a speaker of no known name, or content of no known kind.
     """
-    found: list[Answer] = []
-    unread: dict[str, None] = {}
-    for number, record in read_records(path, EXPECTED):
-        place = f"{path}:{number}"
-        key = next((key for key in TURNS if isinstance(record.get(key), list)), None)
+    read = Read([], Counter(), {})
+    for place, record in read_records(path, EXPECTED):
+        key = _key(record)
         if key is None:
             keys = ", ".join(record) or "none"
             raise InputError(place, Fault(f"is a record with the keys {keys}"[:120]), EXPECTED)
-        for answer in _answers(place, record, record[key]):
-            if not answer.is_text and not skip_images:
+        others = {name: value for name, value in record.items() if name != key}
+        read.unread.update(dict.fromkeys(others.keys() - {*BEFORE}))
+        for before, own, is_text in _answers(place, others, record[key], read.unread):
+            if not is_text and not skip_images:
                 expected = "conversations of text: characters do not say what these cost"
                 way_out = "--skip-images leaves such answers out"
                 raise InputError(
                     place, Fault("is an answer to images, audio or video"), expected, way_out
                 )
-            found.append(answer)
-        unread |= dict.fromkeys(record.keys() - {key, *BEFORE})
-    return found, tuple(sorted(unread))
+            if is_text and before and own:
+                read.lengths.append((before, own))
+            else:
+                why = "that are empty, or to nothing" if is_text else "to images, audio or video"
+                read.left_out[f"answers {why}"] += 1
+    return read
 
 
-def _answers(place: str, record: Mapping[str, Any], turns: list[Any]) -> Iterator[Answer]:
-    before = sum(len(_text(record[key])) for key in BEFORE if record.get(key))
-    is_text = not any(
-        value for key, value in record.items() if (each := meaning(key)) and each.what == "images"
-    )
+def _key(record: Mapping[str, Any]) -> str | None:
+    return next((key for key in TURNS if isinstance(record.get(key), list)), None)
+
+
+def _answers(
+    place: str, others: Mapping[str, Any], turns: list[Any], unread: dict[str, None]
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield characters before and of each answer, and whether all was text; note keys of turns."""
+    before = sum(len(_text(others[key])) for key in BEFORE if others.get(key))
+    is_text = media(flat(others)) is None
     for turn in turns:
         if not isinstance(turn, dict):
             raise InputError(place, turn, EXPECTED)
-        who = turn.get("from", turn.get("role"))
-        said_by_turn = turn.get("value", turn.get("content"))
-        is_call = said_by_turn is None and any(turn.get(key) for key in CALLS)
-        content, only_text = (0, True) if is_call else _content(place, said_by_turn)
-        is_text = is_text and only_text
-        beside = sum(len(_text(turn[key])) for key in CALLS if turn.get(key))
-        if str(who).lower() in ANSWERING:
-            yield Answer(before=before, own=content + beside, is_text=is_text)
-        elif str(who).lower() not in ASKING:
-            expected = f"one of {', '.join(sorted(ASKING | ANSWERING))}"
-            raise InputError(f"{place}: from or role", who, expected)
-        before += content + beside
+        said = dict(turn)
+        who = said.pop("from", said.pop("role", None))
+        content = said.pop("value", said.pop("content", None))
+        beside = sum(len(_text(value)) for key in BESIDE if (value := said.pop(key, None)))
+        own = beside + (0 if content is None and beside else _characters(place, content))
+        unread.update({f"{key} of a turn": None for key, value in said.items() if value})
+        marks = (MARK.search(text) for _, text in flat(turn) if isinstance(text, str))
+        is_text = is_text and media([*turn.items(), *flat(turn)]) is None and not any(marks)
+        answers = ANSWERS.get(str(who).lower())
+        if answers is None:
+            raise InputError(f"{place}: from or role", who, f"one of {', '.join(sorted(ANSWERS))}")
+        if answers:
+            yield before, own, is_text
+        before += own
 
 
-def _content(place: str, content: Any) -> tuple[int, bool]:  # noqa: ANN401  (JSON)
-    """Return the characters of a turn's content, and whether it is all text."""
+def _characters(place: str, content: Any) -> int:  # noqa: ANN401  (JSON)
+    """Return the characters of a turn's content."""
     if isinstance(content, str):
-        return len(content), not any(mark in content for mark in MARKS)
+        return len(content)
     if isinstance(content, list):
-        parts = [_content(place, each) for each in content]
-        return sum(length for length, _ in parts), all(is_text for _, is_text in parts)
+        return sum(_characters(place, each) for each in content)
     if isinstance(content, dict):
-        kind = str(content.get("type", ""))
-        if any(each in kind for each in MEDIA):
-            return 0, False
-        if kind in {"tool_use", "tool_call"}:
-            return len(_text(content)), True
+        if content.get("type") in {"tool_use", "tool_call"}:
+            return len(_text(content))
         inner = next((content[key] for key in PARTS if content.get(key) is not None), None)
-        if inner is not None:
-            return _content(place, inner)
+        if inner is not None or media(flat(content)) is not None:
+            return _characters(place, inner or "")
     expected = "text, or a list of parts of text"
     raise InputError(f"{place}: value or content", content, expected)
 

@@ -11,9 +11,9 @@ from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 from minicluster.workload.lengths import independent_rows, length_rows
 from minicluster.workload.records import begins_as_json
-from minicluster.workload.trace_options import TraceReading
+from minicluster.workload.trace_options import AS_FOUND, TraceReading
 from minicluster.workload.trace_requests import ReadAs
-from minicluster.workload.traces import AS_FOUND, read_trace, write_trace
+from minicluster.workload.traces import read_trace, write_trace
 from minicluster.workload.traffic import LengthSummary, Traffic, of_arrivals
 from sizing.stacks.conversations import is_conversation, read_answers
 
@@ -30,9 +30,10 @@ HISTOGRAMS = {"input": "vllm:request_prompt_tokens", "output": "vllm:request_gen
 """vLLM's histograms of lengths."""
 
 SAMPLE = re.compile(
-    r'^(?P<name>[\w:]+?)_(?P<kind>bucket|sum)(\{(.*?\ble="(?P<le>[^"]+)")?.*\})?\s+(?P<count>\S+)$'
+    r"^(?P<name>[\w:]+?)_(?P<kind>bucket|sum)(\{(?P<labels>.*)\})?\s+(?P<count>\S+)$"
 )
-"""A line of a histogram, as Prometheus writes it."""
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+"""A line of a histogram, as Prometheus writes it, and a label in it."""
 
 EQUALLY_LIKELY = 8_192
 """Lengths that stand for a histogram."""
@@ -74,9 +75,8 @@ def read_traffic(
         return found
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
-    if reading not in {TraceReading(), TraceReading(skip_images=True)}:
-        expected = "no --format, --time-unit or --block-tokens: they are of traces"
-        raise InputError(str(path), found.file.form, expected)
+    if reading.time_unit is not None:
+        raise InputError("--time-unit", reading.time_unit, "no such option: this file has no times")
     return found
 
 
@@ -87,27 +87,15 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
         raise InputError("--characters-per-token", None, expected, "English has about 4")
     if not 0.1 <= characters_per_token <= 1000:  # noqa: PLR2004  (NaN is neither)
         raise InputError("--characters-per-token", characters_per_token, "from 0.1 to 1,000")
-    all_of_them, unread = read_answers(path, skip_images=skip_images)
-    texts = [each for each in all_of_them if each.is_text]
-    answered = [(each.before, each.own) for each in texts if each.before and each.own]
-    if not answered:
+    read = read_answers(path, skip_images=skip_images)
+    if not read.lengths:
         raise InputError(str(path), Fault("holds no answer"), "conversations with answers")
-    prompts, answers = zip(*answered, strict=True)
-    inputs, outputs = (
-        np.maximum(1, np.rint(np.array(each) / characters_per_token)).astype(np.int64)
-        for each in (prompts, answers)
-    )
-    left_out = {
-        "answers to images, audio or video": len(all_of_them) - len(texts),
-        "answers that are empty, or to nothing": len(texts) - len(answered),
-    }
+    tokens = np.rint(np.array(read.lengths) / characters_per_token).astype(np.int64)
+    inputs, outputs = np.maximum(1, tokens).T
+    form = f"conversations: lengths alone, {characters_per_token:g} characters a token"
     return Traffic(
-        requests=len(answered),
-        file=ReadAs(
-            form=f"conversations: lengths alone, {characters_per_token:g} characters a token",
-            left_out=left_out,
-            unread=unread,
-        ),
+        requests=len(inputs),
+        file=ReadAs(form=form, left_out=dict(read.left_out), unread=tuple(sorted(read.unread))),
         input_tokens=LengthSummary.of(inputs),
         output_tokens=LengthSummary.of(outputs),
         lengths=length_rows(inputs, outputs, place=str(path)),
@@ -117,19 +105,25 @@ def _conversations(path: Path, characters_per_token: float | None, *, skip_image
 def _metrics(text: str, place: str) -> Traffic:
     buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS.values()}
     totals: dict[str, float] = {}
+    models: dict[str, None] = {}
     for line in text.splitlines():
         sample = SAMPLE.match(line)
         if sample is None or sample["name"] not in buckets:
             continue
+        labels = dict(LABEL.findall(sample["labels"] or ""))
+        models[labels.get("model_name", "")] = None
         try:
             count = float(sample["count"])
             if sample["kind"] == "sum":
                 totals[sample["name"]] = totals.get(sample["name"], 0.0) + count
             else:
-                counts, bound = buckets[sample["name"]], float(sample["le"] or "nan")
+                counts, bound = buckets[sample["name"]], float(labels.get("le", "nan"))
                 counts[bound] = counts.get(bound, 0.0) + count
         except ValueError:
             raise InputError(place, line, "numbers, as Prometheus writes them") from None
+    if len(models) > 1:
+        expected = "those of one: each model has a load of its own"
+        raise InputError(place, Fault(f"has the metrics of {', '.join(models)}"), expected)
     prompts, answers = (
         _of_buckets(buckets[name], totals.get(name), f"{place}: {name}")
         for name in HISTOGRAMS.values()

@@ -77,7 +77,7 @@ def test_help_is_whole(command: str, width: int) -> None:
         (f"{BASE} --think 1", "--think is 1.0; expected --users or --turns"),
         (f"{BASE} --skip-unanswered", "--skip-unanswered"),
         (f"{BASE} --time-unit s", "--trace is missing"),
-        ("--slo ttft=1 --trace t.csv --block-tokens 0", "--block-tokens is 0"),
+        ("--slo ttft=1 --trace t.csv --time-unit h", "--time-unit is 'h'"),
         (f"{BASE} --prefix-tokens 10", "prefix_tokens"),
         (f"{BASE} --timeout 0", "--timeout"),
         ("no-such-plan.json", "no-such-plan.json"),

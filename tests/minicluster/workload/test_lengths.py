@@ -169,6 +169,17 @@ def test_a_scenario_takes_a_trace(tmp_path: Path) -> None:
     )
 
 
+def test_a_trace_of_no_certain_unit_is_converted_first(tmp_path: Path) -> None:
+    """A scenario has no options for it: the error names the command that has."""
+    file = tmp_path / "log"
+    rows = [{"time": 50 * n, "prompt_tokens": 5, "output_tokens": 5} for n in range(3)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        InputError, match=r"as seconds .*`sizing traffic .* --time-unit UNIT -o TRACE`"
+    ):
+        scenario_from(scenario(trace=str(file)), place="s")
+
+
 @pytest.mark.parametrize(
     ("workload", "place", "message"),
     [

@@ -14,6 +14,9 @@ from minicluster.workload.trace_options import TraceReading
 from minicluster.workload.traces import read_trace, write_trace
 
 EPOCH_S = 1_767_225_600  # 2026-01-01
+DATES = [f"2026-01-01T00:00:0{n}Z" for n in range(6)]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}},
+                                      {"type": "text", "text": "What is it?"}]}]  # fmt: skip
 
 
 def lines(*records: dict[str, Any]) -> str:
@@ -117,7 +120,81 @@ DYNAMO = lines(
     )
 )  # fmt: skip
 
+
+def nested(id_key: str, parent_key: str, none: str | None) -> str:
+    """Return records of a tracer: of two calls, each by a gateway and by an engine below it."""
+    return lines(
+        *(
+            {"traceId": "t", id_key: f"{n}x", parent_key: none if n % 2 == 0 else f"{n - 1}x",
+             "start_time": DATES[n], "prompt_tokens": 500, "output_tokens": 60}
+            for n in range(4)
+        )
+    )  # fmt: skip
+
+
 READ = {
+    "Zipkin": (nested("id", "parentId", None), 0.5, "dates"),
+    "Langfuse's calls in calls": (nested("id", "parentObservationId", None), 0.5, "dates"),
+    "LangSmith": (nested("id", "parent_run_id", None), 0.5, "dates"),
+    "Datadog's zero above": (nested("span_id", "parent_id", "0"), 0.5, "dates"),
+    "seconds of no unit": (logged([0, 1, 2]), 1.0, "seconds, the only unit in which the rate"),
+    "nginx's request_time": (
+        lines(
+            *(
+                {
+                    "request_time": 0.5 + n,
+                    "time": DATES[n],
+                    "prompt_tokens": 500,
+                    "output_tokens": 60,
+                }
+                for n in range(3)
+            )
+        ),
+        1.0,
+        "dates",
+    ),
+    "a duration beside a date": (
+        lines(
+            *(
+                {"start": 0.5 + n, "time": DATES[n], "prompt_tokens": 500, "output_tokens": 60}
+                for n in range(3)
+            )
+        ),
+        1.0,
+        "dates",
+    ),
+    "the endpoint's log": (
+        lines(
+            *(
+                {
+                    "time": DATES[2 * n],
+                    "seconds": float(n),
+                    "status": 200,
+                    "request_id": "own",
+                    "prompt_tokens": 500,
+                    "output_tokens": 60,
+                }
+                for n in range(3)
+            )
+        ),
+        1.0,
+        "the endpoint's access log: dates",
+    ),
+    "seconds of something else": (
+        logged(["2026-01-01 00:00:00 UTC", DATES[4]], seconds=3.0),
+        0.25,
+        "a log: dates",
+    ),
+    "one answer, one audio of none": (
+        logged(DATES[:3], choices=[{"message": {"audio": None}}], num_audio=0, image="a/b:1.2"),
+        1.0,
+        "dates",
+    ),
+    "hash_ids in CSV": (
+        'ts,input_length,output_length,hash_ids\n0,1100,9,"[1, 2, 3]"\n2,1100,9,"[1, 2, 4]"',
+        0.5,
+        "blocks of 512",
+    ),
     "milliseconds since 1970": (
         logged([(EPOCH_S + n) * 1000 for n in range(3)]),
         1.0,
@@ -157,6 +234,7 @@ READ = {
     "Bailian": (mooncake(3.0, 16, **CHAT), 1 / 3, "Qwen-Bailian: seconds, blocks of 16"),
     "Bailian without ids": (mooncake(3.0, None, **CHAT), 1 / 3, "Qwen-Bailian: seconds"),
     "Mooncake": (mooncake(500.0, 512), 2.0, "Mooncake: milliseconds, blocks of 512"),
+    "blocks of 64": (mooncake(500.0, 64), 2.0, "Mooncake: milliseconds, blocks of 64"),
     "Mooncake, too slow for seconds": (mooncake(4000.0, None), 0.25, "Mooncake: milliseconds"),
     "Mooncake's keys since 1970": (
         lines(
@@ -264,9 +342,9 @@ REFUSED = {
     ),
     "seconds and blocks of Bailian without its keys": (
         mooncake(3.0, 16),
-        "all ids of the file fit blocks of 16",
+        "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
     ),
-    "blocks of 64": (mooncake(500.0, 64), "fit blocks of 64"),
+    "blocks of 64, and a rate of both": (mooncake(100.0, 64), "as milliseconds 10 requests/s"),
     "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333.3 requests/s"),
     "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
@@ -278,6 +356,62 @@ REFUSED = {
         "2026-01-01",
     ),
     "numbers without a unit": (logged([0, 50, 100]), "as milliseconds"),
+    "microseconds without a unit": (
+        logged([n * 200_000 for n in range(9)]),
+        "as milliseconds 0.005 requests/s over 1,600 s; as microseconds 5",
+    ),
+    "nanoseconds without a unit": (logged([n * 10**9 for n in range(9)]), "as nanoseconds 1 req"),
+    "six an hour, or many": (logged([n * 600 for n in range(9)]), "as milliseconds 1.667"),
+    "times that do not ascend": (logged([0, 2, 1, 3]), "as seconds 1 requests/s over 3 s"),
+    "dates as numbers": (
+        logged([20260101120000 + 3 * n for n in range(9)]),
+        "as seconds 0.3333",
+    ),
+    "days": (logged(["2026-01-01", "2026-01-02"]), "one whose time is 2026-01-01"),
+    "a duration for a time": (
+        lines({"request_time": 0.5, "prompt_tokens": 5, "output_tokens": 5}),
+        "without a time",
+    ),
+    "zero, and then a date": (logged([0, EPOCH_S, EPOCH_S + 1]), "as seconds"),
+    "OpenAI's usage by the hour": (logged([EPOCH_S], num_model_requests=50), "num_model_requests"),
+    "a day of LiteLLM": (logged(DATES[:1], api_requests=9), "api_requests is 9"),
+    "two choices": (logged(DATES[:1], choices=[{"index": 0}, {"index": 1}]), "choices is"),
+    "Gemini's thoughts": (
+        lines(
+            {
+                "timestamp": DATES[0],
+                "usageMetadata": {
+                    "promptTokenCount": 5,
+                    "candidatesTokenCount": 6,
+                    "thoughtsTokenCount": 900,
+                },
+            }
+        ),
+        "thoughtsTokenCount is 900",
+    ),
+    "Gemini's modalities": (
+        logged(DATES[:1], promptTokensDetails=[{"modality": "IMAGE", "tokenCount": 258}]),
+        "modality is 'IMAGE'",
+    ),
+    "modalities": (logged(DATES[:1], modalities=["text", "audio"]), "modalities is"),
+    "a transcription": (logged(DATES[:1], call_type="atranscription"), "call_type is"),
+    "a row after others": (logged(DATES[:1], start_after=["r"]), "start_after is"),
+    "messages with an image": (logged(DATES[:1], messages=IMAGE), "type is 'image_url'"),
+    "the same as text": (logged(DATES[:1], messages=json.dumps(IMAGE)), "type is 'image_url'"),
+    "turns of a conversation": (logged(DATES[:1], conversation_id="c", delay=5), "delay is 5"),
+    "an answer in parts": (
+        logged(DATES[:1], request_id="r") + logged(DATES[1:2], request_id="r", output_tokens=61),
+        ":2: request_id is 'r'",
+    ),
+    "a line twice": (logged([DATES[0]] * 2, id="r"), ":2: id is 'r'"),
+    "a column twice": (
+        "time,prompt_tokens,prompt_tokens,output_tokens\n2026-01-01T00:00:00Z,5,600,7\n",
+        "prompt_tokens is two columns",
+    ),
+    "a schedule's row without a time": (
+        lines({"due_s": 0, "input_tokens": 5, "output_tokens": 5}, {"input_tokens": 5}),
+        ":2: due_s is missing",
+    ),
     "numbers of two units": (logged([EPOCH_S, EPOCH_S * 1000]), "one whose time is 1767225600000"),
     "a date after numbers": (logged([EPOCH_S, "2026-01-01T00:00:00"]), ":2 "),
     "milliseconds under BurstGPT's columns": (
@@ -332,7 +466,7 @@ REFUSED = {
     ),
     "a span within one of the same tokens": (
         spans(("a", "", 0, 500), ("b", "absent", 1, 500)),
-        "within another of the same trace and the same tokens; expected span absent",
+        "span b has the trace and the tokens of",
     ),
     "a list that is cut off": (json.dumps(LANGFUSE)[:-1], "cut off"),
     "half a token": (logged([EPOCH_S], prompt_tokens="500.5"), "prompt_tokens is '500.5'"),
@@ -356,11 +490,10 @@ def test_what_is_not_certain_is_refused(tmp_path: Path, text: str, message: str)
     ("text", "reading", "rate"),
     [
         (mooncake(3.0, None), TraceReading(time_unit="s"), 1 / 3),
-        (mooncake(500.0, None), TraceReading(format="mooncake"), 2.0),
-        (mooncake(3.0, 16), TraceReading(time_unit="s", block_tokens=16), 1 / 3),
-        (mooncake(3.0, 16), TraceReading(format="bailian"), 1 / 3),
+        (mooncake(500.0, None), TraceReading(time_unit="ms"), 2.0),
+        (mooncake(3.0, 16), TraceReading(time_unit="s"), 1 / 3),
         (mooncake(3000.0, 16, **CHAT), TraceReading(time_unit="ms"), 1 / 3),
-        (mooncake(500.0, 64), TraceReading(time_unit="ms", block_tokens=64), 2.0),
+        (mooncake(500.0, 64), TraceReading(time_unit="ms"), 2.0),
         (mooncake(500.0, 512), TraceReading(time_unit="us"), 2000.0),
         (logged([0, 1, 2]), TraceReading(time_unit="s"), 1.0),
         (logged([0, 4, 8], num_images=0), TraceReading(time_unit="ms"), 250.0),
@@ -383,10 +516,9 @@ def test_options_decide(tmp_path: Path, text: str, reading: TraceReading, rate: 
     ("text", "reading", "message"),
     [
         (LITELLM, TraceReading(time_unit="s"), "times are dates"),
-        (LITELLM, TraceReading(format="azure"), "ContextTokens"),
-        (mooncake(100.0, 64), TraceReading(block_tokens=64), "as seconds"),
-        (mooncake(500.0, 100), TraceReading(time_unit="ms", block_tokens=100), "divisor"),
-        (mooncake(500.0, 64), TraceReading(time_unit="ms", block_tokens=32), "blocks of 64"),
+        (logged([0], key="time_ms"), TraceReading(time_unit="s"), "a unit that fits time_ms"),
+        (logged([EPOCH_S * 1000]), TraceReading(time_unit="s"), "--time-unit is 's'"),
+        (mooncake(500.0, 100), TraceReading(time_unit="ms"), "are 11 ids for 1100 tokens"),
     ],
 )
 def test_options_that_the_file_contradicts_are_refused(
@@ -409,7 +541,7 @@ def test_blocks_of_any_size_are_equal_where_their_tokens_are(tmp_path: Path, blo
             for n, ids in enumerate([same, same, other])]  # fmt: skip
     file = tmp_path / "trace"
     file.write_text(lines(*rows))
-    found = read_trace(file, TraceReading(time_unit="ms", block_tokens=block)).arrivals.content
+    found = read_trace(file, TraceReading(time_unit="ms")).arrivals.content
     assert found is not None
     assert found[0] == found[1]
     assert len(set(found[0])) == tokens // 512

@@ -60,12 +60,12 @@ def test_what_says_how_to_read_a_trace_holds_in_every_command(
     rows = [{"timestamp": 3.0 * n, "input_length": 1100, "output_length": 3,
              "hash_ids": list(range(69))} for n in range(20)]  # fmt: skip
     trace.write_text("\n".join(map(json.dumps, rows)))
-    options = ("--time-unit", "s", "--block-tokens", "16")
+    options = ("--time-unit", "s")
     plan = str(plan_of(*QUICK))
     for command in (("traffic", str(trace)), ("simulate", plan, "--trace", str(trace))):
         refused = sizing(*command)
         assert refused.code == 2
-        assert "fit blocks of 16" in refused.err
+        assert "as seconds 0.3333" in refused.err
     assert "a log" not in (said := sizing("traffic", str(trace), *options, "-o", str(written))).err
     assert "read as Mooncake: seconds, blocks of 16 tokens" in said.err
     of_file, of_written = (

@@ -66,6 +66,15 @@ READ: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
         [(40, 20)],
     ),
     "capitals": ({"conversations": talk(("Human", ASKED), ("Assistant", SAID))}, [(40, 20)]),
+    "a tag of HTML": (
+        {"conversations": talk(("human", "<video>\nx</video>" + "q" * 23), ("gpt", SAID))},
+        [(40, 20)],
+    ),
+    "a list in a page": ({"data": [{"messages": CHAT}]}, [(40, 20)]),
+    "Ollama's thinking": (
+        {"messages": [CHAT[0], CHAT[1] | {"thinking": "r" * 16}]},
+        [(40, 36)],
+    ),
     "reasoning beside": (
         {"messages": [CHAT[0], CHAT[1] | {"reasoning_content": "r" * 16}]},
         [(40, 36)],
@@ -99,6 +108,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "--skip-images",
     ),
+    "images of a turn": (
+        {"messages": [CHAT[0] | {"images": ["iVBORw0"]}, CHAT[1]]},
+        "--skip-images",
+    ),
+    "a spoken answer": (
+        {"messages": [CHAT[0], CHAT[1] | {"audio": {"id": "a"}}]},
+        "--skip-images",
+    ),
     "an image beside": ({"image": "coco/1.jpg", "conversations": PAIR}, "--skip-images"),
     "a mark for an image": (
         {"conversations": talk(("human", "<image>\n" + ASKED), ("gpt", SAID))},
@@ -128,13 +145,14 @@ def test_answers_to_images_are_left_out_and_counted(tmp_path: Path) -> None:
     """Those after the image; keys that are not read are named."""
     file = tmp_path / "conversations"
     seen = talk(("user", [IMAGE]), ("assistant", SAID), who="role", what="content")
-    file.write_text(json.dumps([{"id": "a", "messages": CHAT + seen + CHAT}]))
+    rated = [CHAT[0], CHAT[1] | {"score": 3}]
+    file.write_text(json.dumps([{"id": "a", "messages": rated + seen + CHAT}]))
     found = read_traffic(file, TraceReading(skip_images=True), characters_per_token=4)
     assert found.requests == 1
     assert found.lines()[:3] == [
         "read as conversations: lengths alone, 4 characters a token",
         "left out: 2 answers to images, audio or video",
-        "keys that are not read: id",
+        "keys that are not read: id, score of a turn",
     ]
-    with pytest.raises(InputError, match="they are of traces"):
+    with pytest.raises(InputError, match="this file has no times"):
         read_traffic(file, TraceReading(time_unit="s", skip_images=True), characters_per_token=4)

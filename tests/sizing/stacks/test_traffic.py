@@ -134,6 +134,18 @@ def test_conversations_grow(tmp_path: Path) -> None:
             read_traffic(file, characters_per_token=ratio)
 
 
+def test_bursts_of_one_second_are_a_load(tmp_path: Path) -> None:
+    """Where all other gaps are 0, the time between bursts is no hole."""
+    file = tmp_path / "access.log"
+    rows = [
+        {"time": f"2026-01-01T{hour}:00:00Z", "prompt_tokens": 5, "output_tokens": 5}
+        for hour in ("10", "11")
+        for _ in range(500)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert read_traffic(file).mean_per_s == pytest.approx(999 / 3600)
+
+
 def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -> None:
     """The command prints the table; the file that it writes has the same arrivals."""
     log, out = tmp_path / "access.log", tmp_path / "trace.jsonl"
@@ -160,6 +172,10 @@ def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -
         ),
         ('vllm:request_prompt_tokens_bucket{le="x"} 1', "expected numbers, as Prometheus"),
         ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "expected numbers, as Prometheus"),
+        (
+            "\n".join(f'vllm:request_prompt_tokens_sum{{model_name="{m}"}} 9' for m in "ab"),
+            "the metrics of a, b",
+        ),
         ('{"resourceSpans": 3}', ":1 is"),
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 1}]}]}]}', ":1 is"),
         ("[" * 50_000, "a list of"),

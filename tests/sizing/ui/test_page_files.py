@@ -158,8 +158,8 @@ def test_a_log_becomes_the_load() -> None:
     assert page.query_params["workload.requests_per_s"] == rate != "2"
     assert not page.get_by_key("0:workload.input_tokens").value
     assert page.get_by_key("0:workload.lengths").value.startswith("[")
-    for words in ("access.log:", "left out: 30 lines without token counts", "prompts: median 1,0",
-                  "requests/s over 1,", "a hole of 7,2"):  # fmt: skip
+    for words in ("access.log:", "2,000 requests", "left out: 30 lines without token counts",
+                  "prompts: median 1,0", "requests/s over 1,", "a hole of 7,2"):  # fmt: skip
         assert words in shown(page)
     assert shown(opened(dict(page.query_params))) == shown(page)
 
