@@ -141,17 +141,12 @@ SAID: list[tuple[str, dict[str, object]]] = [
      {"engine.max_loras": 2, "workload.lora_adapters": 2}),
     ("--max-loras 2", {}),
     ("--dtype float32 --kv-cache-dtype bfloat16", {"model.weight_dtype": "fp32", "model.kv_dtype": "bf16"}),
-    ("--config settings.yaml --max-num-seqs 9",
-     {"engine.max_num_seqs": 9, "engine.gpu_memory_utilization": 0.8}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "keys"), SAID)
 def test_what_flags_say(tmp_path: Path, flags: str, keys: dict[str, object]) -> None:
     """Keys of a scenario, and no others."""
-    (tmp_path / "settings.yaml").write_text(
-        "max-num-seqs: 8\ngpu_memory_utilization: 0.8\nenforce-eager: false\nport: 9\n"
-    )
     found = dict(read(f"{SERVE} {flags}", tmp_path).keys)
     assert (found.pop("model.id"), found.pop("engine.name")) == (MODEL, "vllm")
     assert found == keys
@@ -170,7 +165,7 @@ REFUSED: list[tuple[str, str]] = [
     (f"while true; do {SERVE}; done", "a `while` or `until`"),
     (f"start() {{ {SERVE}; }}\nstart; start", "'an engine in a function'"),
     (f"test -e x || {SERVE}", "what is left of `||`"),
-    (f"# 2 replicas\nfor i in 0 1; do {SERVE}; done", "'2 replicas'; expected no comment"),
+    (f"# 2 replicas\nfor i in 0 1; do {SERVE} & done", "'2 replicas'; expected no comment"),
     (f"exit 0\n{SERVE}", "'an engine in an `exit` above'"),
     (f"#SBATCH --array=0-3\n{SERVE}", "'an engine in an array of jobs'"),
     (f"srun -N 4 {SERVE}", "'srun -N 4 before an engine'"),
@@ -188,9 +183,8 @@ REFUSED: list[tuple[str, str]] = [
     (f"{SERVE} --speculative-config 3", "--speculative-config is '3'; expected a JSON object"),
     (f"{SERVE} -sc.a 3 -sc.a.b 4", "is '4'; expected no table in the value of a"),
     (f"{SERVE} --kv-transfer-config x", "is 'x'; expected a JSON object"),
-    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected the file of --config, beside"),
+    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected no file of flags"),
     (f"{SERVE} --enable-eplb --eplb-config.num_redundant_experts x", '"num_redundant_experts" of 0'),
-    (f"{SERVE} --config missing.yaml", "expected the file of --config"),
     ("kind: A\nkind: B\n", "launch:2 is 'kind a second time'; expected YAML with each key once"),
     ("kind: [\n", "expected YAML"),
     ("kind: RayService\nspec: {}\n", "launch:1: kind is 'RayService'; expected a DynamoGraphDeployment"),
