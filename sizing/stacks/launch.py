@@ -23,8 +23,15 @@ DYNAMO, API_SERVER, IMAGE = "dynamo.vllm", "vllm.entrypoints.openai.api_server",
 ENGINE = re.compile(rf"vllm[\s',\"]+serve\b|{re.escape(API_SERVER)}|dynamo\.vllm|{IMAGE}")
 """The start of an engine in a text."""
 
-ENVIRONMENT = re.compile(r"(VLLM|LMCACHE|DYN|NIXL)_")
-"""Names of variables of the environment that an engine may depend on."""
+ENVIRONMENT = re.compile(
+    r"(VLLM|LMCACHE|DYN|NIXL)_(?!.*(HOST|PORT|ADDR|ADDRESS|IP|ID|DIR|PATH|ROOT|LEVEL)$)"
+)
+"""Names of variables of the environment that an engine may depend on: no addresses."""
+
+ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+"""Variable in which KServe's engines find further flags."""
+
+WAY_OUT = "a script of its commands is read; of `serving manifest` the plan says what runs"
 
 SHELLS = {"sh", "bash", "dash", "zsh"}
 
@@ -235,7 +242,7 @@ def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
         return _pods(document, kind, where, notes)
     named = kind or ("a file of docker-compose" if "services" in document else None)
     expected = f"a DynamoGraphDeployment, or one of {', '.join((*list(READERS)[1:2], *PODS))}"
-    raise InputError(f"{where}: kind", named, expected, "a script of its commands is read, too")
+    raise InputError(f"{where}: kind", named, expected, WAY_OUT)
 
 
 def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
@@ -333,55 +340,40 @@ def _started(
     ]
 
 
-def _kserve(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
-    """Yield the engines of a LLMInferenceService, whose flags stand in a variable."""
-    spec = _table(document, "spec", place)
-    only(spec, "kserve", place)
-    model = f"{_table(spec, 'model', place).get('uri')}".removeprefix("hf://")
-    for role, pool in {"decode": spec, "prefill": _table(spec, "prefill", place)}.items():
-        if not pool:
-            continue
-        only(pool, "kserve", f"{place}: {role}")
-        mains = _rows(_table(pool, "template", place), "containers", place)
-        for main in mains:
-            only(main, "kserve_container", place)
-        said = [f"{row.get('value')}" for main in mains for row in _rows(main, "env", place)
-                if row.get("name") == "VLLM_ADDITIONAL_ARGS"]  # fmt: skip
-        words = ["vllm", "serve", model, *_sizes(pool, place)]
-        text = f"{shlex.join(words)} {' '.join(said)}"
-        for each in script(text, place, notes):
-            count = positive(pool.get("replicas", 1), f"{place}: replicas")
-            yield replace(each, replicas=count, role=role if "prefill" in spec else None)
-
-
-def _llm_d(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
-    """Yield the engines of values of the chart llm-d-modelservice."""
-    only(document, "llm_d", place)
-    artifacts = _table(document, "modelArtifacts", place)
-    model = f"{artifacts.get('uri')}".removeprefix("hf://")
-    pools = {role: _table(document, role, place) for role in ("prefill", "decode")}
-    pools = {role: pool for role, pool in pools.items() if pool.get("create", True) and pool}
+def _charted(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
+    """Yield the engines of a LLMInferenceService of KServe, or of values of llm-d's chart."""
+    kserve = "kind" in document
+    spec = _table(document, "spec", place) if kserve else document
+    only(spec, "kserve" if kserve else "llm_d", place)
+    source = _table(spec, "model" if kserve else "modelArtifacts", place).get("uri")
+    pools = {"decode": spec if kserve else _table(spec, "decode", place)}
+    pools |= {"prefill": _table(spec, "prefill", place)}
+    pools = {role: pool for role, pool in pools.items() if pool and pool.get("create", True)}
     for role, pool in pools.items():
         where = f"{place}: {role}"
-        only(pool, "llm_d_pool", where)
-        nodes = positive(_table(pool, "parallelism", where).get("workers", 1), f"{where}: workers")
-        for main in _rows(pool, "containers", where):
-            only(main, "llm_d_container", where)
-            if main.get("modelCommand") != "vllmServe":
-                raise InputError(f"{where}: modelCommand", main.get("modelCommand"), "vllmServe")
-            args = [model, *_sizes(pool, where), *_list(main, "args", where)]
+        only(pool, "kserve" if kserve else "llm_d_pool", where)
+        sizes = _table(pool, "parallelism", where)
+        only(sizes, "parallelism", where)
+        ranks = [positive(sizes.get(key, 1), f"{where}: {key}") for key in ("data", "dataLocal")]
+        spread = ranks[0] // ranks[1] if "dataLocal" in sizes else 1
+        nodes = positive(sizes.get("workers", spread), f"{where}: workers")
+        words = ["--model", f"{source}".removeprefix("hf://")]
+        for name in ("tensor", "pipeline", "data"):
+            words += [f"--{name}-parallel-size", f"{sizes[name]}"] if name in sizes else []
+        words += ["--enable-expert-parallel"] if sizes.get("expert") else []
+        for main in _rows(_table(pool, "template", where) if kserve else pool, "containers", where):
+            only(main, "kserve_container" if kserve else "llm_d_container", where)
+            env = _rows(main, "env", where)
+            said = [f"{row.get('value')}" for row in env if row.get("name") == ADDITIONAL]
+            args = [*words, *shlex.split(" ".join(said)), *_list(main, "args", where)]
             inner = {**main, "command": ["vllm", "serve"], "args": args}
+            inner["env"] = [row for row in env if row.get("name") != ADDITIONAL]
+            if "worker" in pool and "dataLocal" not in sizes:  # of how many nodes is not said
+                inner["resources"] = {}
+            if not kserve and main.get("modelCommand") != "vllmServe":
+                raise InputError(f"{where}: modelCommand", main.get("modelCommand"), "vllmServe")
             for each in _started(inner, pool, where, notes, nodes=nodes):
                 yield replace(each, role=role if len(pools) > 1 else None)
-
-
-def _sizes(pool: Mapping[str, Any], place: str) -> list[str]:
-    """Return the flags of a table `parallelism`, as KServe and llm-d write it."""
-    sizes, words = _table(pool, "parallelism", place), list[str]()
-    only(sizes, "parallelism", f"{place}: parallelism")
-    for name in ("tensor", "pipeline", "data"):
-        words += [f"--{name}-parallel-size", f"{sizes[name]}"] if name in sizes else []
-    return [*words, *(["--enable-expert-parallel"] if sizes.get("expert") else [])]
 
 
 def _ray(document: Table, place: str, _notes: list[str]) -> Iterator[Launch]:
@@ -389,8 +381,7 @@ def _ray(document: Table, place: str, _notes: list[str]) -> Iterator[Launch]:
     for each in _rows(document, "applications", place):
         path, args = f"{each.get('import_path')}", _table(each, "args", place)
         if not path.startswith("ray.serve.llm:build_"):
-            way_out = "of `serving manifest` the plan itself says what runs"
-            raise InputError(f"{place}: import_path", path, "ray.serve.llm:build_…", way_out)
+            raise InputError(f"{place}: import_path", path, "ray.serve.llm:build_…", WAY_OUT)
         only(args, "ray", place)
         rows: list[tuple[str | None, Any]] = [
             (None, row) for row in _rows(args, "llm_configs", place)
@@ -412,8 +403,8 @@ def _ray(document: Table, place: str, _notes: list[str]) -> Iterator[Launch]:
 
 READERS = {
     "DynamoGraphDeployment": ("DynamoGraphDeployment", _dynamo),
-    "LLMInferenceService": ("LLMInferenceService", _kserve),
-    "modelArtifacts": ("values of a chart of llm-d", _llm_d),
+    "LLMInferenceService": ("LLMInferenceService", _charted),
+    "modelArtifacts": ("values of a chart of llm-d", _charted),
     "applications": ("a Serve config of Ray", _ray),
 }
 """By kind, or key of a document without one: its name, and what reads it."""

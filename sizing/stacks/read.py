@@ -35,13 +35,15 @@ SETTINGS = {
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "long_prefill_token_threshold": "engine.chunked_prefill_tokens",
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
 }
-"""Scenario keys of vLLM's flags that are one number in both."""
+"""Scenario keys of vLLM's flags that are one number in both; the last is no key of a scenario."""
 
 OWNERS = {
     "engine.max_num_seqs": "decode", "engine.max_num_batched_tokens": "prefill",
     "engine.chunked_prefill_tokens": "prefill", "workload.prefix_tokens": "prefill",
     "engine.kv_offload_host_bytes": "prefill", "engine.kv_offload_disk_path": "prefill",
+    "--kv-cache-memory-bytes": "decode",
 }  # fmt: skip
 """Keys on which the prediction of one pool depends: of split pools that one's is taken."""
 
@@ -76,11 +78,10 @@ MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": No
 
 SHARE = "engine.gpu_memory_utilization"
 
-ADDRESS = re.compile(r"(HOST|PORT|ADDR|ADDRESS|IP|ID|DIR|PATH|ROOT|LEVEL)$")
-"""Names of variables that differ between engines of one kind."""
-
 SAME_SHARE = 1e-3
 """Of a GPU's memory: KV caches that differ by less are what the same share leaves."""
+
+OTHER_ENGINES = re.compile(r"sglang\.launch_server|trtllm-serve|text-generation-launcher|lmdeploy")
 
 FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
 """Files that can be read, as errors name them."""
@@ -94,22 +95,17 @@ class ReadEngine:
     Attributes:
         role: `prefill`, `decode` or `mixed`.
         keys: scenario keys that its arguments set.
-        environment: variables that it may depend on, addresses left out.
-        kv_bytes: of its KV cache on a GPU; `None`: what its share of memory leaves.
         follows: whether it is a further node, or rank, of a replica.
         unused: its arguments without effect on the plan.
     """
 
+    launch: Launch
     role: str
     model: str
     slicing: Slicing
     keys: dict[str, Any]
-    place: str
     unused: tuple[str, ...]
     follows: bool
-    environment: dict[str, str]
-    kv_bytes: int | None = None
-    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +212,8 @@ def read_deployed(path: Path) -> Deployed:
     else:
         launches = script(text, place, notes)
     if not launches:
-        raise InputError(place, "neither", FILES)
-
+        other = OTHER_ENGINES.search(text)
+        raise InputError(place, other[0] if other else "neither", FILES)
     engines = [read_vllm(each) for each in launches]
     told_apart = engines[1:] and all(each.search(text.lower()) for each in SPLIT)
     if told_apart and all(each.role == "mixed" for each in engines):
@@ -264,7 +260,6 @@ def read_vllm(launch: Launch) -> ReadEngine:
     if given.pop("enable_prefix_caching", True) is False:
         keys["workload.prefix_tokens"] = 0
     keys |= _balancing(given, f"{place}: --eplb-config")
-    kv_bytes = given.pop("kv_cache_memory_bytes", None)
     role, own = _transfer(given, slicing, _role(given, launch), place)
     keys |= own | _all_to_all(given, role, slicing)
     unused |= {name: given.pop(name) for name in list(given) if _as_predicted(name, given[name])}
@@ -274,10 +269,8 @@ def read_vllm(launch: Launch) -> ReadEngine:
         shown = "given" if isinstance(value, bool) else value
         raise InputError(f"{place}: {_flag(name)}", shown, expected, "take it out")
     return ReadEngine(
-        role=role, model=model, slicing=slicing, keys=keys, replicas=launch.replicas, place=place,
-        unused=tuple(_flag(name) for name in unused), follows=follows, kv_bytes=kv_bytes,
-        environment={name: f"{of}" for name, of in launch.environment.items()
-                     if not ADDRESS.search(name)},
+        launch=launch, role=role, model=model, slicing=slicing, keys=keys,
+        unused=tuple(_flag(name) for name in unused), follows=follows,
     )  # fmt: skip
 
 
@@ -472,44 +465,42 @@ def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> De
     if len(models) > 1:
         raise InputError(place, ", ".join(sorted(models)), "engines of one model", "split the file")
     heads = [each for each in engines if not each.follows]
-    kinds = {(each.role, each.slicing): each.replicas for each in heads}
+    kinds = {(each.role, each.slicing) for each in heads}
     for each in engines:
         if (each.role, each.slicing) not in kinds:
             expected = "the first node of its replica beside it, in the same layout"
-            raise InputError(each.place, "a further node", expected)
+            raise InputError(each.launch.place, "a further node", expected)
     layouts = dict(sorted(kinds, key=itemgetter(0), reverse=True))
     if len(layouts) < len(kinds) or list(layouts) not in (["mixed"], ["prefill", "decode"]):
-        shown = ", ".join(f"{role} {slicing}" for role, slicing in kinds)
+        shown = ", ".join(dict.fromkeys(f"{each.role} {each.slicing}" for each in heads))
         expected = "engines of one layout, or of one for prefill and one for decode"
         raise InputError(place, shown, expected, ROLES)
     by_role = {role: [each for each in engines if each.role == role] for role in layouts}
-    keys = {"model.id": models.pop(), "engine.name": "vllm"}
+    keys: dict[str, Any] = {"model.id": models.pop(), "engine.name": "vllm"}
     keys |= _merged({role: _equal(each) for role, each in by_role.items()}, layouts, place, notes)
     unused = dict.fromkeys(flag for each in engines for flag in each.unused)
     notes += [f"without effect on the plan: {', '.join(unused)}"] if unused else []
-    kv_bytes = by_role[list(layouts)[-1]][0].kv_bytes
+    kv_bytes = keys.pop("--kv-cache-memory-bytes", None)
     if kv_bytes is not None:
         said = "decides the KV cache, which engine.gpu_memory_utilization has to leave"
         notes.append(f"--kv-cache-memory-bytes {kv_bytes} {said}")
-    counts = {role: sum(e.replicas for e in heads if e.role == role) for role in layouts}
+    counts = {role: sum(e.launch.replicas for e in heads if e.role == role) for role in layouts}
     pools = {role: f"{counts[role]}x{slicing}" for role, slicing in layouts.items()}
     return Deployed(keys=keys, pools=pools, kv_bytes=kv_bytes, notes=tuple(dict.fromkeys(notes)))
 
 
 def _equal(engines: Sequence[ReadEngine]) -> dict[str, Any]:
     """Return the keys of the engines of one role, which are the same in all."""
-    first, *others = [
-        (each, each.keys | each.environment | {"--kv-cache-memory-bytes": each.kv_bytes})
-        for each in engines
-    ]
+    first, *others = [(each, {**each.keys, **each.launch.environment}) for each in engines]
     for each, keys in others:
         for key in sorted(first[1].keys() | keys.keys()):
-            mine, other = first[1].get(key, "the default"), keys.get(key, "the default")
+            mine, other = (of.get(key, "the default") for of in (first[1], keys))
             if mine != other:
-                value = f"{mine} in {first[0].place} and {other} in {each.place}"
+                place = each.launch.place
+                value = f"{mine} in {first[0].launch.place} and {other} in {place}"
+                way_out = ROLES if key in each.launch.environment else None
                 expected = f"one in all engines ({each.role})"
-                way_out = ROLES if key in each.environment and each.role == "mixed" else None
-                raise InputError(f"{each.place}: {key}", value, expected, way_out)
+                raise InputError(f"{place}: {key}", value, expected, way_out)
     return first[0].keys
 
 
@@ -537,7 +528,7 @@ def _merged(
             shown, why = " and ".join(texts), f"that of {owner}, which alone depends on it,"
             if owner is None and key != SHARE:
                 raise InputError(f"{place}: {key}", shown, "one in all engines")
-            if "kv_offload" not in key:
+            if not re.search("kv.(offload|cache)", key):
                 notes.append(f"{key} is {shown}; {why if owner else 'the smaller'} is taken")
         keys |= {} if taken is None else {key: taken}
     return keys

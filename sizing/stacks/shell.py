@@ -209,7 +209,8 @@ class _Script:
 
     def _assign(self, node: Node, into: dict[str, Value]) -> None:
         target, given = (node.child_by_field_name(each) for each in ("name", "value"))
-        name, value = _text(target).partition("[")[0], ""
+        name = _text(target).partition("[")[0]
+        value: Value = ""
         if given is not None and given.type == "array":
             value = tuple(word for each in given.named_children for word in self._words(each))
         elif given is not None:

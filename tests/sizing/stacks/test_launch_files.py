@@ -81,6 +81,16 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
         f"wait_for() {{ until curl localhost:$1; do sleep 1; done; }}\n{SERVE} &\nwait_for 8000",
         {"mixed": "1xTP1"},
     ),
+    "exported variables in a shell": (f"export TP=2\nX=y bash -c '{SERVE} -tp $TP'", {"mixed": "1xTP2"}),
+    "a container's variables": (
+        f"TP=4; docker pull vllm/vllm-openai\ndocker run -v /vllm-openai:/x -e TP=2 --entrypoint=bash vllm/vllm-openai -c '{SERVE} -tp $TP'",
+        {"mixed": "1xTP2"},
+    ),
+    "containers in a loop": (
+        f"for i in 1 2; do docker run -d --rm vllm/vllm-openai --model {MODEL}; done", {"mixed": "2xTP1"},
+    ),
+    "subshells in a loop": (f"for i in 1 2; do (cd /$i && exec {SERVE}) & done; wait", {"mixed": "2xTP1"}),
+    "an activated environment": (f"TP=2\nsource x/bin/activate\n{SERVE} -tp $TP", {"mixed": "1xTP2"}),
     # flags as vLLM's parser takes them
     "short flags": (f"{SERVE} -tp 2 -pp 2 -asc 4 -O2", {"mixed": "1xTP2xPP2"}),
     "experts": (f"{SERVE} -dp 4 -ep", {"mixed": "1xTP1xDP4xEP4"}),
@@ -156,6 +166,43 @@ REFUSED: list[tuple[str, str]] = [
     (f"{SERVE} {PRODUCER.replace('producer', 'both')}\npython3 proxy.py", "kv_role is 'kv_both'; expected"),
     (f"{SERVE} {PRODUCER.replace('Nixl', 'P2pNccl')}", "is 'P2pNcclConnector'; expected NixlConnector"),
     (f"{SERVE} -tp $(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l)` becomes is not known"),
+    # what bash makes of it is not what it seems
+    (f"TP=4\nbash -c '{SERVE} -tp $TP'", "what `$TP` becomes is not known"),
+    (f"TP=2\nsource env.sh\n{SERVE} -tp $TP", "$TP after `source` in line 2"),
+    (f"TP=2\nread TP\n{SERVE} -tp $TP", "$TP after `read` in line 2"),
+    (f"TP=2; ((TP *= 2)); {SERVE} -tp $TP", "$TP after `((…))` in line 1"),
+    (f"TP=2; unset TP; {SERVE} -tp $TP", "$TP after `unset` in line 1"),
+    (f"A=(-tp 2); A[1]=4\n{SERVE} ${{A[@]}}", "what `$A` becomes is not known"),
+    (f"A=()\n{SERVE} -tp $A", "--tensor-parallel-size/-tp is missing"),
+    (f"{SERVE} -tp {{2,4}}", "what `{2,4}` becomes is not known"),
+    (f"for i in {{a,b}}; do {SERVE} & done", "a `for` over what the file does not say"),
+    (f"for i in {{0..6..2}}; do {SERVE} & done", "a `for` over what the file does not say"),
+    ("vllm serve /models/* -tp 2", "what `/models/*` becomes is not known"),
+    (f"{SERVE} \\ \n  -tp 4", "launch:2 is '-tp'; expected a command: the line above it has to end in"),
+    (f"{SERVE} \\\n  # two\n  -tp 4", "launch:3 is '-tp'; expected a command"),
+    (f"for i in 0 1; do {SERVE}; done", "a loop that waits for it"),
+    (f"for i in 0 1; do {SERVE} & break; done", "a `for` with `break`"),
+    (f"for i in 0 1; do [ $i = 1 ] && continue; {SERVE} & done", "a `for` with `continue`"),
+    (f"{SERVE} &\nkill $!\n{SERVE} &", "launch:3 is 'an engine after `kill`'; expected engines that run at"),
+    (f"for i in 0 1; do {SERVE} & wait; done", "'an engine after `wait`'"),
+    (f"grep -q H100 gpus && {SERVE}", "what is left of `&&`"),
+    (f"bash <<< '{SERVE}'", "'bash with an engine in its arguments or its text'"),
+    (f"CMD='{SERVE}' ./start.sh", "'start.sh with an engine in its arguments or its text'"),
+    (f"{SERVE} &\ndocker run --gpus all rocm/vllm --model {MODEL}", "expected an image whose command is known"),
+    # roles that stand elsewhere
+    (f"LMCACHE_NIXL_ROLE=sender {SERVE} &\nLMCACHE_NIXL_ROLE=receiver {SERVE} &", "LMCACHE_NIXL_ROLE is 'sender in"),
+    (f"VLLM_DP_RANK=0 {SERVE} &\nVLLM_DP_RANK=1 {SERVE} &", "VLLM_DP_RANK is '0 in"),
+    (f"{SERVE} --port 1 &\n{SERVE} --port 2 &\npython3 proxy.py --prefiller-ports 1 --decoder-ports 2", "expected the role of each"),
+    ("\n---\n".join(
+        f"kind: Deployment\nmetadata: {{name: x-{role}}}\nspec: {{template: {{spec: {{containers: [{{image: vllm/vllm-openai, args: [m]}}]}}}}}}"
+        for role in ("prefill", "decode")
+    ), "expected the role of each"),
+    # roles that differ where a scenario has one value
+    (f"{SERVE} --max-model-len 8192 {PRODUCER}\n{SERVE} {CONSUMER}", "model.max_context_tokens is '8192 in prefill and the default in decode'"),
+    (f"{SERVE} {PRODUCER}\n{SERVE} --spec-method mtp --spec-tokens 2 {CONSUMER}", "engine.speculative_tokens is 'the default in prefill and 2 in"),
+    (f"{SERVE} --kv-cache-memory-bytes 1G\n{SERVE}", "--kv-cache-memory-bytes is '1073741824 in"),
+    (SERVE + """ --kv-transfer-config '{"kv_connector": "MultiConnector"}'""", 'expected a list of "connectors"'),
+    (f"""{SERVE} {PRODUCER.replace('}', ', "kv_connector_extra_config": {"a": 1}}')}""", "is 'a'; expected at most the keys"),
     (f"{SERVE} $ARGS", "what `$ARGS` becomes is not known"),
     (f"{SERVE} --served-model-name a $MORE", "what `$MORE` becomes is not known"),
     (f"if x; then TP=2; fi\n{SERVE} -tp $TP", "$TP after an `if` in line 1"),
@@ -193,6 +240,13 @@ REFUSED: list[tuple[str, str]] = [
     ("applications: []\n", "kind is 'a Serve config of Ray'"),
     (f"# a recipe\n---\nmodel: x\nguide: |\n  {SERVE}\n", "launch:3: kind is missing; expected"),
     ("kind: Service\n", "is 'neither'; expected a command"),
+    (f"kind: LLMInferenceService\nspec: {{model: {{uri: hf://{MODEL}}}, baseRefs: [x], template: {{}}}}\n", "is 'baseRefs'; expected at most"),
+    ("applications:\n- import_path: ray.serve.llm:build_openai_app\n  args: {llm_configs: [{lora_config: {}}]}\n", "is 'lora_config'; expected at most"),
+    ("applications: [{import_path: serving.replicas.app:from_plan}]\n", "of `serving manifest` the plan says"),
+    ("python3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'; expected a command"),
+    (graph(W=worker("--model", MODEL, autoscaling={"enabled": True})), "spec.services.W is 'autoscaling'; expected at most"),
+    (pod("Pod", {"image": "rocm/vllm", "args": ["--model", MODEL]}), "expected an image whose command is known"),
+    (pod("Pod", {"command": SERVE.split(), "env": ["x"]}), "env is 'a list of other things'; expected a list of tables"),
     (graph("v2", W=worker()), "apiVersion is 'nvidia.com/v2'"),
     (graph(W=worker("--model", MODEL, command=("python3", "-m", "dynamo.sglang"))), "a worker of dynamo.vllm"),
     (graph(W=worker("--model", MODEL, "--connector", "kvbm")), "--connector is 'kvbm'"),
@@ -214,14 +268,43 @@ def test_what_is_not_read_is_named(tmp_path: Path, text: str, message: str) -> N
     assert not any(each in said for each in ("Error(", "object at", "{'", "['", "None"))
 
 
-def test_pools_that_differ_are_named(tmp_path: Path) -> None:
-    """Of two limits the larger is taken, of two shares of memory the smaller, with a word."""
-    own = "--max-num-seqs {} --gpu-memory-utilization {}"
-    found = read(
-        f"{SERVE} {own.format(8, 0.95)} {PRODUCER}\n{SERVE} {own.format(99, 0.9)} {CONSUMER}",
-        tmp_path,
-    )
-    assert found.keys["engine.max_num_seqs"] == 99
-    assert found.keys["engine.gpu_memory_utilization"] == 0.9
-    assert any("0.95 in prefill and 0.9 in decode" in each for each in found.notes)
-    assert any("8 in prefill and 99 in decode" in each for each in found.notes)
+NOTED: list[tuple[str, str]] = [
+    (
+        f"TP=${{TP:-4}}\n{SERVE} -tp $TP",
+        "$TP is taken as 4, the default: the environment may say otherwise",
+    ),
+    (f"{SERVE} -tp ${{TP-4}} --port ${{P:=1}}", "$TP is taken as 4, $P is taken as 1, the default"),
+    (f"VLLM_X=1 VLLM_PORT=2 {SERVE}", "not read, and not in the prediction: VLLM_X"),
+    (
+        f"{SERVE} --kv-cache-memory-bytes 1G",
+        "--kv-cache-memory-bytes 1073741824 decides the KV cache",
+    ),
+    (f"sleep 1; {SERVE}", "commands that start no engine of vLLM are not read: sleep"),
+]
+
+
+@pytest.mark.parametrize(("text", "note"), NOTED)
+def test_what_is_assumed_is_said(tmp_path: Path, text: str, note: str) -> None:
+    """Defaults of variables, and what is left out, are named."""
+    assert any(note in each for each in read(text, tmp_path).notes)
+
+
+BY_ROLE: list[tuple[str, str, dict[str, object], str]] = [
+    ("--max-num-seqs 8", "--max-num-seqs 99", {"engine.max_num_seqs": 99}, "8 in prefill and 99 in decode"),
+    ("--max-num-seqs 256", "--max-num-seqs 64", {"engine.max_num_seqs": 64}, "that of decode, which alone"),
+    ("--max-num-seqs 8", "", {}, "8 in prefill and the default in decode"),
+    ("--max-num-batched-tokens 8192", "--max-num-batched-tokens 512", {"engine.max_num_batched_tokens": 8192}, "that of prefill"),
+    ("", "--no-enable-prefix-caching", {}, "the default in prefill and 0 in decode"),
+    ("--gpu-memory-utilization 0.95", "--gpu-memory-utilization 0.9", {"engine.gpu_memory_utilization": 0.9}, "the smaller is taken"),
+    ("--gpu-memory-utilization 0.95", "", {"engine.gpu_memory_utilization": 0.92}, "0.95 in prefill and 0.92 in decode"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prefill", "decode", "keys", "note"), BY_ROLE)
+def test_pools_that_differ_are_named(
+    tmp_path: Path, prefill: str, decode: str, keys: dict[str, object], note: str
+) -> None:
+    """Of two limits that of the pool that depends on it is taken, with a word."""
+    found = read(f"{SERVE} {prefill} {PRODUCER}\n{SERVE} {decode} {CONSUMER}", tmp_path)
+    assert {k: v for k, v in found.keys.items() if k not in {"model.id", "engine.name"}} == keys
+    assert any(note in each for each in found.notes)
