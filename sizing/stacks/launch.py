@@ -235,14 +235,26 @@ def _document(document: object, place: str, notes: list[str]) -> list[Launch]:
     for key, (name, read) in READERS.items():
         if kind == key or (not kind and key in document):
             found = list(read(document, where, notes))
-            if not found:
+            if not found and kind not in PODS:
                 raise InputError(f"{where}: kind", name, "one with engines of vLLM")
+            if len(found) < sum(_starts(document)) and kind != "LeaderWorkerSet":
+                shown = "engines in containers beside those that are read"
+                raise InputError(where, shown, "engines in the main containers of workers")
+            notes += [] if found else [f"{where}: {kind} starts no engine: not read"]
             return found
-    if kind in PODS:
-        return _pods(document, kind, where, notes)
     named = kind or ("a file of docker-compose" if "services" in document else None)
     expected = f"a DynamoGraphDeployment, or one of {', '.join((*list(READERS)[1:2], *PODS))}"
     raise InputError(f"{where}: kind", named, expected, WAY_OUT)
+
+
+def _starts(node: object) -> Iterator[bool]:
+    """Yield for each container anywhere in a document whether it seems to start an engine."""
+    if isinstance(node, Mapping):
+        first = node.get("command") or node.get("image")
+        yield ENGINE.search(f"{first} {node.get('args')}") is not None
+        node = list(node.values())
+    for each in node if isinstance(node, list) else ():
+        yield from _starts(each)
 
 
 def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
@@ -295,20 +307,20 @@ def _worker(
     return replace(started[0], gpus=gpus * nodes) if gpus else started[0]
 
 
-def _pods(document: Table, kind: str, place: str, notes: list[str]) -> list[Launch]:
-    """Return the engines of pods: of a group of them, those of the first."""
-    spec, where = _table(document, "spec", place), f"{place}: {kind}"
-    group = _table(spec, "leaderWorkerTemplate", where)
+def _pods(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
+    """Yield the engines of pods: of a group of them, those of the first."""
+    kind, spec = document["kind"], _table(document, "spec", place)
+    where, group = f"{place}: {kind}", _table(spec, "leaderWorkerTemplate", place)
     one = "leaderTemplate" if "leaderTemplate" in group else "workerTemplate"
     holder = _table(group, one, where) if group else _table(spec, "template", where)
     pod, nodes = _table(holder, "spec", where), positive(group.get("size", 1), f"{where}: size")
     if kind == "Pod":
         pod, spec = spec, {}
-    found = []
     for main in _rows(pod, "containers", where):
-        found += _started(main, spec, where, notes, nodes=nodes)
-    notes += [] if found else [f"{where} starts no engine: not read"]
-    return found
+        for each in _started(main, spec, where, notes, nodes=nodes):
+            if nodes > 1 and each.gpus is None:
+                raise InputError(f"{where}: resources", None, "the GPUs of each pod of a group")
+            yield each
 
 
 def _started(
@@ -406,6 +418,7 @@ READERS = {
     "LLMInferenceService": ("LLMInferenceService", _charted),
     "modelArtifacts": ("values of a chart of llm-d", _charted),
     "applications": ("a Serve config of Ray", _ray),
+    **{kind: (kind, _pods) for kind in PODS},
 }
 """By kind, or key of a document without one: its name, and what reads it."""
 
@@ -418,7 +431,7 @@ def _gpus(holder: Mapping[str, Any], place: str) -> int | None:
         for key, count in table.items():
             if key in {"gpu", "nvidia.com/gpu", "amd.com/gpu"}:
                 return positive(count, f"{place}: resources.{kind}.{key}")
-            if re.search(r"/(tpu|gaudi|neuron)", f"{key}"):
+            if re.search("gpu|mig|tpu|gaudi|neuron|npu|ascend", f"{key}".lower()):
                 raise InputError(f"{place}: resources.{kind}", f"{key}", "GPUs")
     return None
 
