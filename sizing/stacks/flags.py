@@ -200,7 +200,7 @@ def of_table(table_of_flags: Mapping[str, Any]) -> list[str]:
         if value is False:
             boolean = table().get(flag[2:], {}).get("kind") == "boolean"
             words += [f"--no-{flag[2:]}"] if boolean else []
-        else:
+        elif value is not None:
             texts = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *(json.dumps(e) if isinstance(e, dict) else str(e) for e in texts)]
     return words

@@ -113,12 +113,13 @@ def of_command(command: Command, notes: list[str]) -> list[Launch]:
         InputError: an engine that something starts of which it is not known how often.
     """
     words, place, known = command.words, command.place, effects()["commands"]
+    words = words[1:] if words[0] in {"sudo", "exec"} and words[1:] else words
     names = [word.rpartition("/")[2].replace(UNKNOWN, "") for word in words]
     engine, shell = _engine(words), _shell(words)
     found: list[Launch] = []
     before: Sequence[str] = ()
     if tuple(names[:2]) in {("docker", "run"), ("podman", "run")}:
-        found = _in_container(command, notes)
+        found = _in_container(replace(command, words=words[2:]), notes)
     elif {names[0], " ".join(names[:2])} & {*known["speaking"]}:
         return []
     elif shell is not None and (engine is None or shell[0] < engine[0]):
@@ -177,7 +178,7 @@ def _runs_once(before: Sequence[str]) -> bool:
 
 def _in_container(command: Command, notes: list[str]) -> list[Launch]:
     """Return the engines of `docker run`."""
-    switches, rest = effects()["commands"]["docker_switches"], list(command.words[2:])
+    switches, rest = effects()["commands"]["docker_switches"], list(command.words)
     environment: dict[str, Value] = {}
     entry: list[str] = []
     while rest and rest[0].startswith("-"):
@@ -382,8 +383,9 @@ def _charted(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
             inner["env"] = [row for row in env if row.get("name") != ADDITIONAL]
             if "worker" in pool and "dataLocal" not in sizes:  # of how many nodes is not said
                 inner["resources"] = {}
-            if not kserve and main.get("modelCommand") != "vllmServe":
-                raise InputError(f"{where}: modelCommand", main.get("modelCommand"), "vllmServe")
+            key, named = ("name", "main") if kserve else ("modelCommand", "vllmServe")
+            if main.get(key) != named:
+                raise InputError(f"{where}: {key}", main.get(key), named)
             for each in _started(inner, pool, where, notes, nodes=nodes):
                 yield replace(each, role=role if len(pools) > 1 else None)
 

@@ -77,13 +77,15 @@ MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": No
 """Roles by Dynamo's --disaggregation-mode."""
 
 SHARE = "engine.gpu_memory_utilization"
+"""Key of the share of memory, which both pools have."""
 
 SAME_SHARE = 1e-3
 """Of a GPU's memory: KV caches that differ by less are what the same share leaves."""
 
 OTHER_ENGINES = re.compile(r"sglang\.launch_server|trtllm-serve|text-generation-launcher|lmdeploy")
+"""Commands that start engines which are not vLLM's."""
 
-FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
+FILES = "a command `vllm serve …`, a manifest that starts one, or an InferenceX record"
 """Files that can be read, as errors name them."""
 
 
@@ -211,8 +213,8 @@ def read_deployed(path: Path) -> Deployed:
         launches = manifest(text, place, notes)
     else:
         launches = script(text, place, notes)
-    if not launches:
-        other = OTHER_ENGINES.search(text)
+    other = OTHER_ENGINES.search(text)
+    if other or not launches:
         raise InputError(place, other[0] if other else "neither", FILES)
     engines = [read_vllm(each) for each in launches]
     told_apart = engines[1:] and all(each.search(text.lower()) for each in SPLIT)
@@ -310,31 +312,26 @@ def _dtypes(given: dict[str, Any], place: str) -> dict[str, str]:
     keys = {}
     quantised, computed = given.pop("quantization", None), given.pop("dtype", "auto")
     if quantised not in {None, "fp8"}:
-        raise InputError(
-            f"{place}: --quantization", quantised, "fp8, or none", "model.weight_dtype names others"
-        )
+        way_out = "model.weight_dtype names others"
+        raise InputError(f"{place}: --quantization", quantised, "fp8, or none", way_out)
     if quantised or computed not in HALF:
         keys["model.weight_dtype"] = "fp8" if quantised else "fp32"
     cached = given.pop("kv_cache_dtype", "auto")
-    if cached not in KV_DTYPES and cached != "auto":
-        raise InputError(f"{place}: --kv-cache-dtype", cached, f"auto or {', '.join(KV_DTYPES)}")
+    one_of(("auto", *KV_DTYPES), **{f"{place}: --kv-cache-dtype": cached})
     return keys if cached == "auto" else keys | {"model.kv_dtype": KV_DTYPES[cached]}
 
 
 def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
     """Return how many tokens are drafted; how many are accepted is nowhere in a command."""
     config = dict(_mapping(given.pop("speculative_config", {}), f"{place}: --speculative-config"))
-    short = {
-        "spec_method": "method",
-        "spec_model": "model",
-        "spec_tokens": "num_speculative_tokens",
-    }
-    config |= {key: given.pop(name) for name, key in short.items() if name in given}
+    keys = ("method", "model", "num_speculative_tokens")
+    for name, key in zip(("spec_method", "spec_model", "spec_tokens"), keys, strict=True):
+        config |= {key: given.pop(name)} if name in given else {}
     if not config:
         return {}
     method, drafts = config.get("method"), config.get("num_speculative_tokens")
-    known = set(config) <= {"method", "model", "num_speculative_tokens"}
-    if method not in {"mtp", "eagle3", "deepseek_mtp"} or not isinstance(drafts, int) or not known:
+    known = method in {"mtp", "eagle3", "deepseek_mtp"} and set(config) <= {*keys}
+    if not known or not isinstance(drafts, int):
         expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
         raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
     return {"engine.speculative_tokens": drafts}
@@ -366,8 +363,7 @@ def _lora(given: dict[str, Any]) -> dict[str, Any]:
 def _role(given: dict[str, Any], launch: Launch) -> str | None:
     """Return the role that a manifest or Dynamo's flags give an engine; `None`: neither does."""
     place, mode = launch.place, given.pop("disaggregation_mode", "agg")
-    if mode not in MODES:
-        raise InputError(f"{place}: --disaggregation-mode", mode, f"one of {', '.join(MODES)}")
+    one_of(MODES, **{f"{place}: --disaggregation-mode": mode})
     connectors = given.pop("connector", [])
     if not set(connectors) <= {"nixl", "none", "null"}:
         raise InputError(f"{place}: --connector", " ".join(connectors), "nixl or none")

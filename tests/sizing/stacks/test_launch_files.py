@@ -86,6 +86,7 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
         f"TP=4; docker pull vllm/vllm-openai\ndocker run -v /vllm-openai:/x -e TP=2 --entrypoint=bash vllm/vllm-openai -c '{SERVE} -tp $TP'",
         {"mixed": "1xTP2"},
     ),
+    "a container as root": (f"sudo docker run -d vllm/vllm-openai {MODEL} -tp 2", {"mixed": "1xTP2"}),
     "containers in a loop": (
         f"for i in 1 2; do docker run -d --rm vllm/vllm-openai --model {MODEL}; done", {"mixed": "2xTP1"},
     ),
@@ -118,6 +119,37 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
     "a list": (
         f'kind: List\nitems:\n- {pod("StatefulSet", {"command": SERVE.split(), "args": ["-tp", 2]})}',
         {"mixed": "1xTP2"},
+    ),
+    "a chart of llm-d": (
+        """modelArtifacts: {uri: "hf://m"}
+prefill: {create: false}
+decode:
+  replicas: 2
+  parallelism: {tensor: 2}
+  containers: [{name: vllm, modelCommand: vllmServe, args: [--max-num-seqs, 4]}]
+""",
+        {"mixed": "2xTP2"},
+    ),
+    "KServe": (
+        """kind: LLMInferenceService
+spec:
+  model: {uri: "hf://m"}
+  replicas: 3
+  parallelism: {tensor: 4}
+  template: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: "4"}}}]}
+""",
+        {"mixed": "3xTP4"},
+    ),
+    "Ray's split pools": (
+        """applications:
+- import_path: ray.serve.llm:build_pd_openai_app
+  args:
+    prefill_config: {model_loading_config: {model_id: m}, deployment_config: {num_replicas: 2}}
+    decode_config:
+      model_loading_config: {model_id: m}
+      engine_kwargs: {tensor_parallel_size: 2, enable_lora: false, seed: null}
+""",
+        {"prefill": "2xTP1", "decode": "1xTP2"},
     ),
     "dynamo's modes": (
         graph(
@@ -243,6 +275,8 @@ REFUSED: list[tuple[str, str]] = [
     (f"kind: LLMInferenceService\nspec: {{model: {{uri: hf://{MODEL}}}, baseRefs: [x], template: {{}}}}\n", "is 'baseRefs'; expected at most"),
     ("applications:\n- import_path: ray.serve.llm:build_openai_app\n  args: {llm_configs: [{lora_config: {}}]}\n", "is 'lora_config'; expected at most"),
     ("applications: [{import_path: serving.replicas.app:from_plan}]\n", "of `serving manifest` the plan says"),
+    (f"{SERVE} &\npython3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'"),
+    ("kind: LLMInferenceService\nspec: {model: {uri: hf://m}, template: {containers: [{name: main}, {name: x}]}}\n", "name is 'x'; expected main"),
     ("python3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'; expected a command"),
     (graph(W=worker("--model", MODEL, autoscaling={"enabled": True})), "spec.services.W is 'autoscaling'; expected at most"),
     (pod("Pod", {"image": "rocm/vllm", "args": ["--model", MODEL]}), "expected an image whose command is known"),
