@@ -59,7 +59,7 @@ def read(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Script of `vllm serve`, manifest (Dynamo, Kubernetes, Ray Serve), InferenceX record."
+            help="Script of `vllm serve`, manifest (Dynamo, Kubernetes, Ray), InferenceX record."
         ),
     ],
     scenario: Annotated[

@@ -263,7 +263,7 @@ def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
     version = f"{document.get('apiVersion') or 'nvidia.com/v1alpha1'}"
     if version.rpartition("/")[2] not in {"v1alpha1", "v1beta1"}:
         raise InputError(f"{place}: apiVersion", version, "nvidia.com/v1alpha1 or v1beta1")
-    spec, workers = _table(document, "spec", place, "spec.services with a worker"), 0
+    spec = _table(document, "spec", place, "spec.services with a worker")
     label = "components" if "components" in spec else "services"
     rows = spec.get(label)
     named = rows.items() if isinstance(rows, Mapping) else [
@@ -277,14 +277,11 @@ def _dynamo(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
         if kind == "planner":
             notes.append(f"{where}: a planner changes replicas; those of the file are read")
         if kind in ("worker", *KV_ROLES):
-            workers += 1
             role = service.get("subComponentType") or (kind if kind in KV_ROLES else None)
             if role not in (None, *KV_ROLES):
                 shown = role if isinstance(role, str) else "no text"
                 raise InputError(f"{where}: subComponentType", shown, "prefill or decode")
             yield replace(_worker(service, where, spec, notes), role=role)
-    if not workers:
-        raise InputError(place, "no worker", f"spec.{label} with a worker")
 
 
 def _worker(
@@ -370,16 +367,17 @@ def _charted(document: Table, place: str, notes: list[str]) -> Iterator[Launch]:
         ranks = [positive(sizes.get(key, 1), f"{where}: {key}") for key in ("data", "dataLocal")]
         spread = ranks[0] // ranks[1] if "dataLocal" in sizes else 1
         nodes = positive(sizes.get("workers", spread), f"{where}: workers")
-        words = ["--model", f"{source}".removeprefix("hf://")]
+        words = ["vllm", "serve", *([f"{source}".removeprefix("hf://")] if source else [])]
         for name in ("tensor", "pipeline", "data"):
             words += [f"--{name}-parallel-size", f"{sizes[name]}"] if name in sizes else []
         words += ["--enable-expert-parallel"] if sizes.get("expert") else []
         for main in _rows(_table(pool, "template", where) if kserve else pool, "containers", where):
             only(main, "kserve_container" if kserve else "llm_d_container", where)
             env = _rows(main, "env", where)
-            said = [f"{row.get('value')}" for row in env if row.get("name") == ADDITIONAL]
-            args = [*words, *shlex.split(" ".join(said)), *_list(main, "args", where)]
-            inner = {**main, "command": ["vllm", "serve"], "args": args}
+            text = shlex.join([*words, *map(str, _list(main, "args", where))])
+            for row in env:
+                text += f" {row.get('value')}" if row.get("name") == ADDITIONAL else ""
+            inner = {**main, "command": ["sh", "-c", text], "args": []}
             inner["env"] = [row for row in env if row.get("name") != ADDITIONAL]
             if "worker" in pool and "dataLocal" not in sizes:  # of how many nodes is not said
                 inner["resources"] = {}
@@ -397,22 +395,19 @@ def _ray(document: Table, place: str, _notes: list[str]) -> Iterator[Launch]:
         if not path.startswith("ray.serve.llm:build_"):
             raise InputError(f"{place}: import_path", path, "ray.serve.llm:build_…", WAY_OUT)
         only(args, "ray", place)
-        rows: list[tuple[str | None, Any]] = [
-            (None, row) for row in _rows(args, "llm_configs", place)
-        ]
-        rows += [(role, args[f"{role}_config"]) for role in KV_ROLES if f"{role}_config" in args]
-        for role, row in rows:
-            if not isinstance(row, Mapping):
-                raise InputError(f"{place}: args", row, "tables")
+        rows = [(None, row) for row in _rows(args, "llm_configs", place)]
+        split = [(role, _table(args, f"{role}_config", place)) for role in KV_ROLES]
+        for role, row in [*rows, *(each for each in split if each[1])]:
             only(row, "ray_llm", place)
-            model, count = (
-                _table(row, f"{n}_config", place) for n in ("model_loading", "deployment")
-            )
-            only(count, "ray_deployment", place)
-            words = of_table(_table(row, "engine_kwargs", place))
+            model = _table(row, "model_loading_config", place)
             source = model.get("model_source") or model.get("model_id")
-            replicas = positive(count.get("num_replicas", 1), f"{place}: num_replicas")
-            yield Launch(words=(f"{source}", *words), place=place, role=role, replicas=replicas)
+            words = of_table(_table(row, "engine_kwargs", place))
+            count = _table(row, "deployment_config", place)
+            only(count, "ray_deployment", place)
+            yield Launch(
+                words=(*([f"{source}"] if source else []), *words), place=place, role=role,
+                replicas=positive(count.get("num_replicas", 1), f"{place}: num_replicas"),
+            )  # fmt: skip
 
 
 READERS = {
