@@ -330,7 +330,7 @@ def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
     if not config:
         return {}
     method, drafts = config.get("method"), config.get("num_speculative_tokens")
-    known = method in {"mtp", "eagle3", "deepseek_mtp"} and set(config) <= {*keys}
+    known = method in ("mtp", "eagle3", "deepseek_mtp") and set(config) <= {*keys}
     if not known or not isinstance(drafts, int):
         expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
         raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
@@ -390,7 +390,7 @@ def _transfer(
         if connector == OFFLOADING:
             keys |= _offload(_mapping(part.get("kv_connector_extra_config"), where), slicing, where)
             continue
-        if connector not in {None, "NixlConnector"} or not on_gpu:
+        if connector not in (None, "NixlConnector") or not on_gpu:
             way_out = "KV pulls of NIXL between GPUs are what is predicted"
             shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
             raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)

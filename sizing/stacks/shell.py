@@ -168,7 +168,7 @@ class _Script:
             self.exported |= {name[0] for name in names if name}
 
     def _list(self, node: Node) -> None:
-        left, between, right = node.children
+        left, between, *_, right = node.children
         self.follow(left)
         sure = between.type == "&&" and not TEST.match(_text(left))
         self._maybe([right], None if sure else f"what is left of `{between.type}`")
