@@ -53,7 +53,7 @@ def read(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Script of `vllm serve`, manifest (Dynamo, pods of Kubernetes), InferenceX record."
+            help="Script of `vllm serve`, manifest (Dynamo, Kubernetes, Ray), InferenceX record."
         ),
     ],
     scenario: Annotated[

@@ -45,7 +45,7 @@ def documents(text: str, place: str) -> list[Any]:
     """
     try:
         found = list(yaml.load_all(text, Loader=_Loader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = place if mark is None else f"{place}:{mark.line + 1}"
         raise InputError(where, problem or "no YAML", "YAML with each key once") from None

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from sizing.catalog.folder import configs
-from sizing.stacks.documents import documents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 VERSION = "0.29.0"
 """Of the vLLM whose flags are known."""
@@ -41,19 +40,16 @@ def effects() -> dict[str, Any]:
     return tomllib.loads((configs() / "flags" / "effects.toml").read_text())
 
 
-def arguments(
-    words: Sequence[str], place: str, *, dynamo: bool = False, config: Callable[[str], str]
-) -> dict[str, Any]:
+def arguments(words: Sequence[str], place: str, *, dynamo: bool = False) -> dict[str, Any]:
     """
     Return the arguments that a command line gives, by the names of vLLM's attributes.
 
-    Short flags, beginnings of a flag, `--no-`, `=`, underscores, dotted names and a configuration
-    file are what vLLM's parser makes of them; the model's attribute is `model`.
+    Short flags, beginnings of a flag, `--no-`, `=`, underscores and dotted names are what vLLM's
+    parser makes of them; the model's attribute is `model`.
 
     Args:
         words: after `vllm serve`.
         dynamo: take the flags of `dynamo.vllm` as well.
-        config: gives the text of the file that `--config` names.
 
     Raises:
         InputError: a flag that vLLM does not have, or a value of another kind.
@@ -63,20 +59,17 @@ def arguments(
     """
     parser = _parser(dynamo=dynamo)
     parser.place = place
-    given = list(words)
-    if "--config" in given[:-1]:
-        at = given.index("--config")
-        model = given[:1] if at and not given[0].startswith("-") else []
-        rest = given[len(model) : at] + given[at + 2 :]
-        given = [*model, *_from_file(config(given[at + 1]), f"{place}: {given[at + 1]}"), *rest]
     try:
-        found, extra = parser.parse_known_args(_plain(given, place))
+        found, extra = parser.parse_known_args(_plain(words, place))
     except argparse.ArgumentError as error:
         expected = error.message.removeprefix("expected ")
         raise InputError(f"{place}: {error.argument_name}", None, expected) from None
     if extra:
         raise _unknown(extra[0], place)
     values = dict(vars(found))
+    if "config" in values:
+        way_out = "write its flags in the command"
+        raise InputError(f"{place}: --config", values["config"], "no file of flags", way_out)
     named: str | None = values.pop("model_tag", None) or values.get("model")
     return values if named is None else values | {"model": named}
 
@@ -199,21 +192,26 @@ def _nest(into: dict[str, Any], keys: list[str], text: str, place: str) -> None:
         return
 
 
-def _from_file(text: str, place: str) -> list[str]:
-    """Return what vLLM makes of its configuration file: flags before those of the command."""
-    found = documents(text, place)
-    if len(found) != 1 or not isinstance(found[0], dict):
-        raise InputError(place, None, "one table of flags without their dashes, as YAML")
+def of_table(table_of_flags: Mapping[str, Any]) -> list[str]:
+    """Return the words of arguments by name: `False` is the `--no-` of a flag that has one."""
     words: list[str] = []
-    for key, value in found[0].items():
-        flag = f"--{key}"
-        if value is False:  # vLLM: no word where the flag has no --no-
-            known = table().get(_dashed(flag)[2:], {}).get("kind")
-            words += [f"--no-{key}"] if known == "boolean" else []
-        elif value != []:
+    for name, value in table_of_flags.items():
+        flag = _dashed(f"--{name}")
+        if value is False:
+            boolean = table().get(flag[2:], {}).get("kind") == "boolean"
+            words += [f"--no-{flag[2:]}"] if boolean else []
+        elif value is not None:
             texts = [] if value is True else value if isinstance(value, list) else [value]
             words += [flag, *(json.dumps(e) if isinstance(e, dict) else str(e) for e in texts)]
     return words
+
+
+def only(given: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuse keys of a table that neither are read nor are known to have no effect."""
+    known = effects()["keys"][name]
+    more = sorted(set(map(str, given)) - set(known))
+    if more:
+        raise InputError(where, ", ".join(more), f"at most the keys {', '.join(known)}")
 
 
 def _unknown(word: str, place: str) -> InputError:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import Overrides, read_toml
 from minicluster.errors import InputError
 from minicluster.files import read_text
 from minicluster.plan.vllm_args import DTYPES, KV_ROLES, OFFLOADING
+from minicluster.specs.checks import one_of
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
 from sizing.catalog.folder import find_file
 from sizing.catalog.scenario import scenario_from
+from sizing.planner.layout import LayoutShape, kv_space
+from sizing.planner.predict import PoolSize
 from sizing.scenario import Scenario
-from sizing.stacks.flags import UNKNOWN, arguments, effects, table, undecided
+from sizing.stacks.flags import UNKNOWN, arguments, effects, only, table, undecided
 from sizing.stacks.launch import Launch, manifest, positive, script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 SETTINGS = {
@@ -31,8 +35,25 @@ SETTINGS = {
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "long_prefill_token_threshold": "engine.chunked_prefill_tokens",
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
 }
-"""Scenario keys of vLLM's flags that are one number in both."""
+"""Scenario keys of vLLM's flags that are one number in both; the last is no key of a scenario."""
+
+OWNERS = {
+    "engine.max_num_seqs": "decode", "engine.max_num_batched_tokens": "prefill",
+    "engine.chunked_prefill_tokens": "prefill", "workload.prefix_tokens": "prefill",
+    "engine.kv_offload_host_bytes": "prefill", "engine.kv_offload_disk_path": "prefill",
+    "--kv-cache-memory-bytes": "decode",
+}  # fmt: skip
+"""Keys on which the prediction of one pool depends: of split pools that one's is taken."""
+
+ROUTED = ("engine.all_to_all", "engine.two_batch_overlap", "engine.redundant_experts")
+"""Keys of pools whose ranks share experts."""
+
+SPLIT = (re.compile(r"(?<!chunked.)(?<!partial.)prefill(?!.token)"), re.compile("decod"))
+"""Words of a file that tells pools apart, in lower case."""
+
+ROLES = 'write "kv_role" kv_producer for prefill and kv_consumer for decode'
 
 UNSAID = ("mean_accepted_tokens", "version", "kv_offload_disk_bytes", "kv_offload_disk_bytes_per_s")
 """Keys of an engine that no command says; the first goes with drafts."""
@@ -55,7 +76,16 @@ DYNAMO_ROLES = ("is_prefill_worker", "is_decode_worker", "disaggregation_mode", 
 MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": None}
 """Roles by Dynamo's --disaggregation-mode."""
 
-FILES = "a command `vllm serve …`, a DynamoGraphDeployment of vLLM, or an InferenceX record"
+SHARE = "engine.gpu_memory_utilization"
+"""Key of the share of memory, which both pools have."""
+
+SAME_SHARE = 1e-3
+"""Of a GPU's memory: KV caches that differ by less are what the same share leaves."""
+
+OTHER_ENGINES = re.compile(r"sglang\.launch_server|trtllm-serve|text-generation-launcher|lmdeploy")
+"""Commands that start engines which are not vLLM's."""
+
+FILES = "a command `vllm serve …`, a manifest that starts one, or an InferenceX record"
 """Files that can be read, as errors name them."""
 
 
@@ -71,14 +101,13 @@ class ReadEngine:
         unused: its arguments without effect on the plan.
     """
 
+    launch: Launch
     role: str
     model: str
     slicing: Slicing
     keys: dict[str, Any]
-    place: str
     unused: tuple[str, ...]
     follows: bool
-    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +118,13 @@ class Deployed:
     Attributes:
         keys: scenario keys that it gives.
         pools: `RxTPn` by role, as `sizing predict` takes them.
+        kv_bytes: of the KV cache on a GPU where answers are generated; `None`: not said.
         notes: what was left out or assumed, a sentence each.
     """
 
     keys: dict[str, Any]
     pools: dict[str, str]
+    kv_bytes: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -126,7 +157,26 @@ def read_deployment_file(
             )
             raise InputError(error.place, None, error.expectation, way_out) from None
         raise
-    return scenario, found
+    return _with_kv_cache(scenario, found)
+
+
+def _with_kv_cache(scenario: Scenario, found: Deployed) -> tuple[Scenario, Deployed]:
+    """Return the scenario with the share of memory that leaves the KV cache that the file says."""
+    if found.kv_bytes is None or scenario.gpu.kind == "cpu":
+        return scenario, found
+    size, engine = list(found.pools.values())[-1], scenario.engine_on(scenario.gpu.name)
+    shape = LayoutShape(slicing=PoolSize.parse(size, "pools").slicing, gpu=scenario.gpu.name)
+    left = kv_space(scenario, shape, sequences=engine.max_num_seqs)
+    more = (found.kv_bytes - left) / scenario.gpu.require("hbm_bytes")
+    if abs(more) < SAME_SHARE:
+        return scenario, found
+    share = round(engine.gpu_memory_utilization + more, 4)
+    if not 0 < share <= 1:
+        expected = f"what fits beside the weights of {size} on {scenario.gpu.name}"
+        raise InputError("--kv-cache-memory-bytes", found.kv_bytes, expected)
+    note = f"engine.gpu_memory_utilization {share} is taken: it leaves that KV cache"
+    changed = scenario.with_({"engine.gpu_memory_utilization": share})
+    return changed, replace(found, notes=(*found.notes, note))
 
 
 def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,19 +213,14 @@ def read_deployed(path: Path) -> Deployed:
         launches = manifest(text, place, notes)
     else:
         launches = script(text, place, notes)
-    if not launches:
-        raise InputError(place, "neither", FILES)
-
-    def config(name: str) -> str:  # of a pasted command, too: no file elsewhere on this machine
-        expected, folder = (
-            "the file of --config, beside the file that names it",
-            path.parent.resolve(),
-        )
-        if not (folder / name).resolve().is_relative_to(folder):
-            raise InputError(f"{place}: --config", name, expected)
-        return read_text(path.parent / name, expected)
-
-    engines = [read_vllm(each, config) for each in launches]
+    other = OTHER_ENGINES.search(text)
+    if other or not launches:
+        raise InputError(place, other[0] if other else "neither", FILES)
+    engines = [read_vllm(each) for each in launches]
+    told_apart = engines[1:] and all(each.search(text.lower()) for each in SPLIT)
+    if told_apart and all(each.role == "mixed" for each in engines):
+        shown = "engines that are told apart as prefill and decode, but not by themselves"
+        raise InputError(place, shown, "the role of each", ROLES)
     return _together(engines, place, notes)
 
 
@@ -190,18 +235,15 @@ def _record(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
+def read_vllm(launch: Launch) -> ReadEngine:
     """
     Read the arguments of an engine: each is read, without effect on the plan, or refused.
-
-    Args:
-        config: gives the text of the file that `--config` names.
 
     Raises:
         InputError: no model, a value of another kind, or what is not modelled.
     """
     place = launch.place
-    given = arguments(launch.words, place, dynamo=launch.dynamo, config=config)
+    given = arguments(launch.words, place, dynamo=launch.dynamo)
     unused = {name: given.pop(name) for name in list(given) if _without_effect(name)}
     for name, value in (given | unused).items():
         if UNKNOWN in str(value) and (name in given or (isinstance(value, list) and value[1:])):
@@ -229,7 +271,7 @@ def read_vllm(launch: Launch, config: Callable[[str], str]) -> ReadEngine:
         shown = "given" if isinstance(value, bool) else value
         raise InputError(f"{place}: {_flag(name)}", shown, expected, "take it out")
     return ReadEngine(
-        role=role, model=model, slicing=slicing, keys=keys, replicas=launch.replicas, place=place,
+        launch=launch, role=role, model=model, slicing=slicing, keys=keys,
         unused=tuple(_flag(name) for name in unused), follows=follows,
     )  # fmt: skip
 
@@ -238,8 +280,7 @@ def _without_effect(name: str) -> bool:
     """Say whether no prediction depends on an argument."""
     flag, known = name.replace("_", "-"), effects()
     dynamo = known["dynamo"].keys() - {_flag(each)[2:] for each in DYNAMO_ROLES}
-    lists = (known["without_effect"], known["retired"], known["noted"], dynamo)
-    return any(flag in each for each in lists)
+    return any(flag in each for each in (known["without_effect"], known["retired"], dynamo))
 
 
 def _as_predicted(name: str, value: object) -> bool:
@@ -271,31 +312,26 @@ def _dtypes(given: dict[str, Any], place: str) -> dict[str, str]:
     keys = {}
     quantised, computed = given.pop("quantization", None), given.pop("dtype", "auto")
     if quantised not in {None, "fp8"}:
-        raise InputError(
-            f"{place}: --quantization", quantised, "fp8, or none", "model.weight_dtype names others"
-        )
+        way_out = "model.weight_dtype names others"
+        raise InputError(f"{place}: --quantization", quantised, "fp8, or none", way_out)
     if quantised or computed not in HALF:
         keys["model.weight_dtype"] = "fp8" if quantised else "fp32"
     cached = given.pop("kv_cache_dtype", "auto")
-    if cached not in KV_DTYPES and cached != "auto":
-        raise InputError(f"{place}: --kv-cache-dtype", cached, f"auto or {', '.join(KV_DTYPES)}")
+    one_of(("auto", *KV_DTYPES), **{f"{place}: --kv-cache-dtype": cached})
     return keys if cached == "auto" else keys | {"model.kv_dtype": KV_DTYPES[cached]}
 
 
 def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
     """Return how many tokens are drafted; how many are accepted is nowhere in a command."""
     config = dict(_mapping(given.pop("speculative_config", {}), f"{place}: --speculative-config"))
-    short = {
-        "spec_method": "method",
-        "spec_model": "model",
-        "spec_tokens": "num_speculative_tokens",
-    }
-    config |= {key: given.pop(name) for name, key in short.items() if name in given}
+    keys = ("method", "model", "num_speculative_tokens")
+    for name, key in zip(("spec_method", "spec_model", "spec_tokens"), keys, strict=True):
+        config |= {key: given.pop(name)} if name in given else {}
     if not config:
         return {}
     method, drafts = config.get("method"), config.get("num_speculative_tokens")
-    known = set(config) <= {"method", "model", "num_speculative_tokens"}
-    if method not in {"mtp", "eagle3", "deepseek_mtp"} or not isinstance(drafts, int) or not known:
+    known = method in ("mtp", "eagle3", "deepseek_mtp") and set(config) <= {*keys}
+    if not known or not isinstance(drafts, int):
         expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
         raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
     return {"engine.speculative_tokens": drafts}
@@ -306,7 +342,7 @@ def _balancing(given: dict[str, Any], where: str) -> dict[str, Any]:
     config = _mapping(given.pop("eplb_config", {}), where)
     if not given.pop("enable_eplb", False):
         return {}
-    _only(config, "eplb_config", where)
+    only(config, "eplb_config", where)
     copies = f"{config.get('num_redundant_experts', 0)}"
     if not copies.isdecimal():
         raise InputError(where, copies, '"num_redundant_experts" of 0 or more')
@@ -327,8 +363,7 @@ def _lora(given: dict[str, Any]) -> dict[str, Any]:
 def _role(given: dict[str, Any], launch: Launch) -> str | None:
     """Return the role that a manifest or Dynamo's flags give an engine; `None`: neither does."""
     place, mode = launch.place, given.pop("disaggregation_mode", "agg")
-    if mode not in MODES:
-        raise InputError(f"{place}: --disaggregation-mode", mode, f"one of {', '.join(MODES)}")
+    one_of(MODES, **{f"{place}: --disaggregation-mode": mode})
     connectors = given.pop("connector", [])
     if not set(connectors) <= {"nixl", "none", "null"}:
         raise InputError(f"{place}: --connector", " ".join(connectors), "nixl or none")
@@ -350,19 +385,19 @@ def _transfer(
     where, keys = f"{place}: --kv-transfer-config", dict[str, Any]()
     for part in _connectors(given, where):
         on_gpu = part.get("kv_buffer_device", "cuda") == "cuda"
-        _only(part, "kv_transfer_config", where)
+        only(part, "kv_transfer_config", where)
         connector, kv_role = part.get("kv_connector"), part.get("kv_role")
         if connector == OFFLOADING:
             keys |= _offload(_mapping(part.get("kv_connector_extra_config"), where), slicing, where)
             continue
-        if connector not in {None, "NixlConnector"} or not on_gpu:
+        if connector not in (None, "NixlConnector") or not on_gpu:
             way_out = "KV pulls of NIXL between GPUs are what is predicted"
             shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
             raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)
+        only(_mapping(part.get("kv_connector_extra_config"), where), "nixl", where)
         said = {kv: name for name, kv in KV_ROLES.items()}.get(f"{kv_role}", role)
         if said is None or role not in {None, said}:
-            way_out = 'write "kv_role" kv_producer for prefill and kv_consumer for decode'
-            raise InputError(f"{where}: kv_role", kv_role, "the role of an engine", way_out)
+            raise InputError(f"{where}: kv_role", kv_role, "the role of an engine", ROLES)
         role = said
     if keys and role == "decode":
         expected = "no KV offload in a decode pool, where no prompt is looked up"
@@ -381,13 +416,16 @@ def _connectors(given: dict[str, Any], where: str) -> list[Mapping[str, Any]]:
         return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
     if config.get("kv_connector") != "MultiConnector":
         return [config] if config else []
+    only(config, "kv_transfer_config", where)
     inner = _mapping(config.get("kv_connector_extra_config"), where).get("connectors")
-    return [_mapping(each, where) for each in inner] if isinstance(inner, list) else []
+    if not isinstance(inner, list) or not inner:
+        raise InputError(where, "MultiConnector", 'a list of "connectors"')
+    return [_mapping(each, where) for each in inner]
 
 
 def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str, Any]:
     """Return host memory per GPU of the connector's bytes, which are those of one copy's GPUs."""
-    _only(extra, "offloading", where)
+    only(extra, "offloading", where)
     size, tiers = extra.get("cpu_bytes_to_use"), extra.get("secondary_tiers") or []
     tiers = [_mapping(each, where) for each in tiers] if isinstance(tiers, list) else [{}, {}]
     named = extra.get("spec_name", "CPUOffloadingSpec")
@@ -417,74 +455,78 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _only(given: Mapping[str, Any], table_name: str, where: str) -> None:
-    """Refuse keys of a table that neither are read nor are known to have no effect."""
-    known = effects()["keys"][table_name]
-    more = sorted(set(given) - set(known))
-    if more:
-        raise InputError(where, ", ".join(more), f"at most the keys {', '.join(known)}")
-
-
 def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> Deployed:
     """Return the keys and pools of engines that serve one model; each role has one kind of them."""
     models = {each.model for each in engines}
     if len(models) > 1:
         raise InputError(place, ", ".join(sorted(models)), "engines of one model", "split the file")
     heads = [each for each in engines if not each.follows]
-    kinds = dict.fromkeys((each.role, each.slicing) for each in heads)
+    kinds = {(each.role, each.slicing) for each in heads}
     for each in engines:
         if (each.role, each.slicing) not in kinds:
             expected = "the first node of its replica beside it, in the same layout"
-            raise InputError(each.place, "a further node", expected)
-    if sorted(role for role, _ in kinds) not in (["mixed"], ["decode", "prefill"]):
-        raise InputError(
-            place,
-            ", ".join(f"{role} {slicing}" for role, slicing in kinds),
-            "engines of one layout, or of one for prefill and one for decode",
-            'kv_role "kv_producer" and "kv_consumer" tell the pools of a script apart',
-        )
-    by_role = {role: [e for e in engines if e.role == role] for role, _ in kinds}
-    own = {role: _equal(each) for role, each in by_role.items()}
-    keys = {"model.id": models.pop(), "engine.name": "vllm"} | _merged(own, place, notes)
+            raise InputError(each.launch.place, "a further node", expected)
+    layouts = dict(sorted(kinds, key=itemgetter(0), reverse=True))
+    if len(layouts) < len(kinds) or list(layouts) not in (["mixed"], ["prefill", "decode"]):
+        shown = ", ".join(dict.fromkeys(f"{each.role} {each.slicing}" for each in heads))
+        expected = "engines of one layout, or of one for prefill and one for decode"
+        raise InputError(place, shown, expected, ROLES)
+    by_role = {role: [each for each in engines if each.role == role] for role in layouts}
+    keys: dict[str, Any] = {"model.id": models.pop(), "engine.name": "vllm"}
+    keys |= _merged({role: _equal(each) for role, each in by_role.items()}, layouts, place, notes)
     unused = dict.fromkeys(flag for each in engines for flag in each.unused)
-    reasons = effects()["noted"]
-    notes += [f"{flag}: {reasons[flag[2:]]}" for flag in unused if flag[2:] in reasons]
-    unused = {flag: None for flag in unused if flag[2:] not in reasons}
-    if unused:
-        notes.append(f"without effect on the plan: {', '.join(unused)}")
-    counts = {kind: sum(e.replicas for e in heads if (e.role, e.slicing) == kind) for kind in kinds}
-    pools = {role: f"{count}x{slicing}" for (role, slicing), count in counts.items()}
-    return Deployed(keys=keys, pools=pools, notes=tuple(dict.fromkeys(notes)))
+    notes += [f"without effect on the plan: {', '.join(unused)}"] if unused else []
+    kv_bytes = keys.pop("--kv-cache-memory-bytes", None)
+    if kv_bytes is not None:
+        said = "decides the KV cache, which engine.gpu_memory_utilization has to leave"
+        notes.append(f"--kv-cache-memory-bytes {kv_bytes} {said}")
+    counts = {role: sum(e.launch.replicas for e in heads if e.role == role) for role in layouts}
+    pools = {role: f"{counts[role]}x{slicing}" for role, slicing in layouts.items()}
+    return Deployed(keys=keys, pools=pools, kv_bytes=kv_bytes, notes=tuple(dict.fromkeys(notes)))
 
 
 def _equal(engines: Sequence[ReadEngine]) -> dict[str, Any]:
     """Return the keys of the engines of one role, which are the same in all."""
-    first = engines[0]
-    for each in engines[1:]:
-        for key in sorted(first.keys.keys() | each.keys.keys()):
-            mine, other = (e.keys.get(key, "the default") for e in (first, each))
+    first, *others = [(each, {**each.keys, **each.launch.environment}) for each in engines]
+    for each, keys in others:
+        for key in sorted(first[1].keys() | keys.keys()):
+            mine, other = (of.get(key, "the default") for of in (first[1], keys))
             if mine != other:
-                value = f"{mine} in {first.place} and {other} in {each.place}"
-                raise InputError(f"{each.place}: {key}", value, f"one in all engines ({each.role})")
-    return first.keys
+                place = each.launch.place
+                value = f"{mine} in {first[0].launch.place} and {other} in {place}"
+                way_out = ROLES if key in each.launch.environment else None
+                expected = f"one in all engines ({each.role})"
+                raise InputError(f"{place}: {key}", value, expected, way_out)
+    return first[0].keys
 
 
-def _merged(own: Mapping[str, Mapping[str, Any]], place: str, notes: list[str]) -> dict[str, Any]:
-    """Return the keys of all roles: of two numbers the larger, but the smaller share of memory."""
+def _merged(
+    own: Mapping[str, Mapping[str, Any]],
+    layouts: Mapping[str, Slicing],
+    place: str,
+    notes: list[str],
+) -> dict[str, Any]:
+    """
+    Return the keys of all roles, of which a scenario has one each.
+
+    A limit is that of the pool that depends on it, the share of memory the smaller; others have to
+    be the same in both.
+    """
     keys: dict[str, Any] = {}
     for key in sorted({key for each in own.values() for key in each}):
-        said = {role: each[key] for role, each in own.items() if key in each}
-        values, number = list(said.values()), isinstance(next(iter(said.values())), int | float)
-        shown = " and ".join(f"{each} in {role}" for role, each in said.items())
+        asked = [role for role in own if key not in ROUTED or layouts[role].ep > 1] or list(own)
+        default = table()["gpu-memory-utilization"]["default"] if key == SHARE else None
+        said = {role: own[role].get(key, default) for role in asked}
+        owner, values = OWNERS.get(key), list(said.values())
+        taken = min(values) if key == SHARE else said.get(f"{owner}", values[0])
         if any(each != values[0] for each in values):
-            if not number or key == "engine.block_size":
+            texts = (f"{'the default' if v is None else v} in {role}" for role, v in said.items())
+            shown, why = " and ".join(texts), f"that of {owner}, which alone depends on it,"
+            if owner is None and key != SHARE:
                 raise InputError(f"{place}: {key}", shown, "one in all engines")
-        elif len(said) == len(own) or "kv_offload" in key:
-            keys[key] = values[0]
-            continue
-        share = key == "engine.gpu_memory_utilization"
-        keys[key] = values[0] if not number else min(values) if share else max(values)
-        notes.append(f"{key} is {shown}; a scenario has one for all pools: {keys[key]} is taken")
+            if not re.search("kv.(offload|cache)", key):
+                notes.append(f"{key} is {shown}; {why if owner else 'the smaller'} is taken")
+        keys |= {} if taken is None else {key: taken}
     return keys
 
 
@@ -506,8 +548,12 @@ def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
         "workload.input_tokens": record["isl"],
         "workload.output_tokens": record["osl"],
     }
-    if str(record.get("precision")) in {"fp8", "fp4", "bf16"}:
-        keys["model.weight_dtype"] = record["precision"]
+    precision, drafts = record.get("precision"), record.get("spec_decoding") or "none"
+    if isinstance(precision, str):
+        one_of(("fp8", "fp4", "bf16"), **{f"{place}: precision": precision})
+        keys["model.weight_dtype"] = precision
+    if drafts != "none":
+        raise InputError(f"{place}: spec_decoding", drafts, "none: a record does not say how many")
     preset = f"{str(record.get('hw', '')).partition('-')[0]}-8"
     if preset in clusters():
         keys["cluster.preset"] = preset

@@ -21,7 +21,7 @@ from minicluster.errors import InputError
 from sizing.stacks.flags import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tree_sitter import Node
 
@@ -38,6 +38,15 @@ SOMETIMES = {
 }  # fmt: skip
 """Statements whose parts run not at all, or more than once, as is known only at run time."""
 
+SETTING = {"source", ".", "eval", "read", "let", "mapfile", "readarray", "getopts"}
+"""Commands that set variables in ways that are not followed."""
+
+TEST = re.compile(r"!|\[|(\(\(|test|grep|command|which|pgrep|false)\b")
+"""Begins of commands that only ask whether what follows them should run."""
+
+BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|[*?]")
+"""What bash makes several words of, or names of files."""
+
 EXPANSION = re.compile(r"\$\{?(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
 
 
@@ -50,27 +59,30 @@ class Command:
         words: expanded, without redirections and assignments; what is unknown is marked.
         place: file and line.
         sometimes: why it may run not at all, or more than once; `None`: it runs once.
-        variables: that are set for it.
-        text: of its here-document.
+        environment: the variables that it finds set.
+        text: of it, with its here-document.
         said: how often the last comment before it says that it runs, and that comment's line.
     """
 
     words: tuple[str, ...]
     place: str
     sometimes: str | None = None
-    variables: Mapping[str, Value] = field(default_factory=dict)
+    environment: Mapping[str, Value] = field(default_factory=dict)
     text: str = ""
     said: tuple[int, int] = (1, 0)
 
 
-def commands(text: str, place: str, variables: Mapping[str, Value]) -> list[Command]:
+def commands(
+    text: str, place: str, environment: Mapping[str, Value], notes: list[str]
+) -> list[Command]:
     """
     Return the commands of a script, once for each round of a loop over a list.
 
     Args:
         text: of the script.
         place: of it, for errors.
-        variables: that it finds set.
+        environment: variables that it finds set.
+        notes: gets a sentence on variables that are taken at their default.
 
     Raises:
         InputError: what bash would not take.
@@ -81,8 +93,11 @@ def commands(text: str, place: str, variables: Mapping[str, Value]) -> list[Comm
         line = _first_error(root).start_point[0]
         shown = (source.split("\n")[line].strip() or "the end of the file")[:60]
         raise InputError(f"{place}:{line + 1}", shown, "a shell command")
-    script = _Script(place, variables)
+    script = _Script(place, environment)
     script.follow(root)
+    if script.defaults:
+        taken = ", ".join(f"${name} is taken as {to}" for name, to in script.defaults.items())
+        notes.append(f"{place}: {taken}, the default: the environment may say otherwise")
     return script.found
 
 
@@ -96,110 +111,140 @@ def _first_error(node: Node) -> Node:
     return node if inner is None else _first_error(inner)
 
 
+def _line(node: Node) -> int:
+    return node.start_point[0] + 1
+
+
 def _text(node: Node | None) -> str:
     return "" if node is None or node.text is None else node.text.decode()
 
 
 class _Script:
-    """Follows the statements of a script; `found` has its commands."""
+    """Follows the statements of a script; `found` has its commands, `defaults` what they assume."""
 
-    def __init__(self, place: str, variables: Mapping[str, Value]) -> None:
-        self.place, self.variables = place, dict(variables)
+    def __init__(self, place: str, environment: Mapping[str, Value]) -> None:
+        self.place, self.variables, self.exported = place, dict(environment), set(environment)
         self.found: list[Command] = []
+        self.defaults: dict[str, str] = {}
         self.sometimes: str | None = None
+        self.rounds = 1
         self.said = (1, 0)
 
-    def follow(self, node: Node, text: str = "") -> None:
-        """Follow a statement; *text* is what its here-document says."""
-        kind, parts = node.type, node.named_children
-        if kind == "comment":
-            self._comment(_text(node), node.start_point[0])
-        elif kind == "variable_assignment":
-            self._assign(node, self.variables)
-        elif kind == "command":
-            self._command(node, text)
-        elif kind == "for_statement":
-            self._for(node)
-        elif kind in SOMETIMES:
-            self._maybe(parts, SOMETIMES[kind])
-        elif kind == "list":
-            self._list(node)
-        elif kind == "redirected_statement":
-            here = "".join(_text(each) for each in parts if each.type == "heredoc_redirect")
-            self.follow(parts[0], here)
+    def follow(self, node: Node) -> None:
+        """Follow a statement, by the method of its kind, or what stands in it."""
+        if node.type in SOMETIMES:
+            self._maybe(node.named_children, SOMETIMES[node.type])
         else:
-            kept = dict(self.variables)
-            self._all(parts)
-            self.variables = kept if kind == "subshell" else self.variables
+            getattr(self, f"_{node.type}", self._inner)(node)
 
-    def _all(self, nodes: Sequence[Node]) -> None:
+    def _inner(self, node: Node) -> None:
+        self._all(node.named_children)
+
+    def _all(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self.follow(node)
 
-    def _comment(self, text: str, line: int) -> None:
-        said = COMMENT.match(text)
-        self.said = (int(said[1]), line) if said else self.said
-        if re.match(r"#SBATCH\s+(-a|--array)", text):
-            self.sometimes = "an array of jobs"
-
-    def _list(self, node: Node) -> None:
-        left, between, right = node.children[0], node.children[1], node.children[-1]
-        self.follow(left)
-        if between.type == "||" or "test_command" in _kinds(node):
-            self._maybe([right], f"what is left of `{between.type}`")
-        else:
-            self.follow(right)
-
-    def _maybe(self, nodes: Sequence[Node], reason: str) -> None:
+    def _maybe(self, nodes: Iterable[Node], reason: str | None) -> None:
         """Follow what may not run, or not once: what it assigns is known no longer."""
         kept, self.sometimes = self.sometimes, self.sometimes or reason
         self._all(nodes)
         self.sometimes = kept
 
-    def _for(self, node: Node) -> None:
-        body, values = node.child_by_field_name("body"), node.children_by_field_name("value")
-        words = [word for each in values for word in self._words(each)]
-        name = _text(node.child_by_field_name("variable"))
-        if not words or any(unknown("") in word or "*" in word for word in words):
-            self.variables[name] = unknown(f"${name}")
-            self._maybe([body] if body else [], "a `for` over what the file does not say")
-            return
+    def _forget(self, node: Node, by: str) -> None:
+        """Values of variables are known no longer."""
+        for name in self.variables:
+            self.variables[name] = unknown(f"${name} after `{by}` in line {_line(node)}")
+
+    def _comment(self, node: Node) -> None:
+        said = COMMENT.match(_text(node))
+        self.said = (int(said[1]), _line(node)) if said else self.said
+        if re.match(r"#SBATCH\s+(-a|--array)", _text(node)):
+            self.sometimes = "an array of jobs"
+
+    def _declaration_command(self, node: Node) -> None:
+        self._all(each for each in node.named_children if each.type == "variable_assignment")
+        if node.children[0].type == "export":
+            names = (re.match(r"\w*", _text(each)) for each in node.named_children)
+            self.exported |= {name[0] for name in names if name}
+
+    def _list(self, node: Node) -> None:
+        left, between, *_, right = node.children
+        self.follow(left)
+        sure = between.type == "&&" and not TEST.match(_text(left))
+        self._maybe([right], None if sure else f"what is left of `{between.type}`")
+
+    def _redirected_statement(self, node: Node) -> None:
+        self.follow(node.named_children[0])
+
+    def _subshell(self, node: Node) -> None:
+        kept = dict(self.variables)
+        self._inner(node)
+        self.variables = kept
+
+    def _compound_statement(self, node: Node) -> None:
+        if _text(node).startswith("(("):
+            self._forget(node, "((…))")
+        else:
+            self._inner(node)
+
+    def _unset_command(self, node: Node) -> None:
+        self._forget(node, "unset")
+
+    def _for_statement(self, node: Node) -> None:
+        body, kept = node.child_by_field_name("body"), self.rounds
+        words = [w for each in node.children_by_field_name("value") for w in self._words(each)]
+        name, reason = _text(node.child_by_field_name("variable")), None
+        if not words or any(unknown("") in word for word in words):
+            words, reason = [unknown(f"${name}")], "a `for` over what the file does not say"
+        elif jump := re.search(r"\b(break|continue|exit)\b", _text(body)):
+            reason = f"a `for` with `{jump[0]}`"
+        self.rounds *= len(words)
         for word in words:
             self.variables[name] = word
-            self._all([body] if body else [])
+            self._maybe([body] if body else [], reason)
+        self.rounds = kept
+
+    def _variable_assignment(self, node: Node) -> None:
+        self._assign(node, self.variables)
 
     def _assign(self, node: Node, into: dict[str, Value]) -> None:
-        name, given = _text(node.child_by_field_name("name")), node.child_by_field_name("value")
+        target, given = (node.child_by_field_name(each) for each in ("name", "value"))
+        name = _text(target).partition("[")[0]
         value: Value = ""
         if given is not None and given.type == "array":
             value = tuple(word for each in given.named_children for word in self._words(each))
         elif given is not None:
             value = "".join(_one(each) for each, _ in self._pieces(given))
-        if "+=" in _kinds(node):
+        if node.children[1].type == "+=":
             before = into.get(name, value[:0])
-            value = (
-                (*_several(before), *value) if isinstance(value, tuple) else _one(before) + value
-            )
+            several = isinstance(value, tuple)
+            value = (*_several(before), *_several(value)) if several else _one(before) + _one(value)
         if self.sometimes and into is self.variables:
-            value = unknown(f"${name} after {self.sometimes} in line {node.start_point[0] + 1}")
-        into[name] = value
+            value = unknown(f"${name} after {self.sometimes} in line {_line(node)}")
+        into[name] = unknown(f"${name}") if "[" in _text(target) else value
 
-    def _command(self, node: Node, text: str) -> None:
-        own = dict(self.variables)
+    def _command(self, node: Node) -> None:
+        own: dict[str, Value] = {}
         for each in node.named_children:
             if each.type == "variable_assignment":
                 self._assign(each, own)
         parts = [*node.children_by_field_name("name"), *node.children_by_field_name("argument")]
         words = tuple(word for each in parts for word in self._words(each))
-        if words:
-            place = f"{self.place}:{node.start_point[0] + 1}"
-            command = Command(
-                words=words, place=place, sometimes=self.sometimes, variables=own, text=text,
-                said=self.said,
-            )  # fmt: skip
-            self.found.append(command)
-            if words[0] == "exit" or (words[0] == "exec" and words[1:]):
-                self.sometimes = self.sometimes or f"an `{words[0]}` above"
+        if not words:
+            return
+        waited = self.rounds > 1 and not _in_background(node, words)
+        exported = {name: of for name, of in self.variables.items() if name in self.exported}
+        redirected = node.parent is not None and node.parent.type == "redirected_statement"
+        command = Command(
+            words=words, place=f"{self.place}:{_line(node)}", said=self.said,
+            sometimes=self.sometimes or ("a loop that waits for it: no `&`" if waited else None),
+            environment=exported | own, text=_text(node.parent if redirected else node),
+        )  # fmt: skip
+        self.found.append(command)
+        if words[0] in {"exit", "return"} or (words[0] == "exec" and words[1:]):
+            self.sometimes = self.sometimes or f"an `{words[0]}` above"
+        if words[0] in SETTING and not words[-1].endswith("activate"):
+            self._forget(node, words[0])
 
     def _words(self, node: Node) -> list[str]:
         """Return the words that one word of the script becomes."""
@@ -214,42 +259,35 @@ class _Script:
 
     def _pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
         """Yield the values that a word joins, and whether each is quoted."""
-        kind, text = node.type, _text(node)
+        kind, text, parts = node.type, _text(node), node.named_children
+        bare = "".join(_text(each) for each in parts if each.type == "word")
         if kind in {"simple_expansion", "expansion"}:
             yield self._expansion(node), False
         elif kind == "brace_expression":
-            low, high = (int(_text(each)) for each in node.named_children[:2])
-            yield tuple(str(each) for each in range(low, high + 1)) or unknown(text), True
+            low, high = (int(_text(each)) for each in parts[:2])
+            yield tuple(map(str, range(low, high + 1))) or unknown(text), True
         elif kind == "string":
             yield from self._string(node)
         elif kind == "raw_string":
             yield text[1:-1], True
-        elif kind in {"concatenation", "command_name"}:
-            for each in node.named_children:
+        elif kind in {"concatenation", "command_name"} and not BRACES.search(bare):
+            for each in parts:
                 yield from self._pieces(each)
-        elif kind in {"word", "number"}:
+        elif kind in {"word", "number"} and not BRACES.search(text):
             yield re.sub(r"\\(\n|.)", lambda each: each[1].strip("\n"), text), True
         else:
             yield unknown(text), kind == "ansi_c_string"
 
     def _string(self, node: Node) -> Iterator[tuple[Value, bool]]:
         """Yield what stands between double quotes, with the blanks before an expansion."""
-        at = node.start_byte + 1
-        for child in node.named_children:
+        raw, at = node.text or b"", 1
+        ends = [each.end_byte - node.start_byte for each in node.named_children]
+        for child, end in zip(node.named_children, ends, strict=True):
             if child.type != "string_content":
-                yield (
-                    self._plain(node, at, child.end_byte - len(_text(child).lstrip().encode())),
-                    True,
-                )
+                yield _plain(raw[at : end - len(_text(child).lstrip().encode())]), True
                 yield from ((value, True) for value, _ in self._pieces(child))
-                at = child.end_byte
-        yield self._plain(node, at, node.end_byte - 1), True
-
-    @staticmethod
-    def _plain(node: Node, begin: int, end: int) -> str:
-        """Return a part of what stands between double quotes."""
-        raw = (node.text or b"")[begin - node.start_byte : end - node.start_byte].decode()
-        return re.sub(r'\\([\\"$`]|\n)', lambda each: each[1].strip("\n"), raw)
+                at = end
+        yield _plain(raw[at:-1]), True
 
     def _expansion(self, node: Node) -> Value:
         """Return the value of `$X`, `${X}`, `${X:-default}` or `${X[@]}`, or what is unknown."""
@@ -257,19 +295,30 @@ class _Script:
         found = EXPANSION.fullmatch(text)
         value = self.variables.get(found[1]) if found else None
         if found and value is not None and (value or ":" not in (found[3] or "")):
-            return value if found[2] or isinstance(value, str) else value[0]
+            return value if found[2] or isinstance(value, str) else _one(value[:1])
         if found and found[3]:
             default = [each for each in node.named_children if each.type != "variable_name"]
             value = "".join(_one(each) for part in default for each, _ in self._pieces(part))
             self.variables |= {found[1]: value} if "=" in found[3] else {}
+            self.defaults[found[1]] = value
             return value
         return unknown(text)
 
 
-def _kinds(node: Node) -> set[str]:
-    """Return the kinds of what a list or an assignment begins with."""
-    first = node.children[0]
-    return {each.type for each in (*node.children[:2], *first.named_children)}
+def _in_background(node: Node | None, words: Sequence[str]) -> bool:
+    """Say whether a loop goes on while a command of it runs."""
+    if {"-d", "-dit", "-itd", "--detach"} & {*words}:
+        return True
+    while node is not None and node.type != "do_group":
+        if node.next_sibling is not None and node.next_sibling.type == "&":
+            return True
+        node = node.parent
+    return False
+
+
+def _plain(raw: bytes) -> str:
+    """Return a part of what stands between double quotes."""
+    return re.sub(r'\\([\\"$`]|\n)', lambda each: each[1].strip("\n"), raw.decode())
 
 
 def _one(value: Value) -> str:

@@ -54,7 +54,7 @@ def lines() -> list[list[str]]:
     """Return command lines with every name of every flag, and with the forms that parsers take."""
     found = [line.split() for line in OWN]
     for row in table().values():
-        if row["names"] == ["--lora-modules"]:
+        if row["names"][0] in {"--lora-modules", "--config"}:
             continue
         samples = row.get("choices", SAMPLES.get(row["kind"], []))
         values = [[str(each)] for each in [*samples, "no choice"]] if "choices" in row else [
@@ -78,7 +78,7 @@ def lines() -> list[list[str]]:
 def ours(line: list[str]) -> dict[str, Any] | None:
     """Return what we read; `None`: refused."""
     try:
-        return arguments(line, "line", config=str)
+        return arguments(line, "line")
     except InputError:
         return None
 

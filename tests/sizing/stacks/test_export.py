@@ -17,7 +17,7 @@ from minicluster.errors import InputError
 from minicluster.plan import KvOffload, Plan, to_json
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
-from sizing.stacks.export import export
+from sizing.stacks.export import OFFLOADING_TARGETS, export
 from sizing.stacks.read import read_deployed
 from sizing.stacks.targets import TARGETS
 from tests.sizing.conftest import Sizing
@@ -90,7 +90,7 @@ def test_what_is_exported_is_read_back(
     experts: bool,  # noqa: FBT001
     own: dict[str, Any],
 ) -> None:
-    """Scripts of vLLM and graphs of Dynamo give every pool and every setting of the engines."""
+    """Every file whose engines are vLLM's gives every pool and every setting of the engines."""
     plan = deepseek(**pools) if experts else plan_with(**pools)
     own["speculative_tokens"] *= experts
     own["two_batch_overlap"] &= "mixed" not in pools
@@ -98,11 +98,15 @@ def test_what_is_exported_is_read_back(
     engine = replace(plan.engine, mean_accepted_tokens=0.0, **own)
     plan = replace(plan, engine=engine)
     file = tmp_path_factory.mktemp("exported") / "file"
-    for target in ("vllm",) if engine.kv_offload else ("vllm", "dynamo"):
+    for target in READ if engine.kv_offload is None else OFFLOADING_TARGETS:
         file.write_text(only(plan, target))
         found = read_deployed(file)
         assert found.pools == {role: f"{count}x{of}" for role, (count, of) in pools.items()}
         assert found.keys == settings_of(plan)
+
+
+READ = ("vllm", "dynamo", "llm-d", "kserve", "ray")
+"""Targets whose files `sizing read` takes: the engines of the others are not vLLM's."""
 
 
 def settings_of(plan: Plan) -> dict[str, Any]:

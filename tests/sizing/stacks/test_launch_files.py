@@ -81,6 +81,17 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
         f"wait_for() {{ until curl localhost:$1; do sleep 1; done; }}\n{SERVE} &\nwait_for 8000",
         {"mixed": "1xTP1"},
     ),
+    "exported variables in a shell": (f"export TP=2\nX=y bash -c '{SERVE} -tp $TP'", {"mixed": "1xTP2"}),
+    "a container's variables": (
+        f"TP=4; docker pull vllm/vllm-openai\ndocker run -v /vllm-openai:/x -e TP=2 --entrypoint=bash vllm/vllm-openai -c '{SERVE} -tp $TP'",
+        {"mixed": "1xTP2"},
+    ),
+    "a container as root": (f"sudo docker run -d vllm/vllm-openai {MODEL} -tp 2", {"mixed": "1xTP2"}),
+    "containers in a loop": (
+        f"for i in 1 2; do docker run -d --rm vllm/vllm-openai --model {MODEL}; done", {"mixed": "2xTP1"},
+    ),
+    "subshells in a loop": (f"for i in 1 2; do (cd /$i && exec {SERVE}) & done; wait", {"mixed": "2xTP1"}),
+    "an activated environment": (f"TP=2\nsource x/bin/activate\n{SERVE} -tp $TP", {"mixed": "1xTP2"}),
     # flags as vLLM's parser takes them
     "short flags": (f"{SERVE} -tp 2 -pp 2 -asc 4 -O2", {"mixed": "1xTP2xPP2"}),
     "experts": (f"{SERVE} -dp 4 -ep", {"mixed": "1xTP1xDP4xEP4"}),
@@ -108,6 +119,37 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
     "a list": (
         f'kind: List\nitems:\n- {pod("StatefulSet", {"command": SERVE.split(), "args": ["-tp", 2]})}',
         {"mixed": "1xTP2"},
+    ),
+    "a chart of llm-d": (
+        """modelArtifacts: {uri: "hf://m"}
+prefill: {create: false}
+decode:
+  replicas: 2
+  parallelism: {tensor: 2}
+  containers: [{name: vllm, modelCommand: vllmServe, args: [--max-num-seqs, 4]}]
+""",
+        {"mixed": "2xTP2"},
+    ),
+    "KServe": (
+        """kind: LLMInferenceService
+spec:
+  model: {uri: "hf://m"}
+  replicas: 3
+  parallelism: {tensor: 4}
+  template: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: "4"}}}]}
+""",
+        {"mixed": "3xTP4"},
+    ),
+    "Ray's split pools": (
+        """applications:
+- import_path: ray.serve.llm:build_pd_openai_app
+  args:
+    prefill_config: {model_loading_config: {model_id: m}, deployment_config: {num_replicas: 2}}
+    decode_config:
+      model_loading_config: {model_id: m}
+      engine_kwargs: {tensor_parallel_size: 2, enable_lora: false, seed: null}
+""",
+        {"prefill": "2xTP1", "decode": "1xTP2"},
     ),
     "dynamo's modes": (
         graph(
@@ -141,17 +183,12 @@ SAID: list[tuple[str, dict[str, object]]] = [
      {"engine.max_loras": 2, "workload.lora_adapters": 2}),
     ("--max-loras 2", {}),
     ("--dtype float32 --kv-cache-dtype bfloat16", {"model.weight_dtype": "fp32", "model.kv_dtype": "bf16"}),
-    ("--config settings.yaml --max-num-seqs 9",
-     {"engine.max_num_seqs": 9, "engine.gpu_memory_utilization": 0.8}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "keys"), SAID)
 def test_what_flags_say(tmp_path: Path, flags: str, keys: dict[str, object]) -> None:
     """Keys of a scenario, and no others."""
-    (tmp_path / "settings.yaml").write_text(
-        "max-num-seqs: 8\ngpu_memory_utilization: 0.8\nenforce-eager: false\nport: 9\n"
-    )
     found = dict(read(f"{SERVE} {flags}", tmp_path).keys)
     assert (found.pop("model.id"), found.pop("engine.name")) == (MODEL, "vllm")
     assert found == keys
@@ -161,6 +198,43 @@ REFUSED: list[tuple[str, str]] = [
     (f"{SERVE} {PRODUCER.replace('producer', 'both')}\npython3 proxy.py", "kv_role is 'kv_both'; expected"),
     (f"{SERVE} {PRODUCER.replace('Nixl', 'P2pNccl')}", "is 'P2pNcclConnector'; expected NixlConnector"),
     (f"{SERVE} -tp $(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l)` becomes is not known"),
+    # what bash makes of it is not what it seems
+    (f"TP=4\nbash -c '{SERVE} -tp $TP'", "what `$TP` becomes is not known"),
+    (f"TP=2\nsource env.sh\n{SERVE} -tp $TP", "$TP after `source` in line 2"),
+    (f"TP=2\nread TP\n{SERVE} -tp $TP", "$TP after `read` in line 2"),
+    (f"TP=2; ((TP *= 2)); {SERVE} -tp $TP", "$TP after `((…))` in line 1"),
+    (f"TP=2; unset TP; {SERVE} -tp $TP", "$TP after `unset` in line 1"),
+    (f"A=(-tp 2); A[1]=4\n{SERVE} ${{A[@]}}", "what `$A` becomes is not known"),
+    (f"A=()\n{SERVE} -tp $A", "--tensor-parallel-size/-tp is missing"),
+    (f"{SERVE} -tp {{2,4}}", "what `{2,4}` becomes is not known"),
+    (f"for i in {{a,b}}; do {SERVE} & done", "a `for` over what the file does not say"),
+    (f"for i in {{0..6..2}}; do {SERVE} & done", "a `for` over what the file does not say"),
+    ("vllm serve /models/* -tp 2", "what `/models/*` becomes is not known"),
+    (f"{SERVE} \\ \n  -tp 4", "launch:2 is '-tp'; expected a command: the line above it has to end in"),
+    (f"{SERVE} \\\n  # two\n  -tp 4", "launch:3 is '-tp'; expected a command"),
+    (f"for i in 0 1; do {SERVE}; done", "a loop that waits for it"),
+    (f"for i in 0 1; do {SERVE} & break; done", "a `for` with `break`"),
+    (f"for i in 0 1; do [ $i = 1 ] && continue; {SERVE} & done", "a `for` with `continue`"),
+    (f"{SERVE} &\nkill $!\n{SERVE} &", "launch:3 is 'an engine after `kill`'; expected engines that run at"),
+    (f"for i in 0 1; do {SERVE} & wait; done", "'an engine after `wait`'"),
+    (f"grep -q H100 gpus && {SERVE}", "what is left of `&&`"),
+    (f"bash <<< '{SERVE}'", "'bash with an engine in its arguments or its text'"),
+    (f"CMD='{SERVE}' ./start.sh", "'start.sh with an engine in its arguments or its text'"),
+    (f"{SERVE} &\ndocker run --gpus all rocm/vllm --model {MODEL}", "expected an image whose command is known"),
+    # roles that stand elsewhere
+    (f"LMCACHE_NIXL_ROLE=sender {SERVE} &\nLMCACHE_NIXL_ROLE=receiver {SERVE} &", "LMCACHE_NIXL_ROLE is 'sender in"),
+    (f"VLLM_DP_RANK=0 {SERVE} &\nVLLM_DP_RANK=1 {SERVE} &", "VLLM_DP_RANK is '0 in"),
+    (f"{SERVE} --port 1 &\n{SERVE} --port 2 &\npython3 proxy.py --prefiller-ports 1 --decoder-ports 2", "expected the role of each"),
+    ("\n---\n".join(
+        f"kind: Deployment\nmetadata: {{name: x-{role}}}\nspec: {{template: {{spec: {{containers: [{{image: vllm/vllm-openai, args: [m]}}]}}}}}}"
+        for role in ("prefill", "decode")
+    ), "expected the role of each"),
+    # roles that differ where a scenario has one value
+    (f"{SERVE} --max-model-len 8192 {PRODUCER}\n{SERVE} {CONSUMER}", "model.max_context_tokens is '8192 in prefill and the default in decode'"),
+    (f"{SERVE} {PRODUCER}\n{SERVE} --spec-method mtp --spec-tokens 2 {CONSUMER}", "engine.speculative_tokens is 'the default in prefill and 2 in"),
+    (f"{SERVE} --kv-cache-memory-bytes 1G\n{SERVE}", "--kv-cache-memory-bytes is '1073741824 in"),
+    (SERVE + """ --kv-transfer-config '{"kv_connector": "MultiConnector"}'""", 'expected a list of "connectors"'),
+    (f"""{SERVE} {PRODUCER.replace('}', ', "kv_connector_extra_config": {"a": 1}}')}""", "is 'a'; expected at most the keys"),
     (f"{SERVE} $ARGS", "what `$ARGS` becomes is not known"),
     (f"{SERVE} --served-model-name a $MORE", "what `$MORE` becomes is not known"),
     (f"if x; then TP=2; fi\n{SERVE} -tp $TP", "$TP after an `if` in line 1"),
@@ -170,7 +244,7 @@ REFUSED: list[tuple[str, str]] = [
     (f"while true; do {SERVE}; done", "a `while` or `until`"),
     (f"start() {{ {SERVE}; }}\nstart; start", "'an engine in a function'"),
     (f"test -e x || {SERVE}", "what is left of `||`"),
-    (f"# 2 replicas\nfor i in 0 1; do {SERVE}; done", "'2 replicas'; expected no comment"),
+    (f"# 2 replicas\nfor i in 0 1; do {SERVE} & done", "'2 replicas'; expected no comment"),
     (f"exit 0\n{SERVE}", "'an engine in an `exit` above'"),
     (f"#SBATCH --array=0-3\n{SERVE}", "'an engine in an array of jobs'"),
     (f"srun -N 4 {SERVE}", "'srun -N 4 before an engine'"),
@@ -185,12 +259,14 @@ REFUSED: list[tuple[str, str]] = [
     (f"{SERVE} --max-num-seqs 1\n{SERVE}", "is '1 in"),
     (f"{SERVE} --headless", "is 'a further node'; expected the first node of its replica"),
     (f"{SERVE} {CONSUMER.replace('NixlConnector', 'OffloadingConnector')}", '"cpu_bytes_to_use"'),
+    (f"""{SERVE} --speculative-config '{{"method": [1]}}'""", '"method" mtp or eagle3'),
+    (f"{SERVE} --kv-transfer-config.kv_connector '[1]'", "is '[1]'; expected NixlConnector"),
+    (f"true &&\n# then\n{SERVE} -tp x", "--tensor-parallel-size is 'x'"),
     (f"{SERVE} --speculative-config 3", "--speculative-config is '3'; expected a JSON object"),
     (f"{SERVE} -sc.a 3 -sc.a.b 4", "is '4'; expected no table in the value of a"),
     (f"{SERVE} --kv-transfer-config x", "is 'x'; expected a JSON object"),
-    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected the file of --config, beside"),
+    (f"{SERVE} --config /etc/hosts", "--config is '/etc/hosts'; expected no file of flags"),
     (f"{SERVE} --enable-eplb --eplb-config.num_redundant_experts x", '"num_redundant_experts" of 0'),
-    (f"{SERVE} --config missing.yaml", "expected the file of --config"),
     ("kind: A\nkind: B\n", "launch:2 is 'kind a second time'; expected YAML with each key once"),
     ("kind: [\n", "expected YAML"),
     ("kind: RayService\nspec: {}\n", "launch:1: kind is 'RayService'; expected a DynamoGraphDeployment"),
@@ -199,6 +275,20 @@ REFUSED: list[tuple[str, str]] = [
     ("applications: []\n", "kind is 'a Serve config of Ray'"),
     (f"# a recipe\n---\nmodel: x\nguide: |\n  {SERVE}\n", "launch:3: kind is missing; expected"),
     ("kind: Service\n", "is 'neither'; expected a command"),
+    (f"kind: LLMInferenceService\nspec: {{model: {{uri: hf://{MODEL}}}, baseRefs: [x], template: {{}}}}\n", "is 'baseRefs'; expected at most"),
+    ("applications:\n- import_path: ray.serve.llm:build_openai_app\n  args: {llm_configs: [{lora_config: {}}]}\n", "is 'lora_config'; expected at most"),
+    ("applications: [{import_path: serving.replicas.app:from_plan}]\n", "of `serving manifest` the plan says"),
+    (f"{SERVE} &\npython3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'"),
+    ("kind: LLMInferenceService\nspec: {model: {uri: hf://m}, template: {containers: [{name: main}, {name: x}]}}\n", "name is 'x'; expected main"),
+    ("python3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'; expected a command"),
+    (graph(W=worker("--model", MODEL, autoscaling={"enabled": True})), "spec.services.W is 'autoscaling'; expected at most"),
+    (pod("Pod", {"image": "rocm/vllm", "args": ["--model", MODEL]}), "expected an image whose command is known"),
+    (pod("Deployment", {"image": "vllm/vllm-openai", "args": [MODEL], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}), "is 'nvidia.com/mig-1g.10gb'; expected GPUs"),
+    (graph(W=worker("--model", MODEL), V={"replicas": 4, "extraPodSpec": {"mainContainer": {"args": ["dynamo.vllm"]}}}), "in containers beside those that are read"),
+    (f"kind: Pod\nspec: {{initContainers: [{{command: [vllm, serve, x]}}], containers: [{{image: vllm/vllm-openai, args: [{MODEL}]}}]}}", "in containers beside those"),
+    ("kind: LeaderWorkerSet\nspec: {leaderWorkerTemplate: {size: 2, workerTemplate: {spec: {containers: [{command: [vllm, serve, m]}]}}}}", "resources is missing; expected the GPUs"),
+    ("kind: Deployment\nspec:\n  replicas: {{ .Values.n }}\n", "expected YAML with each key once"),
+    (pod("Pod", {"command": SERVE.split(), "env": ["x"]}), "env is 'a list of other things'; expected a list of tables"),
     (graph("v2", W=worker()), "apiVersion is 'nvidia.com/v2'"),
     (graph(W=worker("--model", MODEL, command=("python3", "-m", "dynamo.sglang"))), "a worker of dynamo.vllm"),
     (graph(W=worker("--model", MODEL, "--connector", "kvbm")), "--connector is 'kvbm'"),
@@ -220,14 +310,43 @@ def test_what_is_not_read_is_named(tmp_path: Path, text: str, message: str) -> N
     assert not any(each in said for each in ("Error(", "object at", "{'", "['", "None"))
 
 
-def test_pools_that_differ_are_named(tmp_path: Path) -> None:
-    """Of two limits the larger is taken, of two shares of memory the smaller, with a word."""
-    own = "--max-num-seqs {} --gpu-memory-utilization {}"
-    found = read(
-        f"{SERVE} {own.format(8, 0.95)} {PRODUCER}\n{SERVE} {own.format(99, 0.9)} {CONSUMER}",
-        tmp_path,
-    )
-    assert found.keys["engine.max_num_seqs"] == 99
-    assert found.keys["engine.gpu_memory_utilization"] == 0.9
-    assert any("0.95 in prefill and 0.9 in decode" in each for each in found.notes)
-    assert any("8 in prefill and 99 in decode" in each for each in found.notes)
+NOTED: list[tuple[str, str]] = [
+    (
+        f"TP=${{TP:-4}}\n{SERVE} -tp $TP",
+        "$TP is taken as 4, the default: the environment may say otherwise",
+    ),
+    (f"{SERVE} -tp ${{TP-4}} --port ${{P:=1}}", "$TP is taken as 4, $P is taken as 1, the default"),
+    (f"VLLM_X=1 VLLM_PORT=2 {SERVE}", "not read, and not in the prediction: VLLM_X"),
+    (
+        f"{SERVE} --kv-cache-memory-bytes 1G",
+        "--kv-cache-memory-bytes 1073741824 decides the KV cache",
+    ),
+    (f"sleep 1; {SERVE}", "commands that start no engine of vLLM are not read: sleep"),
+]
+
+
+@pytest.mark.parametrize(("text", "note"), NOTED)
+def test_what_is_assumed_is_said(tmp_path: Path, text: str, note: str) -> None:
+    """Defaults of variables, and what is left out, are named."""
+    assert any(note in each for each in read(text, tmp_path).notes)
+
+
+BY_ROLE: list[tuple[str, str, dict[str, object], str]] = [
+    ("--max-num-seqs 8", "--max-num-seqs 99", {"engine.max_num_seqs": 99}, "8 in prefill and 99 in decode"),
+    ("--max-num-seqs 256", "--max-num-seqs 64", {"engine.max_num_seqs": 64}, "that of decode, which alone"),
+    ("--max-num-seqs 8", "", {}, "8 in prefill and the default in decode"),
+    ("--max-num-batched-tokens 8192", "--max-num-batched-tokens 512", {"engine.max_num_batched_tokens": 8192}, "that of prefill"),
+    ("", "--no-enable-prefix-caching", {}, "the default in prefill and 0 in decode"),
+    ("--gpu-memory-utilization 0.95", "--gpu-memory-utilization 0.9", {"engine.gpu_memory_utilization": 0.9}, "the smaller is taken"),
+    ("--gpu-memory-utilization 0.95", "", {"engine.gpu_memory_utilization": 0.92}, "0.95 in prefill and 0.92 in decode"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prefill", "decode", "keys", "note"), BY_ROLE)
+def test_pools_that_differ_are_named(
+    tmp_path: Path, prefill: str, decode: str, keys: dict[str, object], note: str
+) -> None:
+    """Of two limits that of the pool that depends on it is taken, with a word."""
+    found = read(f"{SERVE} {prefill} {PRODUCER}\n{SERVE} {decode} {CONSUMER}", tmp_path)
+    assert {k: v for k, v in found.keys.items() if k not in {"model.id", "engine.name"}} == keys
+    assert any(note in each for each in found.notes)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from minicluster.errors import InputError
+from minicluster.specs.slicing import Slicing
+from sizing.planner.layout import LayoutShape, kv_space
 from sizing.scenario import Scenario
+from sizing.stacks.export import export
 from sizing.stacks.read import Deployed, read_deployment_file
 from tests.sizing.conftest import Sizing
+from tests.sizing.scenarios import proposed
 
 BASE = "llama-3.1-8b-h100"
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
@@ -91,6 +95,24 @@ def test_what_is_not_modelled_is_refused_by_name(read: Any) -> None:  # noqa: AN
     assert found.notes == (f"without effect on the plan: {flags}",)
 
 
+def test_bytes_of_the_kv_cache_become_a_share_of_memory(read: Any) -> None:  # noqa: ANN401
+    """The share leaves as much; that of a plan's own export stays; more than fits is refused."""
+    asked, found = read(f"{SERVE} --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 40G")
+    scenario, kv_bytes = asked.scenario, found.kv_bytes
+    assert kv_bytes == 40 * 2**30
+    shape = LayoutShape(slicing=Slicing(), gpu=asked.gpu.name)
+    left = kv_space(asked, shape, sequences=asked.engine_on(asked.gpu.name).max_num_seqs)
+    assert left == pytest.approx(kv_bytes, rel=1e-3)
+    assert (
+        f"engine.gpu_memory_utilization {scenario.engine.gpu_memory_utilization}" in found.notes[-1]
+    )
+    plan = proposed(Scenario.load(BASE))
+    exported, found = read(export(plan, "vllm")["vllm.sh"])
+    assert exported.scenario.engine.gpu_memory_utilization == plan.engine.gpu_memory_utilization
+    with pytest.raises(InputError, match="what fits beside the weights"):
+        read(f"{SERVE} --kv-cache-memory-bytes 80G")
+
+
 def test_a_record_gives_load_and_gpus(read: Any) -> None:  # noqa: ANN401
     """Users of a closed loop become the rate that was measured: 4 GPUs x 256 / 512."""
     asked, found = read(json.dumps(RECORD), base=None, cluster__max_gpus=16)
@@ -144,6 +166,8 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
         ),
         ("kind: DynamoGraphDeployment\nspec: 3\n", "expected spec.services with a worker"),
         ("[" * 50_000, "expected a command `vllm serve …`"),
+        (json.dumps(RECORD | {"precision": "int4"}), "precision is 'int4'; expected one of fp8"),
+        (json.dumps(RECORD | {"spec_decoding": "mtp"}), "spec_decoding is 'mtp'; expected none"),
         (json.dumps(RECORD | {"osl": 0}), "osl is 0; expected a whole number from 1"),
         (json.dumps(RECORD | {"tp": [4]}), "tp is [4]; expected a whole number from 1"),
         (json.dumps(RECORD | {"precision": ["fp8"], "isl": "x"}), "workload.input_tokens is 'x'"),
