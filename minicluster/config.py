@@ -162,7 +162,7 @@ def parse_scenario(
     workload = raw.get("workload")
     if isinstance(workload, dict):
         given = {key for key, _ in _pairs(overrides)}
-        _replace_lengths(workload, given)
+        _replace_lengths(workload, given, place=f"{place}: workload")
         # A scenario that has a trace and its lengths was read before.
         if workload.get("trace") is not None and not (before and workload.get("lengths")):
             take_trace(workload, f"{place}: workload")
@@ -192,7 +192,7 @@ def _trace_of(raw: Mapping[str, Any]) -> object:
     return workload.get("trace") if isinstance(workload, dict) else None
 
 
-def _replace_lengths(workload: dict[str, Any], given: set[str]) -> None:
+def _replace_lengths(workload: dict[str, Any], given: set[str], *, place: str) -> None:
     """Take out lengths in the file that those of the overrides replace, and a trace's its rate."""
     named = [key for key in LENGTH_KEYS if f"workload.{key}" in given and workload.get(key)]
     if not named:
@@ -200,7 +200,10 @@ def _replace_lengths(workload: dict[str, Any], given: set[str]) -> None:
     kept = {"input_tokens", "output_tokens"} if "tokens" in named[0] else {named[0]}
     for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
         if key not in kept and f"workload.{key}" not in given:
-            workload.pop(key, None)
+            dropped = workload.pop(key, None)
+            if key == "trace" and dropped and not {"requests_per_s", "users"} & workload.keys():
+                expected = "a number: lengths take the place of the trace, which had a rate"
+                raise InputError(f"{place}.requests_per_s", None, expected)
 
 
 def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from minicluster.config import (
     read_toml,
     scenario_tables,
 )
-from minicluster.errors import SET, InputError
+from minicluster.errors import SET, Fault, InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
@@ -74,13 +74,16 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
         # A scenario has no options of its own for a trace.
         options = {"--time-unit": "--time-unit UNIT", "--skip-images": "--skip-images"}
         given = next((of for name, of in options.items() if name in (error.way_out or "")), None)
-        if given is None:
-            raise
         way_out = f"run `sizing traffic {trace} {given} -o TRACE` first, and name TRACE here"
-        raise InputError(error.place, error.value, error.expectation, way_out) from None
+        where, out = f"{place}.trace: {error.place}", way_out if given else error.way_out
+        raise InputError(where, error.value, error.expectation, out) from None
     load["lengths"] = [list(row) for row in traffic.lengths]
     if load.get("users") is None and load.get("requests_per_s") is None:
         load["requests_per_s"] = traffic.busiest_per_s
+        if traffic.busiest_per_s is None:
+            fault = Fault("has requests that all come at once, which is no rate")
+            expected = "requests at different times, or requests_per_s beside it"
+            raise InputError(f"{place}.trace: {trace}", fault, expected)
 
 
 def inputs_of(

@@ -99,7 +99,8 @@ def _replay_trace(found: ClassPlans) -> None:
         rate = built.workload.requests_per_s * REPLAN_FACTOR
         raise NegativeAnswer(
             f"{replayed}; its requests come closer together than arrivals by chance do: plan for"
-            f" more, such as --set workload.requests_per_s={rate:.3g}"
+            f" more, at first --set workload.requests_per_s={rate:.3g}, or allow bursts their time"
+            " (slo.ttft_s)"
         )
     say(f"replayed: {replayed}")
 

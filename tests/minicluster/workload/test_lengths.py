@@ -180,6 +180,19 @@ def test_a_trace_of_no_certain_unit_is_converted_first(tmp_path: Path) -> None:
         scenario_from(scenario(trace=str(file)), place="s")
 
 
+def test_a_trace_without_a_rate_says_so(tmp_path: Path) -> None:
+    """Requests at one instant have lengths, and no rate; nor have lengths in place of a trace."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"due_s": 0, "input_tokens": 5, "output_tokens": 5}\n' * 3)
+    with pytest.raises(InputError, match="all come at once"):
+        scenario_from(scenario(trace=str(file)), place="s")
+    load = scenario_from(scenario(trace=str(file), requests_per_s=1.0), place="s").workload
+    assert load.lengths == ((5, 5, 3),)
+    with pytest.raises(InputError, match="in place of the trace|the place of the trace"):
+        tokens = ["workload.input_tokens=5", "workload.output_tokens=5"]
+        scenario_from(scenario(trace=str(file)), tokens, place="s")
+
+
 @pytest.mark.parametrize(
     ("workload", "place", "message"),
     [
@@ -189,7 +202,7 @@ def test_a_trace_of_no_certain_unit_is_converted_first(tmp_path: Path) -> None:
         ({"lengths": [[1, 2, 3], [1, 2.5, 3]]}, "lengths.1.1", "a whole number"),
         ({"lengths": [[1, 1, 1]] * 5_000}, "lengths", "at most 4,096 rows"),
         ({"lengths": [[10, 2, 3]], "prefix_tokens": 10}, "prefix_tokens", "longest input, 10"),
-        ({"trace": "nowhere.log"}, "nowhere.log", "No such file"),
+        ({"trace": "nowhere.log"}, "s: workload.trace: nowhere.log", "No such file"),
         ({"trace": "t", "input_tokens": 5}, "input_tokens", "beside trace"),
         ({}, "input_tokens", "`lengths`"),
     ],
