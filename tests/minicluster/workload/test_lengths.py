@@ -188,8 +188,8 @@ def test_a_trace_without_a_rate_says_so(tmp_path: Path) -> None:
         scenario_from(scenario(trace=str(file)), place="s")
     load = scenario_from(scenario(trace=str(file), requests_per_s=1.0), place="s").workload
     assert load.lengths == ((5, 5, 3),)
-    with pytest.raises(InputError, match="in place of the trace|the place of the trace"):
-        tokens = ["workload.input_tokens=5", "workload.output_tokens=5"]
+    tokens = ["workload.input_tokens=5", "workload.output_tokens=5"]
+    with pytest.raises(InputError, match="the place of the trace"):
         scenario_from(scenario(trace=str(file)), tokens, place="s")
 
 
