@@ -17,6 +17,9 @@ NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4
 BITS = {"4": "int4", "8": "int8"}
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
+ROWS = -1
+"""Group size of weights whose rows have a scale each."""
+
 MX_GROUP = 32
 """Values that share a scale in the OCP microscaling formats."""
 
@@ -99,7 +102,7 @@ def quantization(
     blocks = whole or block > 0
     return Quantization(
         weight_dtype=dtype,
-        group=block or _group(raw),
+        group=block or _group(raw, place),
         method=str(raw.get("quant_method", "modelopt")),
         blocks=blocks if dtype == "fp8" else None,
         attention=not attention,
@@ -125,13 +128,26 @@ def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
     raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
 
 
-def _group(raw: Mapping[str, object]) -> int:
-    """Return how many weights share a scale; 0 where the config does not say."""
-    if raw.get("quant_method") == "mxfp4":
+def _group(raw: Mapping[str, object], place: str) -> int:
+    """
+    Return how many weights share a scale; 0 where the config does not say, or says whole rows.
+
+    Source:
+        vLLM 0.29.0 `from_config`: AWQ takes the first of its two keys that is there
+        (auto_awq.py), GPTQ demands its only one (auto_gptq.py).
+    """
+    method = raw.get("quant_method")
+    if method == "mxfp4":
         return MX_GROUP
-    found = [raw.get("group_size"), *(each.get("group_size") for each in _weights(raw))]
-    sizes = [size for size in found if isinstance(size, int) and size > 0]
-    return sizes[-1] if sizes else 0
+    stated = "q_group_size" if method == "awq" and "q_group_size" in raw else "group_size"
+    found = [raw.get(stated), *(each.get("group_size") for each in _weights(raw))]
+    groups = {0}
+    for size in found[:1] if method in BITS_METHODS else filter(None, found):
+        if not isinstance(size, int) or isinstance(size, bool) or not (size > 0 or size == ROWS):
+            expected = f"a whole number above 0, or {ROWS}: whole rows"
+            raise InputError(f"{place}.{stated}", size, expected)
+        groups.add(size)
+    return max(groups)
 
 
 def _block(raw: Mapping[str, object], place: str) -> int:
@@ -159,12 +175,14 @@ def _known(table: Mapping[str, str], value: object, place: str) -> str:
 
 def _compressed(raw: Mapping[str, object], place: str) -> str:
     """Find the one format of all groups of a compressed-tensors config."""
-    found = {f"{each.get('type', 'int')} {each.get('num_bits')}" for each in _weights(raw)}
-    groups = raw.get("config_groups")
-    if len(found) != 1:
+    groups, weights = raw.get("config_groups"), _weights(raw)
+    found = {f"{each.get('type', 'int')} {each.get('num_bits')}" for each in weights}
+    scaled = {str([each.get(key) for key in ("group_size", "block_structure")]) for each in weights}
+    if len(found) != 1 or len(scaled) != 1:
         raise InputError(
-            f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
-        )
+            f"{place}.config_groups", sorted(found) or groups,
+            "one format and one size of groups for all weights",
+        )  # fmt: skip
     return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
 
 

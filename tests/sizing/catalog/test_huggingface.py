@@ -149,8 +149,8 @@ def test_modules_left_out_by_layer() -> None:
         ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8", True, False),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["layers.*.self_attn"]},
          "fp4", False, True),
-        ({"quant_method": "awq", "bits": 4}, "int4", True, True),
-        ({"quant_method": "gptq", "bits": 8}, "int8", True, True),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", True, True),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8", True, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", True, True),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", True, False),
         (compressed(8, "float", ["lm_head", "model.layers.0.mlp.gate"]), "fp8", True, False),
@@ -180,6 +180,7 @@ BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure"
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": BLOCKS}}},
          "compressed-tensors", 128),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq", 64),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "group_size": 32}, "awq", 64),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", 0),
         ({"quant_method": "mxfp4"}, "mxfp4", 32),
         ({"quant_algo": "NVFP4", "group_size": 16, "producer": {"name": "modelopt"}},
@@ -241,6 +242,21 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"quantization_config": "fp8"}, "quantization_config", "an object"),
     ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
     ("llama", {"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
+    *(
+        ("llama", {"quantization_config": {"quant_method": method, "bits": 4, **group}}, key,
+         "whole number")
+        for method, key, group in [
+            ("awq", "group_size", {}), ("gptq", "group_size", {}),
+            ("awq", "group_size", {"group_size": "128"}), ("gptq", "group_size", {"group_size": 0}),
+            ("awq", "q_group_size", {"q_group_size": None, "group_size": 128}),
+            ("gptq", "group_size", {"q_group_size": 128}),
+        ]
+    ),
+    ("llama", {"quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"a": {"weights": {"num_bits": 4, "group_size": 128}},
+                          "b": {"weights": {"num_bits": 4, "group_size": 32}}}}},
+     "config_groups", "one size of groups"),
     ("llama", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
      "blocks of weights", "two equal numbers"),
     ("llama", {"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
