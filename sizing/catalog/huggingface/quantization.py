@@ -11,10 +11,18 @@ from minicluster.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from minicluster.specs.model import Dtype
+
 FLOAT_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4"}
 BITS_METHODS = ("gptq", "awq")
 NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4", "MXFP4": "fp4"}
 BITS = {"4": "int4", "8": "int8"}
+KV_KEYS = {
+    "modelopt": ("kv_cache_scheme", "kv_cache_quant_algo"),
+    "compressed-tensors": ("kv_cache_scheme",),
+}
+"""Keys with the dtype of cached keys and values; of other methods vLLM reads none."""
+
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
 ROWS = -1
@@ -49,6 +57,7 @@ class Quantization:
         method: as the config names it.
         blocks: fp8 weights have a scale per block, and activations are scaled when they are
             multiplied; `None`: no fp8 weights.
+        kv_dtype: of cached keys and values; `None`: as activations.
     """
 
     weight_dtype: str
@@ -58,6 +67,7 @@ class Quantization:
     dense: bool = True
     shared: bool = True
     blocks: bool | None = None
+    kv_dtype: Dtype | None = None
 
 
 def quantization(
@@ -108,6 +118,7 @@ def quantization(
         attention=not attention,
         dense=not dense,
         shared=not shared,
+        kv_dtype=_kv_dtype(raw, place),
     )
 
 
@@ -126,6 +137,32 @@ def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
         return _compressed(raw, place)
     known = sorted([*FLOAT_METHODS, *BITS_METHODS, "modelopt", "compressed-tensors"])
     raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
+
+
+def _kv_dtype(raw: Mapping[str, object], place: str) -> Dtype | None:
+    """
+    Find the dtype that cached keys and values get unless a user says otherwise.
+
+    Source:
+        vLLM 0.29.0 `get_kv_cache_quant_algo_string` (utils/torch_utils.py) for ModelOpt;
+        attention/attention.py and `validate_kv_cache_scheme` (compressed_tensors.py).
+    """
+    method = str(raw.get("quant_method", "modelopt"))
+    key = next((key for key in KV_KEYS.get(method, ()) if raw.get(key)), None)
+    if key is None:
+        return None
+    scheme: object = raw[key]
+    if isinstance(scheme, dict):
+        static = method != "modelopt" or scheme.get("dynamic") is False
+        scaled = method == "modelopt" or (
+            scheme.get("strategy") in ("tensor", "attn_head") and scheme.get("symmetric") is True
+        )
+        fp8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) and static and scaled
+    else:
+        fp8 = method == "modelopt" and str(scheme).upper() == "FP8"
+    if not fp8:
+        raise InputError(f"{place}.{key}", scheme, "FP8 (8 bits, float), one scale a tensor")
+    return "fp8"
 
 
 def _group(raw: Mapping[str, object], place: str) -> int:

@@ -194,6 +194,32 @@ def test_what_shares_a_scale(quantised: dict[str, Any] | None, method: str, grou
     assert (model.weight_format, model.weight_group) == (method, group)
 
 
+FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+PER_HEAD = FP8_KV | {"strategy": "attn_head"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "quantised", "expected"),
+    [
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": "fp8", "kv_cache_scheme": {}}, "fp8"),
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": None}, "bf16"),
+        ("qwen3", {**MODELOPT, "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("deepseek_v3", {**MODELOPT, "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": PER_HEAD}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": None}, "bf16"),
+        ("deepseek_v3", {**compressed(8, "float", []), "kv_cache_scheme": FP8_KV}, "bf16"),
+        ("qwen3", {"quant_method": "fp8", "kv_cache_scheme": "static"}, "bf16"),  # AutoFP8's
+    ],
+)
+def test_dtype_of_the_cache(model_type: str, quantised: dict[str, Any], expected: str) -> None:
+    """As vLLM's `auto`: what the checkpoint declares, where vLLM reads it."""
+    model = read({**of_family(model_type), "quantization_config": quantised})
+    assert (model.dtype, model.kv_dtype) == ("bf16", expected)
+
+
 def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
     """NVIDIA's checkpoints say it in hf_quant_config.json; it is not overlooked."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
@@ -260,6 +286,18 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
      "blocks of weights", "two equal numbers"),
     ("llama", {"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
+    *(
+        ("llama", {"quantization_config": {**compressed(8, "float", []), "quant_algo": "FP8",
+                                           "quant_method": method, key: scheme}}, key, "FP8")
+        for method, key, scheme in [
+            ("modelopt", "kv_cache_quant_algo", "NVFP4"), ("modelopt", "kv_cache_quant_algo", 8),
+            ("modelopt", "kv_cache_scheme", {"num_bits": 4, "type": "float"}),
+            ("modelopt", "kv_cache_scheme", {"num_bits": 8, "type": "float", "dynamic": True}),
+            ("compressed-tensors", "kv_cache_scheme", {"num_bits": 8, "type": "int"}),
+            ("compressed-tensors", "kv_cache_scheme",
+             {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
+        ]
+    ),
     ("llama", {"quantization_config": compressed(8, "complex", [])}, "config_groups",
      "one of float 8"),
     ("llama", {"quantization_config": {"quant_method": "compressed-tensors"}}, "groups",
