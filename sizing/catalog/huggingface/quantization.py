@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.specs.model import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from minicluster.specs.model import Dtype
 
 FLOAT_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4"}
 BITS_METHODS = ("gptq", "awq")
@@ -25,6 +24,24 @@ KV_KEYS = {
 
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
 
+SILENT = re.compile(
+    r"quant_method|producer|fmt|scale_fmt|activation_.*|dequantize|store_dtype|quantization_status"
+    r"|.*version|format|checkpoint_format|global_compression_ratio|zero_point|has_zero_point|sym"
+    r"|desc_act|damp.*|true_sequential|static_groups|pack_dtype|meta|backend|use_.*|.*exllama.*"
+    r"|model_.*|dataset|tokenizer|batch_size|block_name_to_quantize|iters|n?samples|seqlen|lr"
+    r"|module_name_preceding_first_block|cache_block_outputs|max_input_length|pad_token_id"
+    r"|is_marlin_format|do_fuse|fuse_max_seq_len|modules_to_fuse|pre_quant_scale|quantizer"
+    r"|autoround_.*|data_type|.*minmax.*|enable_.*|gradient_.*|low_.*_usage|not_use_.*|scale_dtype"
+    r"|train_bs|packing_format|mse|hyb_act|act_group_aware|awq_block_size|smoothquant_.*"
+)
+"""Keys that say how weights were made, stored or multiplied: neither which they are nor of what."""
+
+READ = {
+    "bits", "w_bit", "group_size", "q_group_size", "weight_block_size", "quant_algo", "dynamic",
+    "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "ignored_layers",
+    "modules_to_not_convert", "ignore", "exclude_modules",
+}  # fmt: skip
+
 ROWS = -1
 """Group size of weights whose rows have a scale each."""
 
@@ -33,13 +50,13 @@ MX_GROUP = 32
 
 NEVER_QUANTISED = re.compile(
     r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
-    r"|indexer|conv1d"
-    r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
+    r"|indexer|conv1d|in_proj_(ba?|a)$"
+    r"|(^|[.*])mtp|nextn|(^|[*.])(shared_expert_)?gate(\.|$)|\.gate\*"
 )
 """Modules whose absence from the quantised ones is what the sizer assumes anyway."""
 
 SHARED = re.compile(r"shared_expert")
-DENSE = re.compile(r"mlp\\?\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
+DENSE = re.compile(r"mlp\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
 FEEDFORWARD = re.compile(r"layers?\.\d+(\*|\.\*|\.mlp(\*|\.\*|\.(gate|up|down|gate_up)_proj)?)?$")
 """A whole layer, its feed-forward, or a part of that."""
 
@@ -84,10 +101,7 @@ def quantization(
         InputError: a method, a format or an exception from it that the sizer cannot express.
     """
     place = f"{place}: quantization_config"
-    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
-    if not isinstance(skipped, list | None):
-        raise InputError(f"{place}: modules left out", skipped, "a list of names")
-    names = [name for name in map(str, skipped or []) if _layer(name) < num_layers]
+    names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
     names = [name for name in names if not NEVER_QUANTISED.search(name)]
     attention = [name for name in names if "attn" in name]
     others = [name for name in names if "attn" not in name]
@@ -120,6 +134,43 @@ def quantization(
         shared=not shared,
         kv_dtype=_kv_dtype(raw, place),
     )
+
+
+def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
+    """
+    Return the modules that are not quantised.
+
+    Source:
+        vLLM 0.29.0 `from_config`: `ignored_layers` comes first (fp8.py); negative patterns of
+        GPTQ's `dynamic` skip modules (gptq_utils.py, `get_dynamic_override`).
+    """
+    for key, value in raw.items():
+        empty = value is None or value is False or value in ("", [], {})
+        empty |= isinstance(value, dict) and value.get("format") == "dense"  # sparsity_config
+        if not (key in READ or SILENT.fullmatch(key) or empty):
+            raise InputError(f"{place}.{key}", value, "no such key: what it does is unknown")
+    groups = raw.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if targets not in (None, ["Linear"]):
+            raise InputError(f"{place}.config_groups: targets", targets, '["Linear"]: all layers')
+    keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules")
+    skipped = next(filter(None, map(raw.get, keys)), [])
+    if not isinstance(skipped, list):
+        raise InputError(f"{place}: modules left out", skipped, "a list of names")
+    names, dynamic = list(map(str, skipped)), raw.get("dynamic") or {}
+    for pattern, other in dynamic.items() if isinstance(dynamic, dict) else [(dynamic, True)]:
+        if other:
+            raise InputError(f"{place}.dynamic", pattern, "patterns of modules left out only, -:")
+        names += [pattern.removeprefix("-:")] * pattern.startswith("-:")
+    return [_plain(name) for name in names]
+
+
+def _plain(name: str) -> str:
+    """Return a name without the marks of a regular expression that say no more than a glob."""
+    bare = name.removeprefix("re:").removeprefix("^").removesuffix("$")
+    bare = re.sub(r"\.[*+]|\\d[*+]?|\[0-9\][*+]?", "*", bare)
+    return bare.replace("\\.", ".")
 
 
 def _weight_dtype(raw: Mapping[str, object], place: str) -> str:

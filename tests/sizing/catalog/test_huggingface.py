@@ -141,6 +141,9 @@ def test_modules_left_out_by_layer() -> None:
         read({**config, "quantization_config": quantised})
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
 @pytest.mark.parametrize(
     ("quantised", "dtype", "attention", "blocks"),
     [
@@ -151,8 +154,16 @@ def test_modules_left_out_by_layer() -> None:
          "fp4", False, True),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", True, True),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8", True, True),
+        ({"quant_method": "fp8", "ignored_layers": ["re:.*self_attn.*"],
+          "modules_to_not_convert": ["lm_head"]}, "fp8", False, True),
+        ({**GPTQ, "dynamic": {"-:.*attn.*": {}, "lm_head": {}, "-:.*visual.*": {}}},
+         "int4", False, True),
+        ({**GPTQ, "modules_in_block_to_quantize": None, "desc_act": True, "dynamic": None},
+         "int4", True, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", True, True),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", True, False),
+        (compressed(8, "float", ["re:.*mlp.gate$", "re:.*mlp.shared_expert_gate$"])
+         | {"sparsity_config": {"format": "dense", "global_sparsity": 0.14}}, "fp8", True, False),
         (compressed(8, "float", ["lm_head", "model.layers.0.mlp.gate"]), "fp8", True, False),
         (None, "bf16", True, True),
     ],
@@ -304,6 +315,19 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
      "one format"),
     ("llama", {"quantization_config": {"quant_method": "fp8", "ignore": ["layers.0.mlp"]}},
      "0.mlp", "only"),
+    *(
+        ("llama", {"quantization_config": {**GPTQ, key: value}}, f"quantization_config.{key}",
+         "modules left out only" if key == "dynamic" else "no such key")
+        for key, value in {
+            "dynamic": {"+:.*layers\\.1[0-5]\\..*": {"bits": 8}},
+            "modules_in_block_to_quantize": [["self_attn.q_proj"]], "lm_head": True,
+            "sparsity_config": {"format": "sparse-24-bitmask"}, "quantized_layers": {"a": {}},
+        }.items()
+    ),
+    ("llama", {"quantization_config": {
+        **compressed(4, "int", []), "config_groups": {"group_0": {
+            "weights": {"num_bits": 4, "group_size": 128}, "targets": ["re:.*mlp.*"]}}}},
+     "config_groups: targets", "Linear"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "sparse_step", "experts in"),
     ("qwen3_moe", {"mlp_only_layers": [3]}, "mlp_only_layers", "first"),
     ("ernie4_5_moe", {"moe_layer_end_index": 2}, "moe_layer_end_index", "the last layer"),
