@@ -60,6 +60,19 @@ DENSE = re.compile(r"mlp\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
 FEEDFORWARD = re.compile(r"layers?\.\d+(\*|\.\*|\.mlp(\*|\.\*|\.(gate|up|down|gate_up)_proj)?)?$")
 """A whole layer, its feed-forward, or a part of that."""
 
+WHOLE = re.compile(r"^[\w.*-]*attn[.*]*$")
+"""All of attention, of one layer or of all."""
+
+PROJECTIONS = (
+    {"q_proj", "k_proj", "v_proj", "o_proj"},
+    {"qkv_proj", "o_proj"},
+    {"in_proj_qkvz", "out_proj"},
+    {"in_proj_qkv", "in_proj_z", "out_proj"},
+    {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+    {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+)
+"""Projections that are all of attention."""
+
 NUMBERED = re.compile(r"layers?\.\d+\.")
 """Modules of one layer only, which no flag of a whole model can express."""
 
@@ -105,6 +118,15 @@ def quantization(
     names = [name for name in names if not NEVER_QUANTISED.search(name)]
     attention = [name for name in names if "attn" in name]
     others = [name for name in names if "attn" not in name]
+    partly = [name for name in attention if not WHOLE.search(name)]
+    parts = {_layer(name) for name in attention if name not in partly}
+    for layer in {_layer(name) for name in partly}:
+        found = {name.rsplit(".", 1)[-1] for name in partly if _layer(name) == layer}
+        parts |= {layer for projections in PROJECTIONS if projections <= found}
+    if attention and not ({-1} <= parts or set(range(num_layers)) <= parts):
+        raise InputError(
+            f"{place}: modules left out", attention[0], "all of attention, in every layer or none"
+        )
     shared = [name for name in others if SHARED.search(name)]
     dense = [name for name in others if DENSE.search(name) and not NUMBERED.search(name)]
     first = [name for name in others if FEEDFORWARD.search(name) and _layer(name) >= 0]

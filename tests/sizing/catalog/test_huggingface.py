@@ -165,6 +165,13 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
         (compressed(8, "float", ["re:.*mlp.gate$", "re:.*mlp.shared_expert_gate$"])
          | {"sparsity_config": {"format": "dense", "global_sparsity": 0.14}}, "fp8", True, False),
         (compressed(8, "float", ["lm_head", "model.layers.0.mlp.gate"]), "fp8", True, False),
+        (compressed(8, "float", [f"model.layers.{layer}.self_attn" for layer in range(4)]),
+         "fp8", False, False),
+        (compressed(8, "float", [f"re:.*self_attn\\.{name}_proj$" for name in "qkvo"]),
+         "fp8", False, False),
+        ({"quant_method": "fp8", "modules_to_not_convert":
+          ["model.layers.0.linear_attn.in_proj_ba", "model.layers.0.linear_attn.conv1d"]},
+         "fp8", True, True),
         (None, "bf16", True, True),
     ],
 )  # fmt: skip
@@ -315,6 +322,15 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
      "one format"),
     ("llama", {"quantization_config": {"quant_method": "fp8", "ignore": ["layers.0.mlp"]}},
      "0.mlp", "only"),
+    *(
+        ("qwen3", {"quantization_config": compressed(8, "float", names)}, "modules left out",
+         "in every layer or none")
+        for names in [
+            ["model.layers.0.self_attn"], [f"model.layers.{i}.self_attn" for i in range(3)],
+            ["re:.*self_attn.q_proj$"], [f"model.layers.{i}.self_attn.o_proj" for i in range(4)],
+            ["re:.*layers\\.(0|1)\\.self_attn.*"],
+        ]
+    ),
     *(
         ("llama", {"quantization_config": {**GPTQ, key: value}}, f"quantization_config.{key}",
          "modules left out only" if key == "dynamic" else "no such key")
