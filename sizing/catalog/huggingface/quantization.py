@@ -182,7 +182,7 @@ def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
         raise InputError(f"{place}: modules left out", skipped, "a list of names")
     names, dynamic = list(map(str, skipped)), raw.get("dynamic") or {}
     for pattern, other in dynamic.items() if isinstance(dynamic, dict) else [(dynamic, True)]:
-        if other:
+        if other or not isinstance(pattern, str):
             raise InputError(f"{place}.dynamic", pattern, "patterns of modules left out only, -:")
         names += [pattern.removeprefix("-:")] * pattern.startswith("-:")
     return [_plain(name) for name in names]
