@@ -20,6 +20,9 @@ VOCABULARY_MULTIPLE = 64
 LEAST_BLOCK = 32
 """Fewest weights that share a scale in vLLM's kernels of experts, which make groups finer."""
 
+COMPRESSED = "compressed-tensors"
+"""The format whose blocks of fp8 have to be whole in every output of merged projections, too."""
+
 MOST_NAMED = 1024
 """Largest degree that is named in place of a refused one."""
 
@@ -31,18 +34,21 @@ class Cut(NamedTuple):
     Attributes:
         name: ends with the width.
         unit: each rank gets a whole multiple of it, from so many ranks on.
+        most_parts: so many at most; further ranks hold copies of them; 0: any number.
     """
 
     name: str
     width: int
     unit: int = 1
     from_ranks: int = 1
+    most_parts: int = 0
 
     def problem(self, ranks: int, degree: str = "TP") -> str | None:
         """Return why so many ranks cannot share it, if they cannot."""
-        if self.width % ranks:
+        parts = min(ranks, self.most_parts or ranks)
+        if self.width % parts:
             return f"{self.name} is not divisible by {degree} {ranks}"
-        part = self.width // ranks
+        part = self.width // parts
         if ranks >= self.from_ranks and part % self.unit:
             scaled = f"no whole blocks of {self.unit} weights with one scale"
             return f"{degree} {ranks} leaves {part:,} of {self.name} to a rank, {scaled}"
@@ -62,7 +68,9 @@ def tp_rule(model: ModelSpec, tp: int) -> str | None:
         scales: `validate_fp8_block_shape` (fp8_utils.py), auto_awq.py, kernels/linear
         `MarlinLinearKernel.can_implement` (GPTQ), `verify_group_size_divides_partition`
         (compressed-tensors), modelopt.py (NVFP4). Projections that are merged may cut blocks of
-        fp8 across their outputs. mamba_mixer2.py and qwen_gdn_linear_attn.py: heads and groups.
+        fp8 across their outputs, but for compressed-tensors, whose config has no block size for
+        `_maybe_allow_fp8_block_shape_mismatch` (linear.py) to ask. mamba_mixer2.py and
+        qwen_gdn_linear_attn.py: heads and groups.
 
     Ignores:
         Machete on Hopper, which takes GPTQ groups that straddle ranks and loads wrong scales.
@@ -133,7 +141,8 @@ def _cuts(model: ModelSpec) -> Iterator[Cut]:
         yield from _linear_cuts(model)
     if model.ffn_size:
         name = f"the feed-forward width {model.ffn_size:,}"
-        yield _input_cut(model, name, model.ffn_size, quantised=model.dense_quantised)
+        quantised, merged = model.dense_quantised, model.gated_mlp
+        yield _input_cut(model, name, model.ffn_size, quantised=quantised, merged=merged)
     padded = -(-model.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     padding = (
         f"(padded to {VOCABULARY_MULTIPLE})"
@@ -148,7 +157,11 @@ def _attention_cuts(model: ModelSpec) -> Iterator[Cut]:
     quantised = model.attention_quantised
     size = heads * (mla.v_head_dim if mla else model.head_dim)
     name = f"the attention output's width {size:,}"
-    yield _input_cut(model, name, size, quantised=quantised)
+    yield _input_cut(model, name, size, quantised=quantised, merged=mla is None)
+    if mla is None and _fp8_blocks(model) and quantised and model.weight_format == COMPRESSED:
+        size = model.num_kv_heads * model.head_dim
+        cut = _input_cut(model, f"the width {size:,} of keys", size, quantised=True, merged=True)
+        yield cut._replace(most_parts=model.num_kv_heads)
     if mla is not None and _fp8_blocks(model) and quantised:  # single outputs, in whole blocks
         for name, head in (
             ("queries", mla.qk_nope_head_dim + mla.qk_rope_head_dim),
@@ -168,26 +181,40 @@ def _linear_cuts(model: ModelSpec) -> Iterator[Cut]:
     yield Cut(f"the number of heads of linear layers ({heads})", heads)
     size = heads * linear.value_head_dim
     name = f"the linear layers' width {size:,}"
-    yield _input_cut(model, name, size, quantised=model.attention_quantised)
+    quantised, merged = model.attention_quantised, linear.kind == "delta"
+    yield _input_cut(model, name, size, quantised=quantised, merged=merged)
+    if merged and _fp8_blocks(model) and model.weight_format == COMPRESSED:
+        size = keys * linear.key_head_dim
+        name = f"the width {size:,} of linear attention's keys"
+        yield _input_cut(model, name, size, quantised=quantised, merged=True)
 
 
 def _fp8_blocks(model: ModelSpec) -> bool:
     return bool(model.weight_format and model.weight_dtype == "fp8" and model.weight_group)
 
 
-def _input_cut(model: ModelSpec, name: str, width: int, *, quantised: bool) -> Cut:
-    """Return the cut of a projection's input, whose slices hold whole blocks of scales."""
+def _input_cut(
+    model: ModelSpec, name: str, width: int, *, quantised: bool, merged: bool = False
+) -> Cut:
+    """
+    Return the cut of a projection's input, whose slices hold whole blocks of scales.
+
+    Args:
+        merged: several projections of the same width, merged, come before it.
+    """
     if not (quantised and model.weight_format) or model.weight_format == "mxfp4":
         return Cut(name, width)
     group = model.weight_group or (USUAL_GROUP["fp4"] if model.weight_dtype == "fp4" else 1)
     # vLLM looks at the blocks of fp8 where ranks share them; groups have to be whole on one, too.
-    return Cut(name, width, group, 2 if model.weight_dtype == "fp8" else 1)
+    shared = model.weight_dtype == "fp8" and not (merged and model.weight_format == COMPRESSED)
+    return Cut(name, width, group, 2 if shared else 1)
 
 
 def _shared_problem(model: ModelSpec, tp: int) -> str | None:
     size = model.moe.shared_ffn_size if model.moe else 0
     name = f"the shared experts' width {size:,}"
-    return _input_cut(model, name, size, quantised=model.shared_quantised).problem(tp)
+    quantised, merged = model.shared_quantised, model.gated_mlp
+    return _input_cut(model, name, size, quantised=quantised, merged=merged).problem(tp)
 
 
 def _expert_problem(model: ModelSpec, ranks: int) -> str | None:

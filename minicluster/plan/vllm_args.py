@@ -91,9 +91,14 @@ def kv_transfer_config(
 
 
 def kv_cache_dtype(deployment: Deployment, pool: Pool) -> str:
-    """Return vLLM's name of the KV cache's dtype: `auto` is the model's."""
+    """
+    Return vLLM's name of the KV cache's dtype.
+
+    `auto` is that of activations, or what a quantised checkpoint declares: there it is said.
+    """
     planned = deployment.engine.kv_dtype
-    return "auto" if planned == pool.dtype else DTYPES.get(planned, planned)
+    plain = planned == pool.dtype and pool.dtype in DTYPES
+    return "auto" if plain else DTYPES.get(planned, planned)
 
 
 def redundant_experts(deployment: Deployment, pool: Pool) -> int | None:

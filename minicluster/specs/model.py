@@ -523,7 +523,8 @@ def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
     """
     Return *model* with its weights in another dtype; itself where *dtype* is `None`.
 
-    16 and 32 bits are the dtype of everything; narrower ones that of the quantised parts.
+    16 and 32 bits are the dtype of everything; narrower ones that of the quantised parts, and keys
+    and values are cached as the model computes.
     """
     if dtype in UNQUANTISED:
         return replace(
@@ -539,4 +540,6 @@ def with_weight_dtype(model: ModelSpec, dtype: str | None) -> ModelSpec:
         )
     if dtype is None or dtype == model.weight_dtype:
         return model
-    return replace(model, weight_dtype=dtype, weight_group=0, weight_format="")
+    return replace(
+        model, weight_dtype=dtype, kv_dtype=model.dtype, weight_group=0, weight_format=""
+    )

@@ -25,7 +25,8 @@ class ModelChoice(Spec):
     Attributes:
         id: catalog name, hub id of the catalog, or path to a `config.json` or its directory.
         weight_dtype: of the weights that are quantised; absent: as published.
-        kv_dtype: of cached keys and values; absent: as the model computes.
+        kv_dtype: of cached keys and values; absent: as the checkpoint declares, else as the model
+            computes.
         max_context_tokens: longest sequence to serve; absent: the model's own limit.
         assumed_context_tokens: a limit beyond the model's own, as if it had been trained for it; an
             assumption that every answer repeats.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.specs.model import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,22 +16,62 @@ FLOAT_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4"}
 BITS_METHODS = ("gptq", "awq")
 NAMED_FORMATS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "fp4", "MXFP4": "fp4"}
 BITS = {"4": "int4", "8": "int8"}
+KV_KEYS = {
+    "modelopt": ("kv_cache_scheme", "kv_cache_quant_algo"),
+    "compressed-tensors": ("kv_cache_scheme",),
+}
+"""Keys with the dtype of cached keys and values; of other methods vLLM reads none."""
+
 COMPRESSED = {"float 8": "fp8", "float 4": "fp4", "int 8": "int8", "int 4": "int4"}
+
+SILENT = re.compile(
+    r"quant_method|producer|fmt|scale_fmt|activation_.*|dequantize|store_dtype|quantization_status"
+    r"|.*version|format|checkpoint_format|global_compression_ratio|zero_point|has_zero_point|sym"
+    r"|desc_act|damp.*|true_sequential|static_groups|pack_dtype|meta|backend|use_.*|.*exllama.*"
+    r"|model_.*|dataset|tokenizer|batch_size|block_name_to_quantize|iters|n?samples|seqlen|lr"
+    r"|module_name_preceding_first_block|cache_block_outputs|max_input_length|pad_token_id"
+    r"|is_marlin_format|do_fuse|fuse_max_seq_len|modules_to_fuse|pre_quant_scale|quantizer"
+    r"|autoround_.*|data_type|.*minmax.*|enable_.*|gradient_.*|low_.*_usage|not_use_.*|scale_dtype"
+    r"|train_bs|packing_format|mse|hyb_act|act_group_aware|awq_block_size|smoothquant_.*"
+)
+"""Keys that say how weights were made, stored or multiplied: neither which they are nor of what."""
+
+READ = {
+    "bits", "w_bit", "group_size", "q_group_size", "weight_block_size", "quant_algo", "dynamic",
+    "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "ignored_layers",
+    "modules_to_not_convert", "ignore", "exclude_modules",
+}  # fmt: skip
+
+ROWS = -1
+"""Group size of weights whose rows have a scale each."""
 
 MX_GROUP = 32
 """Values that share a scale in the OCP microscaling formats."""
 
 NEVER_QUANTISED = re.compile(
     r"lm_head|embed|norm|router|vision|visual|projector|multi_modal|score_correction"
-    r"|indexer|conv1d"
-    r"|(^|[.*])mtp|nextn|(^|\.)(shared_expert_)?gate(\.|\*|$)"
+    r"|indexer|conv1d|in_proj_(ba?|a)$"
+    r"|(^|[.*])mtp|nextn|(^|[*.])(shared_expert_)?gate(\.|$)|\.gate\*"
 )
 """Modules whose absence from the quantised ones is what the sizer assumes anyway."""
 
 SHARED = re.compile(r"shared_expert")
-DENSE = re.compile(r"mlp\\?\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
+DENSE = re.compile(r"mlp\.\(?(gate|up|gate_up|down)(_proj|\b)(?!.*experts)")
 FEEDFORWARD = re.compile(r"layers?\.\d+(\*|\.\*|\.mlp(\*|\.\*|\.(gate|up|down|gate_up)_proj)?)?$")
 """A whole layer, its feed-forward, or a part of that."""
+
+WHOLE = re.compile(r"^[\w.*-]*attn[.*]*$")
+"""All of attention, of one layer or of all."""
+
+PROJECTIONS = (
+    {"q_proj", "k_proj", "v_proj", "o_proj"},
+    {"qkv_proj", "o_proj"},
+    {"in_proj_qkvz", "out_proj"},
+    {"in_proj_qkv", "in_proj_z", "out_proj"},
+    {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+    {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+)
+"""Projections that are all of attention."""
 
 NUMBERED = re.compile(r"layers?\.\d+\.")
 """Modules of one layer only, which no flag of a whole model can express."""
@@ -46,6 +87,7 @@ class Quantization:
         method: as the config names it.
         blocks: fp8 weights have a scale per block, and activations are scaled when they are
             multiplied; `None`: no fp8 weights.
+        kv_dtype: of cached keys and values; `None`: as activations.
     """
 
     weight_dtype: str
@@ -55,6 +97,7 @@ class Quantization:
     dense: bool = True
     shared: bool = True
     blocks: bool | None = None
+    kv_dtype: Dtype | None = None
 
 
 def quantization(
@@ -71,13 +114,19 @@ def quantization(
         InputError: a method, a format or an exception from it that the sizer cannot express.
     """
     place = f"{place}: quantization_config"
-    skipped = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("exclude_modules")
-    if not isinstance(skipped, list | None):
-        raise InputError(f"{place}: modules left out", skipped, "a list of names")
-    names = [name for name in map(str, skipped or []) if _layer(name) < num_layers]
+    names = [name for name in _left_out(raw, place) if _layer(name) < num_layers]
     names = [name for name in names if not NEVER_QUANTISED.search(name)]
     attention = [name for name in names if "attn" in name]
     others = [name for name in names if "attn" not in name]
+    partly = [name for name in attention if not WHOLE.search(name)]
+    parts = {_layer(name) for name in attention if name not in partly}
+    for layer in {_layer(name) for name in partly}:
+        found = {name.rsplit(".", 1)[-1] for name in partly if _layer(name) == layer}
+        parts |= {layer for projections in PROJECTIONS if projections <= found}
+    if attention and not ({-1} <= parts or set(range(num_layers)) <= parts):
+        raise InputError(
+            f"{place}: modules left out", attention[0], "all of attention, in every layer or none"
+        )
     shared = [name for name in others if SHARED.search(name)]
     dense = [name for name in others if DENSE.search(name) and not NUMBERED.search(name)]
     first = [name for name in others if FEEDFORWARD.search(name) and _layer(name) >= 0]
@@ -99,13 +148,51 @@ def quantization(
     blocks = whole or block > 0
     return Quantization(
         weight_dtype=dtype,
-        group=block or _group(raw),
+        group=block or _group(raw, place),
         method=str(raw.get("quant_method", "modelopt")),
         blocks=blocks if dtype == "fp8" else None,
         attention=not attention,
         dense=not dense,
         shared=not shared,
+        kv_dtype=_kv_dtype(raw, place),
     )
+
+
+def _left_out(raw: Mapping[str, object], place: str) -> list[str]:
+    """
+    Return the modules that are not quantised.
+
+    Source:
+        vLLM 0.29.0 `from_config`: `ignored_layers` comes first (fp8.py); negative patterns of
+        GPTQ's `dynamic` skip modules (gptq_utils.py, `get_dynamic_override`).
+    """
+    for key, value in raw.items():
+        empty = value is None or value is False or value in ("", [], {})
+        empty |= isinstance(value, dict) and value.get("format") == "dense"  # sparsity_config
+        if not (key in READ or SILENT.fullmatch(key) or empty):
+            raise InputError(f"{place}.{key}", value, "no such key: what it does is unknown")
+    groups = raw.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if targets not in (None, ["Linear"]):
+            raise InputError(f"{place}.config_groups: targets", targets, '["Linear"]: all layers')
+    keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules")
+    skipped = next(filter(None, map(raw.get, keys)), [])
+    if not isinstance(skipped, list):
+        raise InputError(f"{place}: modules left out", skipped, "a list of names")
+    names, dynamic = list(map(str, skipped)), raw.get("dynamic") or {}
+    for pattern, other in dynamic.items() if isinstance(dynamic, dict) else [(dynamic, True)]:
+        if other or not isinstance(pattern, str):
+            raise InputError(f"{place}.dynamic", pattern, "patterns of modules left out only, -:")
+        names += [pattern.removeprefix("-:")] * pattern.startswith("-:")
+    return [_plain(name) for name in names]
+
+
+def _plain(name: str) -> str:
+    """Return a name without the marks of a regular expression that say no more than a glob."""
+    bare = name.removeprefix("re:").removeprefix("^").removesuffix("$")
+    bare = re.sub(r"\.[*+]|\\d[*+]?|\[0-9\][*+]?", "*", bare)
+    return bare.replace("\\.", ".")
 
 
 def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
@@ -125,13 +212,52 @@ def _weight_dtype(raw: Mapping[str, object], place: str) -> str:
     raise InputError(f"{place}.quant_method", raw.get("quant_method"), "one of " + ", ".join(known))
 
 
-def _group(raw: Mapping[str, object]) -> int:
-    """Return how many weights share a scale; 0 where the config does not say."""
-    if raw.get("quant_method") == "mxfp4":
+def _kv_dtype(raw: Mapping[str, object], place: str) -> Dtype | None:
+    """
+    Find the dtype that cached keys and values get unless a user says otherwise.
+
+    Source:
+        vLLM 0.29.0 `get_kv_cache_quant_algo_string` (utils/torch_utils.py) for ModelOpt;
+        attention/attention.py and `validate_kv_cache_scheme` (compressed_tensors.py).
+    """
+    method = str(raw.get("quant_method", "modelopt"))
+    key = next((key for key in KV_KEYS.get(method, ()) if raw.get(key)), None)
+    if key is None:
+        return None
+    scheme: object = raw[key]
+    if isinstance(scheme, dict):
+        static = method != "modelopt" or scheme.get("dynamic") is False
+        scaled = method == "modelopt" or (
+            scheme.get("strategy") in ("tensor", "attn_head") and scheme.get("symmetric") is True
+        )
+        fp8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) and static and scaled
+    else:
+        fp8 = method == "modelopt" and str(scheme).upper() == "FP8"
+    if not fp8:
+        raise InputError(f"{place}.{key}", scheme, "FP8 (8 bits, float), one scale a tensor")
+    return "fp8"
+
+
+def _group(raw: Mapping[str, object], place: str) -> int:
+    """
+    Return how many weights share a scale; 0 where the config does not say, or says whole rows.
+
+    Source:
+        vLLM 0.29.0 `from_config`: AWQ takes the first of its two keys that is there
+        (auto_awq.py), GPTQ demands its only one (auto_gptq.py).
+    """
+    method = raw.get("quant_method")
+    if method == "mxfp4":
         return MX_GROUP
-    found = [raw.get("group_size"), *(each.get("group_size") for each in _weights(raw))]
-    sizes = [size for size in found if isinstance(size, int) and size > 0]
-    return sizes[-1] if sizes else 0
+    stated = "q_group_size" if method == "awq" and "q_group_size" in raw else "group_size"
+    found = [raw.get(stated), *(each.get("group_size") for each in _weights(raw))]
+    groups = {0}
+    for size in found[:1] if method in BITS_METHODS else filter(None, found):
+        if not isinstance(size, int) or isinstance(size, bool) or not (size > 0 or size == ROWS):
+            expected = f"a whole number above 0, or {ROWS}: whole rows"
+            raise InputError(f"{place}.{stated}", size, expected)
+        groups.add(size)
+    return max(groups)
 
 
 def _block(raw: Mapping[str, object], place: str) -> int:
@@ -159,12 +285,14 @@ def _known(table: Mapping[str, str], value: object, place: str) -> str:
 
 def _compressed(raw: Mapping[str, object], place: str) -> str:
     """Find the one format of all groups of a compressed-tensors config."""
-    found = {f"{each.get('type', 'int')} {each.get('num_bits')}" for each in _weights(raw)}
-    groups = raw.get("config_groups")
-    if len(found) != 1:
+    groups, weights = raw.get("config_groups"), _weights(raw)
+    found = {f"{each.get('type', 'int')} {each.get('num_bits')}" for each in weights}
+    scaled = {str([each.get(key) for key in ("group_size", "block_structure")]) for each in weights}
+    if len(found) != 1 or len(scaled) != 1:
         raise InputError(
-            f"{place}.config_groups", sorted(found) or groups, "one format for all weights"
-        )
+            f"{place}.config_groups", sorted(found) or groups,
+            "one format and one size of groups for all weights",
+        )  # fmt: skip
     return _known(COMPRESSED, found.pop(), f"{place}.config_groups")
 
 

@@ -199,7 +199,9 @@ def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
         attention_quantised=quantised.attention,
         dense_quantised=quantised.dense,
         shared_quantised=quantised.shared,
-        kv_dtype=dtype,
+        # vLLM's latent attention looks at no scheme of compressed-tensors.
+        kv_dtype=(not (mla and quantised.method == "compressed-tensors") and quantised.kv_dtype)
+        or dtype,
         query_norm=family.query_norm,
         moe=moe,
         mla=mla,

@@ -132,7 +132,8 @@ class Quantised:
     def __init__(self, case: dict[str, Any]) -> None:
         """Take a case."""
         self.case = case
-        blocks = case["dtype"] == "fp8" and case["group"]
+        # CompressedTensorsConfig has no such attribute.
+        blocks = case["dtype"] == "fp8" and case["group"] and case["format"] == "fp8"
         self.weight_block_size = [case["group"]] * 2 if blocks else None
 
     def get_quant_method(self, *_: object, **__: object) -> Method:

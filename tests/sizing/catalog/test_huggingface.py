@@ -141,6 +141,9 @@ def test_modules_left_out_by_layer() -> None:
         read({**config, "quantization_config": quantised})
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
 @pytest.mark.parametrize(
     ("quantised", "dtype", "attention", "blocks"),
     [
@@ -149,11 +152,26 @@ def test_modules_left_out_by_layer() -> None:
         ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8", True, False),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["layers.*.self_attn"]},
          "fp4", False, True),
-        ({"quant_method": "awq", "bits": 4}, "int4", True, True),
-        ({"quant_method": "gptq", "bits": 8}, "int8", True, True),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", True, True),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8", True, True),
+        ({"quant_method": "fp8", "ignored_layers": ["re:.*self_attn.*"],
+          "modules_to_not_convert": ["lm_head"]}, "fp8", False, True),
+        ({**GPTQ, "dynamic": {"-:.*attn.*": {}, "lm_head": {}, "-:.*visual.*": {}}},
+         "int4", False, True),
+        ({**GPTQ, "modules_in_block_to_quantize": None, "desc_act": True, "dynamic": None},
+         "int4", True, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", True, True),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", True, False),
+        (compressed(8, "float", ["re:.*mlp.gate$", "re:.*mlp.shared_expert_gate$"])
+         | {"sparsity_config": {"format": "dense", "global_sparsity": 0.14}}, "fp8", True, False),
         (compressed(8, "float", ["lm_head", "model.layers.0.mlp.gate"]), "fp8", True, False),
+        (compressed(8, "float", [f"model.layers.{layer}.self_attn" for layer in range(4)]),
+         "fp8", False, False),
+        (compressed(8, "float", [f"re:.*self_attn\\.{name}_proj$" for name in "qkvo"]),
+         "fp8", False, False),
+        ({"quant_method": "fp8", "modules_to_not_convert":
+          ["model.layers.0.linear_attn.in_proj_ba", "model.layers.0.linear_attn.conv1d"]},
+         "fp8", True, True),
         (None, "bf16", True, True),
     ],
 )  # fmt: skip
@@ -180,6 +198,7 @@ BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure"
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": BLOCKS}}},
          "compressed-tensors", 128),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq", 64),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "group_size": 32}, "awq", 64),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", 0),
         ({"quant_method": "mxfp4"}, "mxfp4", 32),
         ({"quant_algo": "NVFP4", "group_size": 16, "producer": {"name": "modelopt"}},
@@ -191,6 +210,32 @@ def test_what_shares_a_scale(quantised: dict[str, Any] | None, method: str, grou
     """The method and the blocks or groups decide how widely vLLM slices a checkpoint."""
     model = read({**of_family("qwen3"), "quantization_config": quantised})
     assert (model.weight_format, model.weight_group) == (method, group)
+
+
+FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+PER_HEAD = FP8_KV | {"strategy": "attn_head"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "quantised", "expected"),
+    [
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": "fp8", "kv_cache_scheme": {}}, "fp8"),
+        ("qwen3", {**MODELOPT, "kv_cache_quant_algo": None}, "bf16"),
+        ("qwen3", {**MODELOPT, "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("deepseek_v3", {**MODELOPT, "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": FP8_KV}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": PER_HEAD}, "fp8"),
+        ("qwen3", {**compressed(8, "float", []), "kv_cache_scheme": None}, "bf16"),
+        ("deepseek_v3", {**compressed(8, "float", []), "kv_cache_scheme": FP8_KV}, "bf16"),
+        ("qwen3", {"quant_method": "fp8", "kv_cache_scheme": "static"}, "bf16"),  # AutoFP8's
+    ],
+)
+def test_dtype_of_the_cache(model_type: str, quantised: dict[str, Any], expected: str) -> None:
+    """As vLLM's `auto`: what the checkpoint declares, where vLLM reads it."""
+    model = read({**of_family(model_type), "quantization_config": quantised})
+    assert (model.dtype, model.kv_dtype) == ("bf16", expected)
 
 
 def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
@@ -241,15 +286,64 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"quantization_config": "fp8"}, "quantization_config", "an object"),
     ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method", "awq"),
     ("llama", {"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits", "one of 4, 8"),
+    *(
+        ("llama", {"quantization_config": {"quant_method": method, "bits": 4, **group}}, key,
+         "whole number")
+        for method, key, group in [
+            ("awq", "group_size", {}), ("gptq", "group_size", {}),
+            ("awq", "group_size", {"group_size": "128"}), ("gptq", "group_size", {"group_size": 0}),
+            ("awq", "q_group_size", {"q_group_size": None, "group_size": 128}),
+            ("gptq", "group_size", {"q_group_size": 128}),
+        ]
+    ),
+    ("llama", {"quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"a": {"weights": {"num_bits": 4, "group_size": 128}},
+                          "b": {"weights": {"num_bits": 4, "group_size": 32}}}}},
+     "config_groups", "one size of groups"),
     ("llama", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
      "blocks of weights", "two equal numbers"),
     ("llama", {"quantization_config": {"quant_method": "modelopt"}}, "quant_algo", "FP8"),
+    *(
+        ("llama", {"quantization_config": {**compressed(8, "float", []), "quant_algo": "FP8",
+                                           "quant_method": method, key: scheme}}, key, "FP8")
+        for method, key, scheme in [
+            ("modelopt", "kv_cache_quant_algo", "NVFP4"), ("modelopt", "kv_cache_quant_algo", 8),
+            ("modelopt", "kv_cache_scheme", {"num_bits": 4, "type": "float"}),
+            ("modelopt", "kv_cache_scheme", {"num_bits": 8, "type": "float", "dynamic": True}),
+            ("compressed-tensors", "kv_cache_scheme", {"num_bits": 8, "type": "int"}),
+            ("compressed-tensors", "kv_cache_scheme",
+             {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
+        ]
+    ),
     ("llama", {"quantization_config": compressed(8, "complex", [])}, "config_groups",
      "one of float 8"),
     ("llama", {"quantization_config": {"quant_method": "compressed-tensors"}}, "groups",
      "one format"),
     ("llama", {"quantization_config": {"quant_method": "fp8", "ignore": ["layers.0.mlp"]}},
      "0.mlp", "only"),
+    *(
+        ("qwen3", {"quantization_config": compressed(8, "float", names)}, "modules left out",
+         "in every layer or none")
+        for names in [
+            ["model.layers.0.self_attn"], [f"model.layers.{i}.self_attn" for i in range(3)],
+            ["re:.*self_attn.q_proj$"], [f"model.layers.{i}.self_attn.o_proj" for i in range(4)],
+            ["re:.*layers\\.(0|1)\\.self_attn.*"],
+        ]
+    ),
+    *(
+        ("llama", {"quantization_config": {**GPTQ, key: value}}, f"quantization_config.{key}",
+         "modules left out only" if key == "dynamic" else "no such key")
+        for key, value in {
+            "dynamic": {"+:.*layers\\.1[0-5]\\..*": {"bits": 8}},
+            "modules_in_block_to_quantize": [["self_attn.q_proj"]], "lm_head": True,
+            "sparsity_config": {"format": "sparse-24-bitmask"}, "quantized_layers": {"a": {}},
+        }.items()
+    ),
+    ("llama", {"quantization_config": {
+        **compressed(4, "int", []), "config_groups": {"group_0": {
+            "weights": {"num_bits": 4, "group_size": 128}, "targets": ["re:.*mlp.*"]}}}},
+     "config_groups: targets", "Linear"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "sparse_step", "experts in"),
     ("qwen3_moe", {"mlp_only_layers": [3]}, "mlp_only_layers", "first"),
     ("ernie4_5_moe", {"moe_layer_end_index": 2}, "moe_layer_end_index", "the last layer"),

@@ -122,7 +122,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "model.id": plan.model.source,
         "model.max_context_tokens": engine.max_model_len,
         "model.weight_dtype": "fp8" if pool.dtype == "fp8" else None,
-        "model.kv_dtype": engine.kv_dtype if engine.kv_dtype != pool.dtype else None,
+        "model.kv_dtype": None if engine.kv_dtype == pool.dtype == "bf16" else engine.kv_dtype,
         "engine.name": "vllm",
         "engine.block_size": engine.block_size,
         "engine.max_num_seqs": pool.max_num_seqs,
