@@ -23,6 +23,8 @@ class Family:
     library: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    fixed: dict[str, object] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
     gated_mlp: bool = True
     experts: bool = False
     expert_ffn: str = "moe_intermediate_size"

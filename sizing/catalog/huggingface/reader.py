@@ -130,14 +130,17 @@ def _understood(
     if not isinstance(text, Mapping):
         raise InputError(f"{place}: text_config", inner, "an object")
     own = {*row.renamed.values(), *family.renamed.values()}
-    known = {*row.defaults, *row.renamed, *own, *family.also, *LENGTHS, TIED}
+    said = {**row.defaults, **family.defaults, **keys}
+    only = {**family.fixed, **{key: said.get(other) for key, other in family.same.items()}}
+    known = {*row.defaults, *row.renamed, *own, *family.also, *only, *LENGTHS, TIED}
     odd = []
     for key, value in keys.items():
         shapes = key in ARCHITECTURE_KEYS
         if key in known or shapes_nothing(key):
             yield key, value
-            fixed = row.defaults.get(key, value)
-            if value != fixed and not (shapes or key in family.also or shapes_nothing(key)):
+            free = shapes or key in family.also or shapes_nothing(key)
+            fixed = only.get(key, value if free else row.defaults.get(key, value))
+            if value not in (fixed, None if key in only else fixed):
                 expected = f"{written(fixed)}: nothing else is modelled"
                 raise InputError(f"{place}: {key}", value, expected)
         elif not (value in (None, [], {}) or (shapes and value in (False, 0))):

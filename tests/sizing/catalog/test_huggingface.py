@@ -454,6 +454,51 @@ def test_harmless_keys_change_nothing(model_type: str) -> None:
     assert replace(read({**config, **own}), config_hash=plain.config_hash) == plain
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 4096, "sliding_window_size": 4096,
+               "cache_implementation": "hybrid"},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "embd_pdrop": 0.0},
+    "minimax_m2": {"mlp_intermediate_size": 8192, "shared_moe_mode": "sigmoid",
+                   "shared_intermediate_size": 0, "layernorm_mlp_beta": 1.0},
+    "bloom": {"masked_softmax_fusion": True, "offset_alibi": 100, "skip_bias_add": True,
+              "skip_bias_add_qkv": False, "attention_softmax_in_fp32": True},
+    "gpt2": {"n_ctx": 1024, "n_positions": 1024, "summary_type": "cls_index"},
+    "gptj": {"n_ctx": 2048, "n_positions": 2048, "rotary": True},
+    "gpt_neox": {"norm_factor": 1, "rotary_pct": 0.25, "rotary_emb_base": 10000},
+    "gpt_bigcode": {"n_ctx": 8192, "n_positions": 8192, "inference_runner": 0,
+                    "pad_key_length": True, "pre_allocate_kv_cache": False,
+                    "validate_runner_input": True},
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm", "residual_dropout": 0.1},
+    "smollm3": {"max_window_layers": 28, "use_sliding_window": False},
+    "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True},
+    "falcon_h1": {"mamba_use_mlp": True, "mlp_expansion_factor": 8, "attn_layer_indices": None},
+    "bamba": {"attn_rotary_emb": 64, "z_loss_coefficient": 0.0},
+    "minimax": {"postnorm": True, "shared_moe_mode": "sigmoid", "shared_intermediate_size": 0},
+    "qwen2_moe": {"moe_layer_freq": 1, "mlp_only_layers": []},
+    "cohere2": {"order_of_interleaved_layers": "local_attn_first", "layer_switch": 4,
+                "position_embedding_type": "rope_gptj", "use_embedding_sharing": True,
+                "use_gated_activation": True, "use_parallel_block": True,
+                "use_parallel_embedding": False, "rotary_pct": 1.0, "_sliding_window_pattern": 4},
+    "hunyuan_v1_dense": {"attention_head_dim": 128, "head_dim": 128, "cla_share_factor": 2,
+                         "use_cla": False, "use_mla": False, "num_experts": 1, "moe_topk": 1,
+                         "dense_list": [4096, 0], "im_start_id": 5, "vit_type": None,
+                         "pool_type": "last", "vit_patch": 1, "anyres_pooling_size": 2},
+}  # fmt: skip
+"""Keys that a family's published files have and its configuration class has not."""
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_published_keys_are_understood_in_one_sense(model_type: str) -> None:
+    """They change nothing; those that might are refused with any other value."""
+    config, family = of_family(model_type) | PUBLISHED[model_type], FAMILIES[model_type]
+    meant = {key: value for key, value in config.items() if key not in family.also}
+    meant = {key: meant[key] for key in meant if key not in {*family.fixed, *family.same}}
+    assert replace(read(config), config_hash="") == replace(read(meant), config_hash="")
+    for key in PUBLISHED[model_type].keys() & {*family.fixed, *family.same}:
+        with pytest.raises(InputError, match=f"{key} is 77;.*nothing else is modelled"):
+            read({**config, key: 77})
+
+
 def test_a_key_of_a_tower_is_not_one_of_the_language_model() -> None:
     """Beside a text_config only what shapes a language model is looked at."""
     outer = {"model_type": "outer", "text_config": LLAMA, "spatial_merge_size": 2, "depths": [1]}
