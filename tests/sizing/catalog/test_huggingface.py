@@ -15,7 +15,7 @@ from minicluster.errors import Exit, InputError
 from minicluster.specs.model import ARCHITECTURE_KEYS
 from minicluster.specs.parameters import parameters
 from sizing import catalog
-from sizing.catalog.huggingface.families import families
+from sizing.catalog.huggingface.families import families, harmless
 from sizing.catalog.huggingface.reader import model_from, read_config
 from tests.sizing.catalog.small_models import small
 from tests.sizing.scenarios import LLAMA
@@ -454,6 +454,24 @@ def test_harmless_keys_change_nothing(model_type: str) -> None:
     assert replace(read({**config, **own}), config_hash=plain.config_hash) == plain
 
 
+NEAR_HARMLESS = (
+    "experts_per_token", "num_experts_per_token", "shared_kv_token", "media_layers", "rotary_layers",
+    "rope_layers", "fused_layers", "fused_qkv_heads", "alibi_x", "mrope_heads", "router_bias_size",
+    "mtp_x", "vision_layers", "num_version", "train_layers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NEAR_HARMLESS)
+def test_keys_that_sound_harmless_are_refused(key: str) -> None:
+    with pytest.raises(InputError, match=f"{key} is 4, but there is no such key"):
+        read({**LLAMA, key: 4})
+
+
+def test_no_pattern_covers_a_key_that_shapes() -> None:
+    """Biases of a feed-forward are fingerprinted, though nothing counts them."""
+    assert {key for key in ARCHITECTURE_KEYS if harmless(key)} == {"mlp_bias", "model_type"}
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_size": 4096,
                "cache_implementation": "hybrid"},
@@ -472,6 +490,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "smollm3": {"max_window_layers": 28, "use_sliding_window": False},
     "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True},
     "falcon_h1": {"mamba_use_mlp": True, "mlp_expansion_factor": 8, "attn_layer_indices": None},
+    "gpt_oss": {"num_experts_per_tok": 4, "experts_per_token": 4, "swiglu_limit": 7.0},
     "bamba": {"attn_rotary_emb": 64, "z_loss_coefficient": 0.0},
     "minimax": {"postnorm": True, "shared_moe_mode": "sigmoid", "shared_intermediate_size": 0},
     "qwen2_moe": {"moe_layer_freq": 1, "mlp_only_layers": []},
