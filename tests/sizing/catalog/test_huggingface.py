@@ -455,9 +455,9 @@ def test_harmless_keys_change_nothing(model_type: str) -> None:
 
 
 NEAR_HARMLESS = (
-    "experts_per_token", "num_experts_per_token", "shared_kv_token", "media_layers", "rotary_layers",
-    "rope_layers", "fused_layers", "fused_qkv_heads", "alibi_x", "mrope_heads", "router_bias_size",
-    "mtp_x", "vision_layers", "num_version", "train_layers",
+    "experts_per_token", "num_experts_per_token", "shared_kv_token", "media_layers", "alibi_x",
+    "rope_layers", "rotary_layers", "fused_layers", "fused_qkv_heads", "mrope_heads",
+    "router_bias_size", "mtp_x", "vision_layers", "num_version", "train_layers",
 )  # fmt: skip
 
 
