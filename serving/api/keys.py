@@ -67,7 +67,6 @@ class KeyTable(BaseModel, extra="forbid", strict=True, hide_input_in_errors=True
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     key: Secret | None = Field(None, repr=False)
     key_sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    weight: Positive = 1.0
     requests_per_s: Positive | None = None
     tokens_per_min: Positive | None = None
     max_concurrency: Annotated[int, Field(ge=1)] | None = None

@@ -363,7 +363,6 @@ def _plain_client(client: KeyHolder) -> dict[str, Any]:
     """Return what the gate needs of a client."""
     return {
         "name": client.name,
-        "weight": client.weight,
         "requests_per_s": client.requests_per_s,
         "tokens_per_min": client.tokens_per_min,
         "max_concurrency": client.max_concurrency,
