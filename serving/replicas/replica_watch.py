@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from serving.cluster.serve_compat import live_replica_ids, place_of_replica
+from serving.cluster.serve_compat import live_replica_ids, places_of_replica
 from serving.replicas.channels import Channels
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class ReplicaWatch:
 
     A replica counts while Ray Serve names it and there is a connection to it: one that dies is gone
     at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
-    while its controller restarts.
+    while its controller restarts. One of Serve's that has several engines, the ranks of a simulated
+    group, is as many replicas here.
 
     Attributes:
         channels: the connections.
@@ -53,7 +54,7 @@ class ReplicaWatch:
         self._handles = dict(handles)
         self._tell = changed
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._known: dict[str, ChannelPlace] = {}
+        self._known: dict[str, list[ChannelPlace]] = {}
         self._named: dict[Pool, frozenset[str]] = {}
         self._seen: set[Pool] = set()
         self._task = asyncio.create_task(self._run())
@@ -63,7 +64,7 @@ class ReplicaWatch:
         named, connected = self._named.get(pool), self.channels.connected
         if named is None:
             return None
-        live = {name: self._known[name] for name in sorted(named) if name in connected}
+        live = {name: at for name, at in self._places(named).items() if name in connected}
         if live or not named:
             self._seen.add(pool)
         return live if pool in self._seen else None
@@ -100,7 +101,7 @@ class ReplicaWatch:
         while any(name in named for named in self._named.values()):
             try:
                 async with asyncio.timeout(ASK_S):
-                    self._known[name] = await place_of_replica(handle, name)
+                    self._known[name] = await places_of_replica(handle, name)
                 break
             except Exception as error:  # noqa: BLE001  (it may be ending)
                 logger.warning("replica %s does not say where it is: %r", name, error)
@@ -111,9 +112,18 @@ class ReplicaWatch:
     def _arrange(self) -> None:
         """Connect to the replicas that are named and have said where they are."""
         named = frozenset[str]().union(*self._named.values())
-        self._known = {name: place for name, place in self._known.items() if name in named}
-        self.channels.expect(self._known)
+        self._known = {name: places for name, places in self._known.items() if name in named}
+        self.channels.expect(self._places(named))
         self._changed()
+
+    def _places(self, named: frozenset[str]) -> dict[str, ChannelPlace]:
+        """Return where the engines of Serve's replicas are, by names of their own."""
+        found = {}
+        for name in sorted(named & self._known.keys()):
+            places = self._known[name]
+            for rank, place in enumerate(places):
+                found[name if len(places) == 1 else f"{name}:{rank}"] = place
+        return found
 
     def _changed(self) -> None:
         self._tell(self)

@@ -18,6 +18,8 @@ from serving.protocol.messages import PrefillTiming, Refusal
 from serving.replicas.call_listener import CallListener, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from serving.protocol.answer_engine import AnswerEngine
     from serving.protocol.messages import ChannelPlace, Prefilled
     from serving.replicas.call_listener import Method
@@ -45,28 +47,33 @@ class EngineServer:
     """
 
     answers: AnswerEngine
-    listener: CallListener
+    listeners: Sequence[CallListener]
 
     async def begin(self) -> None:
         """Begin to watch the engine, and to listen for calls."""
         self._closing: dict[asyncio.Task[None], PendingAnswer] = {}
         self._watch = asyncio.create_task(self._exit_with_engine())
-        gang = serve.get_replica_context().gang_context
-        self.listener = CallListener(self.called(), group=None if gang is None else gang.gang_id)
+        self.listeners = self.made_listeners()
         tls = channel_tls(os.environ, listens=True)
-        await self.listener.listen(ray.util.get_node_ip_address(), tls)
+        for listener in self.listeners:
+            await listener.listen(ray.util.get_node_ip_address(), tls)
+
+    def made_listeners(self) -> Sequence[CallListener]:
+        """Return what will take calls: one listener for each engine of this replica."""
+        gang = serve.get_replica_context().gang_context
+        return [CallListener(self.called(), group=None if gang is None else gang.gang_id)]
 
     def called(self) -> dict[str, Method]:
         """Return what may be called through a channel, by name."""
         return {"facts": whole(self.facts), "steps": whole(self.steps)}
 
-    async def channel_place(self) -> ChannelPlace:
-        """Return where this replica takes calls; it is called through Ray."""
-        return self.listener.place
+    async def channel_places(self) -> list[ChannelPlace]:
+        """Return where each engine of this replica takes calls; it is called through Ray."""
+        return [listener.place for listener in self.listeners]
 
     async def drain(self) -> None:
         """Wait until the calls under way have ended, of which Ray Serve does not know."""
-        await self.listener.drain()
+        await asyncio.gather(*(listener.drain() for listener in self.listeners))
 
     async def _exit_with_engine(self) -> None:
         """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.messages import EngineFailed, Prefilled
+from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.request.prefill import ENGINE_DIED
 from serving.simulated.answer import AnswerWriter
 from serving.simulated.engine import EngineDied
@@ -13,10 +14,13 @@ from serving.simulated.engine import EngineDied
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Refusal
     from serving.simulated.engine import Sequence, SimulatedEngine
     from serving.simulated.kv_transfer import KvSink, KvSource
     from serving.simulated.request import AnswerRules, SimulatedRequest
+
+
+RANK = ContextVar("rank", default=0)
+"""Rank of its group that a call is for: each call is a task of its own (`CallListener`)."""
 
 
 class SimulatedAnswers:
@@ -61,7 +65,8 @@ class SimulatedAnswers:
 
     def read(self, kind: str, body: dict[str, Any]) -> SimulatedRequest | Refusal:
         """See `AnswerEngine`."""
-        return self._rules.read(kind, body)
+        request = self._rules.read(kind, body)
+        return request if isinstance(request, Refusal) else replace(request, rank=RANK.get())
 
     async def prompt_tokens(self, request: SimulatedRequest) -> int | None:
         """See `AnswerEngine`."""
@@ -113,7 +118,9 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         try:
             sequence = self._engine.add(
-                request.prompt_tokens, request.blocks, 1, adapter=request.adapter
+                *(request.prompt_tokens, request.blocks, 1),
+                adapter=request.adapter,
+                rank=request.rank,
             )
         except EngineDied as error:
             raise EngineFailed(repr(error)) from error
@@ -154,11 +161,11 @@ class SimulatedAnswers:
         return self._settings
 
     def _add(self, request: SimulatedRequest) -> Sequence:
-        place, adapter = request.kv_transfer_params, request.adapter
+        place, adapter, rank = request.kv_transfer_params, request.adapter, request.rank
         asked = request.prompt_tokens, request.blocks, request.max_tokens
         if place and self._sink is not None:
-            return self._sink.add(*asked, place, adapter=adapter)
-        return self._engine.add(*asked, adapter=adapter)
+            return self._sink.add(*asked, place, adapter=adapter, rank=rank)
+        return self._engine.add(*asked, adapter=adapter, rank=rank)
 
     def _metrics_ms(self, sequence: Sequence) -> dict[str, float]:
         """Return the engine's own times of a request, by vLLM's names, as the clock has them."""

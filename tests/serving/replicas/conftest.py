@@ -23,5 +23,5 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
     monkeypatch.setattr(f"{gate}.keep_log_open", lambda: None)
     monkeypatch.setattr(f"{gate}.before_sigterm", lambda _wait: None)
     monkeypatch.setattr(f"{watch}.live_replica_ids", found.live)
-    monkeypatch.setattr(f"{watch}.place_of_replica", found.place)
+    monkeypatch.setattr(f"{watch}.places_of_replica", found.places)
     return found

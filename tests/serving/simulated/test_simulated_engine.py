@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -53,8 +52,6 @@ either_lora = st.sampled_from([None, LORA])
 
 ONE_BY_ONE_S = 1e-8
 """Between prompts that end in one step, so that they reach decode in the order of their engines."""
-
-Engines = Seq[SimulatedEngine]
 
 
 def load(rate: float, count: int, seed: int, lora: LoraLimits | None = None) -> Arrivals:
@@ -116,53 +113,52 @@ class Pair:
         return self.prefill.num_requests == self.decode.num_requests == 0
 
 
-async def mixed(arrivals: Arrivals, engines: Engines) -> np.ndarray:
-    """Send requests to engines in turn; return when each one's first and last token came."""
+async def mixed(arrivals: Arrivals, engine: SimulatedEngine, ranks: int = 1) -> np.ndarray:
+    """Send requests to ranks in turn; return when each one's first and last token came."""
 
     async def send(at: int) -> tuple[float, float]:
-        engine = engines[at % len(engines)]
         await engine.clock.sleep(float(arrivals.due_s[at]))
         lengths = int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at])
-        sequence = engine.add(*lengths, adapter=adapter_of(arrivals, at))
+        sequence = engine.add(*lengths, adapter=adapter_of(arrivals, at), rank=at % ranks)
         first_s, last_s, seen = await follow(sequence, engine.clock)
         assert seen == list(range(seen[-1] + 1)), "every token is seen when it comes"
         return first_s, last_s
 
     times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert not any(engine.num_requests for engine in engines)
+    assert not engine.num_requests
     return np.array(times)
 
 
 async def split(
     arrivals: Arrivals,
-    prefill: Engines,
-    decode: Engines,
+    prefill: SimulatedEngine,
+    decode: SimulatedEngine,
     routes: Iterable[tuple[int, int]],
     path: Path = PATH,
 ) -> np.ndarray:
-    """Send each request through one engine of each kind, as `mixed`."""
-    sources = [KvSource(engine, path) for engine in prefill]
+    """Send each request through one rank of each engine, as `mixed`."""
+    kept = KvSource(prefill, path)
 
     async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        return sources[place["rank"]].fetch(place["key"], start_in_s)
+        return kept.fetch(place["key"], start_in_s)
 
-    sinks = [KvSink(engine, fetch) for engine in decode]
+    pulls = KvSink(decode, fetch)
 
     async def send(at: int, source: int, sink: int) -> tuple[float, float]:
-        tokens, clock = int(arrivals.input_tokens[at]), decode[sink].clock
+        tokens, clock = int(arrivals.input_tokens[at]), decode.clock
         adapter = adapter_of(arrivals, at)
         await clock.sleep(float(arrivals.due_s[at]))
-        prompt = prefill[source].add(tokens, (), 1, adapter=adapter)
+        prompt = prefill.add(tokens, (), 1, adapter=adapter, rank=source)
         await prompt.more_than(0)
         await clock.sleep(source * ONE_BY_ONE_S)
-        place = {"rank": source, "key": sources[source].keep(prompt, 60.0)}
+        place = {"key": kept.keep(prompt, 60.0)}
         answer = int(arrivals.output_tokens[at])
-        sequence = sinks[sink].add(tokens, (), answer, place, adapter=adapter)
+        sequence = pulls.add(tokens, (), answer, place, adapter=adapter, rank=sink)
         return (await follow(sequence, clock))[:2]
 
     sent = zip(range(len(arrivals)), routes, strict=False)
     times = await asyncio.gather(*(send(at, *route) for at, route in sent))
-    assert not any(engine.num_requests for engine in (*prefill, *decode))
+    assert not prefill.num_requests + decode.num_requests
     return np.array(times)
 
 
@@ -182,7 +178,7 @@ def test_an_engine_takes_the_time_that_is_simulated(
 
     async def run() -> np.ndarray:
         engine = SimulatedEngine(limits, STEP, EngineClock(slowdown), lora=lora)
-        return await mixed(arrivals, [engine])
+        return await mixed(arrivals, engine)
 
     times = run_virtual(run())
 
@@ -200,7 +196,7 @@ def test_split_engines_take_the_time_that_is_simulated(
 
     async def run() -> np.ndarray:
         pair = Pair(slowdown, lora=lora)
-        return await split(arrivals, [pair.prefill], [pair.decode], repeat((0, 0)))
+        return await split(arrivals, pair.prefill, pair.decode, repeat((0, 0)))
 
     times = run_virtual(run())
 
