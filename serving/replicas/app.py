@@ -13,8 +13,7 @@ from ray import serve
 from ray.serve.deployment import Application
 
 from serving.admission.controller import ADMISSION
-from serving.api.auth import HOSTS, ORIGINS
-from serving.api.keys import KEYS_FILE
+from serving.api.access import HOSTS, KEYS_FILE, ORIGINS
 from serving.cluster.serve_compat import deployment_options, running_deployment, with_version
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args

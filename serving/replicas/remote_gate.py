@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.api.gate import AnswerReport
     from serving.protocol.messages import ChannelPlace, RequestPhases
     from serving.replicas.channels import Call
-    from serving.replicas.replica_watch import Pool
+    from serving.replicas.replica_seats import Pool
     from serving.request.replica_pool import RoutedPrompt
 
     News = dict[str, Any]

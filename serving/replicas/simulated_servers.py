@@ -16,8 +16,7 @@ from serving.cluster.token import channel_tls
 from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
 from serving.replicas.call_listener import CallListener, whole
 from serving.replicas.channels import Channel
-from serving.replicas.generation import AnswerRole
-from serving.replicas.roles import EngineServer, PrefillRole
+from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
 from serving.simulated.answering import RANK, SimulatedAnswers
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine

@@ -15,7 +15,7 @@ import pytest
 
 from minicluster.errors import InputError
 from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
-from serving.api.keys import (
+from serving.api.access import (
     KEYS,
     KEYS_FILE,
     READER,
