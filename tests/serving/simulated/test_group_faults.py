@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.serving.command import serving
-from tests.serving.deployed import Split, series
+from tests.serving.deployed import Split
 from tests.serving.faults.load import body_of, under_way
 from tests.waiting import until
 
-from .conftest import GROUPS, RANKS, RATE, SLOWDOWN, answer_limits
+from .conftest import GROUPS, RATE, SLOWDOWN, answer_limits
 from .rounds import HEAD, Offered, Round, offering, outcome
 
 pytestmark = pytest.mark.simulated
@@ -30,16 +29,6 @@ def groups(cluster: Split) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = cluster("inside")["decode"]
     assert len(found) == GROUPS
     return sorted(found, key=lambda each: -int(each["running"]))
-
-
-def test_ranks_are_counted_as_planned(cluster: Split) -> None:
-    cluster.wait_until_whole()
-    verified, status = (serving(cluster.place, command) for command in ("verify", "status"))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    ranks = GROUPS * RANKS
-    assert f"decode   {ranks} of {ranks} ranks in {GROUPS} groups" in status.stdout
-    running = 'minicluster_replicas{domain="d0",kind="running",role="decode"}'
-    assert series(cluster.base_url)[running] == ranks
 
 
 def test_a_killed_group_costs_its_requests_alone(
