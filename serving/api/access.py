@@ -60,7 +60,6 @@ Keys = dict[bytes, KeyHolder]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Secret = Annotated[str, StringConstraints(strip_whitespace=True, min_length=SHORTEST)]
 
-
 ORIGINS = "MINICLUSTER_CORS_ORIGINS"
 """Environment variable: web origins, separated by commas, whose pages may use the endpoint."""
 

@@ -46,7 +46,6 @@ ENGINE = "X-Minicluster-Engine"
 EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Retry", ENGINE)
 """Headers of answers that pages of other origins may read."""
 
-
 STOPPING = Refusal(
     status=503,
     message="The endpoint is stopping; send the request again.",

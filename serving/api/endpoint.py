@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import Answer, Backend
 
-
 Parsed = TypeVar("Parsed")
 
 BYTES_PER_TOKEN = 16

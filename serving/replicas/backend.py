@@ -73,7 +73,6 @@ PARAMS = {
 }
 """Request fields that exclude the prefill pool, where the reason has another name."""
 
-
 SERVER_ERROR = 500
 
 

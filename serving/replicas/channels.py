@@ -45,7 +45,6 @@ CONNECT_S = 10.0
 PINGS = int(SILENT_S / PING_S)
 """Unanswered pings after which a connection counts as lost."""
 
-
 OF_CALLS = frozenset({Kind.RESULT, Kind.BEGUN, Kind.EVENTS, Kind.END})
 """Frames that answer a call."""
 

@@ -28,7 +28,6 @@ from serving.request.validation import engine_request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
-
 SCHEMAS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
 
 ERROR_EVENT = 'data: {"error"'

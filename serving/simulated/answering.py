@@ -28,7 +28,6 @@ encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 DONE = "data: [DONE]\n\n"
 
-
 RANK = ContextVar("rank", default=0)
 """Rank of its group that a call is for: each call is a task of its own (`CallListener`)."""
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Pull = Callable[["Sequence", float], None]
     """Takes a request that may pull its KV cache, and the engine time from which on."""
 
-
 Batch = TypeVar("Batch", bound=Replica)
 
 
