@@ -88,9 +88,12 @@ class Pair:
         lanes: int = 1,
         pause_s: Callable[[], float] = lambda: 0.0,
         lora: LoraLimits | None = None,
+        ranks: int = 1,
     ) -> None:
         self.clock = EngineClock(slowdown)
-        make = partial(SimulatedEngine, limits, STEP, self.clock, lanes=lanes, lora=lora)
+        make = partial(
+            *(SimulatedEngine, limits, STEP, self.clock), lanes=lanes, ranks=ranks, lora=lora
+        )
         self.prefill, self.decode = make(prefill_only=True), make()
         self.source = KvSource(self.prefill, PATH)
         self._sink = KvSink(self.decode, self._fetch)
@@ -106,8 +109,10 @@ class Pair:
         await prompt.more_than(0)
         return self.source.keep(prompt, lease_s)
 
-    def pull(self, key: str, tokens: int, answer: int, adapter: int = NO_ADAPTER) -> Sequence:
-        return self._sink.add(tokens, (), answer, {"key": key}, adapter=adapter)
+    def pull(
+        self, key: str, tokens: int, answer: int, adapter: int = NO_ADAPTER, rank: int = 0
+    ) -> Sequence:
+        return self._sink.add(tokens, (), answer, {"key": key}, adapter=adapter, rank=rank)
 
     def is_empty(self) -> bool:
         return self.prefill.num_requests == self.decode.num_requests == 0
@@ -354,7 +359,7 @@ def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
     run_virtual(run())
 
 
-async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
+async def harassed(seed: int, kv_blocks: int, ranks: int) -> tuple[EngineLoad, EngineLoad]:
     """Return what two engines have inside after requests left, froze and lost KV caches."""
     rng = random.Random(seed)  # noqa: S311
     limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
@@ -364,7 +369,7 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
             raise asyncio.CancelledError
         return rng.choice([0.0, 0.05])
 
-    pair = Pair(limits=limits, lanes=2, pause_s=pause_s, lora=LORA)
+    pair = Pair(limits=limits, lanes=2, pause_s=pause_s, lora=LORA, ranks=ranks)
 
     async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
         """Wait for tokens as one that may leave; say whether it has stayed."""
@@ -382,11 +387,14 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
         await pair.clock.sleep(rng.uniform(0, 2))
         pair.source.fail_next += rng.random() < 0.2
         tokens, answer = rng.randint(1, 900), rng.randint(1, 60)
-        adapter = rng.randint(NO_ADAPTER, ADAPTERS)
-        prompt = pair.prefill.add(tokens, tuple(range(tokens // 16)), 1, adapter=adapter)
+        adapter, rank = rng.randint(NO_ADAPTER, ADAPTERS), rng.randrange(ranks)
+        blocks = tuple(range(tokens // 16))
+        prompt = pair.prefill.add(tokens, blocks, 1, adapter=adapter, rank=rank)
         if await wait(pair.prefill, prompt, 1):
             key = pair.source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))
-            await wait(pair.decode, pair.pull(key, tokens, answer, adapter), answer)
+            await wait(
+                pair.decode, pair.pull(key, tokens, answer, adapter, rng.randrange(ranks)), answer
+            )
 
     asyncio.get_running_loop().call_later(rng.uniform(0, 2), pair.prefill.freeze, 0.3)
     await asyncio.gather(*(send() for _ in range(40)))
@@ -394,8 +402,12 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
     return pair.prefill.load(), pair.decode.load()
 
 
-@given(seed=st.integers(0, 10_000), kv_blocks=st.sampled_from([60, 120, 900]))
-def test_nothing_stays_inside_however_requests_end(seed: int, kv_blocks: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    kv_blocks=st.sampled_from([60, 120, 900]),
+    ranks=st.sampled_from([1, 3]),
+)
+def test_nothing_stays_inside_however_requests_end(seed: int, kv_blocks: int, ranks: int) -> None:
     """They leave before, in and after steps and pulls; KV caches are lost, leases run out."""
     empty = EngineLoad(running=0, waiting=0, kv_blocks=0)
-    assert run_virtual(harassed(seed, kv_blocks)) == (empty, empty)
+    assert run_virtual(harassed(seed, kv_blocks, ranks)) == (empty, empty)
