@@ -17,10 +17,9 @@ from starlette.routing import Route
 
 from minicluster.workload.engine_steps import PATH as ENGINE_STEPS_PATH
 from serving.api.access import HOSTS, ORIGINS, AccessControl, KeyStore, names_in
-from serving.api.access_log import NO_ROUTE, RecordAnswers
 from serving.api.endpoint import Endpoint
 from serving.api.errors import REQUEST_ID, error_response, refusal_of
-from serving.api.record import record_of
+from serving.api.record import NO_ROUTE, RecordAnswers, record_of
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
 from serving.protocol.messages import PATH_HEADER, Refusal, RequestRefused
