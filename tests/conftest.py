@@ -58,11 +58,11 @@ SIMULATED = {
     for name in (
         "drain",
         "endpoints",
+        "group_faults",
         "interrupts",
         "replace",
         "simulated_cluster",
         "simulated_endpoint",
-        "simulated_gangs",
     )
 }
 """Files that deploy simulated engines: one worker runs them, most of the time it waits."""

@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loadtest.run.client_health import Health, health
 from loadtest.verdict.decision import decide
 from loadtest.verdict.lengths import lengths_text
-from loadtest.verdict.pool_load import PoolLoad, pool_loads
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, good, judge, undecided
-from loadtest.verdict.stall import Stalls, find_stalls
 from loadtest.verdict.window import CountedPart, MeasurementWindow, measurement_window
 from minicluster.errors import Exit
 from minicluster.specs.slo import strictest
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.run.folder import Run
+    from loadtest.run.schedule import Window
     from loadtest.verdict.resimulation import Resimulation
+    from minicluster.plan import Plan
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 4
@@ -38,6 +40,18 @@ VERDICTS = {
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
 HOLDS = {"met": True, "missed": False}
 """The SLO held or not, by verdict; other verdicts do not say."""
+
+Times = tuple[float, float, float]
+"""Of one request: when it comes, its first token and its end."""
+
+STAYS = {"prefill": (0, 1), "decode": (1, 2), "mixed": (0, 2)}
+"""The two of `Times` between which a request is in a pool."""
+
+MIN_STALL_S = 1.0
+"""Least TTFT of a suspected stall; a shorter one is ordinary queueing on any endpoint."""
+
+MEDIANS = 5.0
+"""Least TTFT of a suspected stall, as a multiple of the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,3 +307,114 @@ def _stream_notes(window: MeasurementWindow) -> list[str]:
     if answered and window.counted.cached_fraction is None:
         notes.append("the endpoint does not report the hits of its prefix cache")
     return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLoad:
+    """
+    Load of one pool.
+
+    Attributes:
+        predicted_utilisation_fraction: mean share of the run in which a replica computes, as
+            simulated; without a simulation the plan's, at its own load. No client can see it.
+        predicted_concurrent, measured_concurrent: mean number of requests in the pool over the
+            window; without a simulation the former by Little's law at the plan's load.
+    """
+
+    role: str
+    replicas: int
+    predicted_utilisation_fraction: float | None
+    predicted_concurrent: float
+    measured_concurrent: float
+
+
+def pool_loads(
+    plan: Plan, samples: Sequence[Sample], window: Window, resimulation: Resimulation | None
+) -> tuple[PoolLoad, ...]:
+    """
+    Return the load of each pool of the plan.
+
+    Ignores:
+        The phases before the first token: the client cannot separate prefill's queue, prefill and
+        KV transfer, so all of them count for the prefill pool, measured and predicted.
+    """
+    utilisation = (
+        resimulation.busy_fraction if resimulation else plan.prediction.utilisation_fraction
+    )
+    measured = [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s, s.end_s) for s in samples]
+    seen = _mean_concurrent(measured, window)
+    if resimulation:
+        known = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
+        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in known if r]
+        predicted = _mean_concurrent(simulated, window)
+    else:
+        rate, planned = plan.workload.requests_per_s, plan.prediction
+        times = (0.0, planned.ttft.mean_s, planned.e2e.mean_s)
+        predicted = {role: rate * (times[end] - times[at]) for role, (at, end) in STAYS.items()}
+    return tuple(
+        PoolLoad(
+            role=pool.role,
+            replicas=pool.replicas,
+            predicted_utilisation_fraction=utilisation.get(pool.role),
+            predicted_concurrent=predicted[pool.role],
+            measured_concurrent=seen[pool.role],
+        )
+        for pool in plan.pools
+    )
+
+
+def _mean_concurrent(times: Sequence[Times], window: Window) -> dict[str, float]:
+    """Return the number of requests in each pool, averaged over the window."""
+
+    def inside_s(at: Times, start: int, end: int) -> float:
+        return max(0.0, min(at[end], window.end_s) - max(at[start], window.start_s))
+
+    return {
+        role: sum(inside_s(at, start, end) for at in times) / window.length_s
+        for role, (start, end) in STAYS.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Indices of the requests with a suspected stall, and the TTFT threshold used."""
+
+    threshold_s: float
+    indices: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of suspected stalls."""
+        return len(self.indices)
+
+
+def find_stalls(samples: Sequence[Sample]) -> Stalls:
+    """
+    Find requests whose first token took long although no queue explains it.
+
+    Long means a TTFT from send above 1 s and above five times the median. No queue explains it if
+    no other request waited meanwhile, or if one that was sent later, and was not long itself,
+    overtook it. A queue delays neighbouring requests and is first come, first served; a stalled
+    transfer delays one request alone.
+
+    Ignores:
+        Replicas with queues of different lengths, where overtaking is natural: with both
+        thresholds that long it is rare, and the count says "suspected".
+    """
+    if not samples:
+        return Stalls(threshold_s=MIN_STALL_S, indices=())
+    send = np.array([s.send_s for s in samples])
+    first = np.array([s.chunk_s[0] if s.chunk_s else s.end_s for s in samples])
+    ttft = first - send
+    threshold_s = max(MIN_STALL_S, MEDIANS * float(np.median(ttft)))
+    long = ttft > threshold_s
+    # A refused connection or a bad status ended the wait; it did not stall.
+    waited = np.array([bool(s.chunk_s) or s.outcome in {"timeout", "unfinished"} for s in samples])
+    stalled = []
+    for i in np.flatnonzero(long & waited):
+        others = (send < first[i]) & (first > send[i])
+        others[i] = False
+        overtaken = others & (send > send[i]) & (first < first[i]) & ~long
+        if overtaken.any() or not others.any():
+            stalled.append(samples[i].index)
+    return Stalls(threshold_s=threshold_s, indices=tuple(stalled))

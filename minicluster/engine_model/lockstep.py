@@ -24,7 +24,7 @@ class Stretch:
     __slots__ = ("half_s", "line_s", "start_s", "steps")
 
     def __init__(self, start_s: float, steps: int, line_s: float, half_s: float) -> None:
-        """Keep what other ranks are told."""
+        """Keep the terms."""
         self.start_s, self.steps = start_s, steps
         self.line_s, self.half_s = line_s, half_s
 
@@ -48,11 +48,10 @@ class Rank(Replica):
     The ranks meet at the experts of every layer, so all are in a step or none is: while one has
     work, the others do dummy steps. After each call that may begin a stretch, or end one earlier,
     `keep_in_step` must be called; an event at `end_s` must call `end_stretch` and `start_stretch`
-    of all *ranks*, and `step_together`. Ranks in processes of their own send one another their
-    `stretch` instead, and follow the common one (`serving.simulated.group`).
+    of all *ranks*, and `step_together`.
 
     Attributes:
-        ranks: all of the group, this one included; unset where they are not in this process.
+        ranks: all of the group, this one included.
 
     Ignores: within a stretch, that another rank becomes the slowest one.
     """

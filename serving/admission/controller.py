@@ -14,19 +14,16 @@ from minicluster.routing import ANSWER_POLICY, find_policy
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
-    KeptRoom,
     Margin,
     PoolInFlight,
     RequestCost,
     RequestSize,
     Shed,
-    cluster_s,
     decide,
-    forecast,
     request_cost,
     work_s,
 )
-from serving.admission.tenants import ANONYMOUS, FairShares, KeyHolder, Tenant
+from serving.admission.tenants import ANONYMOUS, KeyHolder, Tenant
 from serving.protocol.messages import RETRY_SPREAD
 
 if TYPE_CHECKING:
@@ -271,7 +268,7 @@ class AdmissionController:
 
     Attributes:
         inflight: the requests in flight.
-        tenants, shares: what its keys have in flight, have used, and may have of a busy cluster.
+        tenants: what its keys have in flight, have used and have taught.
     """
 
     def __init__(
@@ -291,7 +288,7 @@ class AdmissionController:
             seed: for the choice among domains.
             sheds: whether the SLO is kept.
             former: of the plan before, whose tenants stay with what they have in flight and used.
-            clock: seconds, for rates and shares.
+            clock: seconds, for rates.
         """
         self.sheds = sheds
         self.inflight = InflightRequests(config)
@@ -300,7 +297,6 @@ class AdmissionController:
         self._rng = random.Random(seed)  # noqa: S311  (load balancing, not a secret)
         self._choose = find_policy(ANSWER_POLICY).choose
         self.tenants: dict[str, Tenant] = {} if former is None else former.tenants
-        self.shares: FairShares = FairShares() if former is None else former.shares
         self._ttft, self._tpot = ResidualWindow(), ResidualWindow()
         self._turn = 0
 
@@ -335,7 +331,6 @@ class AdmissionController:
         Without a plan, or with admission off, only the limits of keys count.
         """
         now_s, tenant = self._clock(), self._tenant(client)
-        tenant.weight, tenant.seen_s = client.weight, now_s
         if key_is_full(client, tenant.ongoing):
             return KEY_IS_FULL
         wait_s = tenant.limit_wait_s(client, cost.all_tokens, now_s)
@@ -343,7 +338,6 @@ class AdmissionController:
             why = "This key has used up its requests per second or its tokens per minute."
             # However Retry-After is spread, there is room then.
             return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
-        self.shares.refresh(self.tenants, now_s)
         found = self._placed(cost, tenant)
         if isinstance(found, Shed):
             if found.retry_after_s is None and cost.text_bytes:
@@ -378,16 +372,7 @@ class AdmissionController:
         own_s = work_s(step, cost, load)
         if not self.sheds:
             return inflight.start(cost, domain, own_s)
-        idle = forecast(step, cost, load.emptied())
-        kept = KeptRoom(
-            fraction=self.shares.kept_fraction(tenant), ttft_s=tenant.long.kept_s(idle.ttft_s)
-        )
-        found = decide(step, slo, cost, load, self._margin(tenant.number), kept, idle=idle)
-        admitted = not isinstance(found, Shed)
-        if not isinstance(found, Shed) or found.retry_after_s is not None:
-            used_s = cluster_s(cost, load, own_s, idle.tpot_s)
-            self.shares.note(tenant, used_s, admitted=admitted)
-            tenant.long.note(idle.ttft_s, admitted=admitted)
+        found = decide(step, slo, cost, load, self._margin(tenant.number))
         if isinstance(found, Shed):
             return found
         return inflight.start(cost, domain, own_s, found)

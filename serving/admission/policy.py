@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LARGEST_MARGIN = 0.9
 """
-Largest margin and room for other tenants together, as a fraction of (SLO limit - latency on an
-idle cluster). Below 1, so that a few requests are always admitted and the margin can recover.
+Largest margin, as a fraction of (SLO limit - latency on an idle cluster). Below 1, so that a few
+requests are always admitted and the margin can recover.
 """
 
 LARGEST_TAIL = 0.6
@@ -194,20 +194,6 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRoom:
-    """
-    The room that a request leaves to others (`serving.admission.tenants`).
-
-    Attributes:
-        fraction: of the largest margin less the margin: for tenants below their share.
-        ttft_s: for longer prompts of its own tenant.
-    """
-
-    fraction: float = 0.0
-    ttft_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionForecast:
     """The latencies that a request would see, without margin."""
 
@@ -325,34 +311,14 @@ def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
     return step_s * (1 + load.prefill_busy_fraction * model.interference.decode_fraction)
 
 
-def cluster_s(cost: RequestCost, load: InflightLoad, work_s: float, idle_tpot_s: float) -> float:
-    """
-    Return the seconds for which a request takes the whole of the pool that it takes more of.
-
-    Prefill: its *work_s* over the replicas. Decode: its places in the batches, as long as its
-    answer may be at *idle_tpot_s* a token. (The larger one: dominant resource fairness.)
-    """
-    decode = load.decode
-    prefill_s = work_s / (decode if cost.local else load.prefill).replicas
-    answers_s = cost.sequences * cost.output_tokens * idle_tpot_s
-    return max(prefill_s, answers_s / (load.max_batch_size * decode.replicas))
-
-
-def decide(  # noqa: PLR0913
-    model: StepModel,
-    slo: SloSpec,
-    cost: RequestCost,
-    load: InflightLoad,
-    margin: Margin,
-    kept: KeptRoom,
-    *,
-    idle: AdmissionForecast | None = None,
+def decide(
+    model: StepModel, slo: SloSpec, cost: RequestCost, load: InflightLoad, margin: Margin
 ) -> Shed | AdmissionForecast:
     """
-    Admit a request, or return why it would miss its SLO or leaves too little room to others.
+    Admit a request, or return why it would miss its SLO.
 
-    Monotone: more work ahead, a longer prompt, a larger margin or more room to leave never admit
-    what less would not; faster steps or more replicas never shed what slower or fewer would admit.
+    Monotone: more work ahead, a longer prompt or a larger margin never admit what less would not;
+    faster steps or more replicas never shed what slower or fewer would admit.
     On an idle cluster the step model alone decides, so that a margin learned under overload cannot
     shed every request for ever (docs/model.md, eq. G5).
 
@@ -361,31 +327,29 @@ def decide(  # noqa: PLR0913
     Returns:
         The forecast of what is admitted, without margin.
     """
-    floor = idle or forecast(model, cost, load.emptied())
+    floor = forecast(model, cost, load.emptied())
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)
     found = forecast(model, cost, load)
     if load.idle:
         return found
-    more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, kept, slo.ttft_s - floor.ttft_s)
-    late_s = found.ttft_s + more_s + kept.ttft_s - slo.ttft_s
+    more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
+    late_s = found.ttft_s + more_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
-    more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, kept, pace_s - floor.tpot_s)
+    more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, pace_s - floor.tpot_s)
     if found.tpot_s + more_s > pace_s:
         wait_s = cost.output_tokens * found.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
     return found
 
 
-def _margin_s(percentile_s: float, median_s: float, kept: KeptRoom, room_s: float) -> float:
-    """Return margin and kept room, bounded by *room_s*: limit less latency when idle."""
+def _margin_s(percentile_s: float, median_s: float, room_s: float) -> float:
+    """Return the margin, bounded by parts of *room_s*: limit less latency when idle."""
     median_s = min(median_s, percentile_s)
     tail_s = min(percentile_s - median_s, LARGEST_TAIL * room_s)
-    most_s = LARGEST_MARGIN * room_s
-    margin_s = min(median_s + tail_s, most_s)
-    return margin_s + kept.fraction * (most_s - margin_s)
+    return min(median_s + tail_s, LARGEST_MARGIN * room_s)
 
 
 def _shed(reason: str, why: str, wait_s: float) -> Shed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,17 +16,15 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 
 from minicluster.workload.engine_steps import PATH as ENGINE_STEPS_PATH
-from serving.api.access_log import NO_ROUTE, RecordAnswers
-from serving.api.auth import HOSTS, ORIGINS, AccessControl, names_in
-from serving.api.drain import Drain
+from serving.api.access import HOSTS, ORIGINS, AccessControl, KeyStore, names_in
 from serving.api.endpoint import Endpoint
 from serving.api.errors import REQUEST_ID, error_response, refusal_of
-from serving.api.keys import KeyStore
-from serving.api.record import record_of
+from serving.api.record import NO_ROUTE, RecordAnswers, record_of
 from serving.api.status_routes import StatusRoutes
 from serving.api.tracing import request_tracer
-from serving.protocol.messages import PATH_HEADER
+from serving.protocol.messages import PATH_HEADER, Refusal, RequestRefused
 from serving.request.length import read_token_limit
+from serving.request.prefill import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -37,12 +37,20 @@ if TYPE_CHECKING:
     from serving.protocol.messages import Backend
 
     Handler = Callable[[Request], Awaitable[Response]]
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines: how slow they are, and how they count text."""
 
 EXPOSED = (REQUEST_ID, PATH_HEADER, "Server-Timing", "Retry-After", "X-Should-Retry", ENGINE)
 """Headers of answers that pages of other origins may read."""
+
+STOPPING = Refusal(
+    status=503,
+    message="The endpoint is stopping; send the request again.",
+    code="stopping",
+    retry_after_s=RETRY_AFTER_S,
+)
 
 
 def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
@@ -66,7 +74,7 @@ def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
         backend: the pools.
         gate: admits requests.
         environment: names API keys, allowed origins and host names, the longest answer and the
-            exporter of traces (`serving.api.keys`, `serving.api.auth`, `serving.request.length`,
+            exporter of traces (`serving.api.access`, `serving.request.length`,
             `serving.api.tracing`). By default no key is needed, no other site is allowed, the
             model's context is the limit, and nothing is traced.
         host: where the application listens; a name by which it may be called.
@@ -158,3 +166,44 @@ async def _refused(request: Request, error: Exception) -> Response:
     refusal = refusal_of(error, record.request_id)
     record.error = refusal.name
     return error_response(refusal, getattr(error, "headers", None) or {})
+
+
+class Drain:
+    """
+    What is under way, and whether more may begin; what only looks (`GET`) is answered to the end.
+
+    `/ready` is refused with the work, so that load balancers send no more.
+    """
+
+    def __init__(self) -> None:
+        """Start without work."""
+        self._draining = False
+        self._under_way = 0
+        self._idle = asyncio.Event()
+
+    def guarded(self, app: ASGIApp) -> ASGIApp:
+        """Return *app* until it is drained; then it raises RequestRefused for new work."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or (scope["method"] == "GET" and scope["path"] != "/ready"):
+                await app(scope, receive, send)
+                return
+            if self._draining:
+                raise RequestRefused(STOPPING)
+            self._under_way += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._under_way -= 1
+                if self._draining and not self._under_way:
+                    self._idle.set()
+
+        return answer
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse new work from now on; return how much is under way at the end, or the limit."""
+        self._draining = True
+        if self._under_way:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), limit_s)
+        return self._under_way

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from minicluster.errors import InputError
-from serving.api.access_log import facts_of
+from serving.api.record import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -112,7 +112,7 @@ def lines(
 ) -> None:
     """Print the `ray start` command for each host of a plan."""
     from minicluster.plan import read_deployment
-    from serving.api.keys import KEYS_FILE
+    from serving.api.access import KEYS_FILE
     from serving.cluster.raylets import ray_lines
     from serving.cluster.token import TOKEN_PATH, refuse_missing_certificates, shared_variables
     from serving.deployment.compile import kind_of, ray_nodes

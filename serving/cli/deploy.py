@@ -147,7 +147,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Deploy a plan; returns when a request has succeeded on every path."""
     from minicluster.plan import Plan, read_plan_or_deployment
-    from serving.api.keys import KEYS_FILE, refuse_open
+    from serving.api.access import KEYS_FILE, refuse_open
     from serving.api.tls import tls_files
     from serving.cluster.state import changing
     from serving.deployment.compile import kind_of
@@ -262,7 +262,7 @@ def _replace(
     context: typer.Context, deployment: Deployment, plan: Plan | None, lora_modules: list[str]
 ) -> None:
     """Put a plan in the place of the one that runs; deadlines and adapters not given stay."""
-    from serving.api.keys import KEYS
+    from serving.api.access import KEYS
     from serving.cluster.state import changing
     from serving.deployment.compile import hash_of
     from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains

@@ -39,11 +39,17 @@ def status(
         return
     deployed = cluster_status(state)
     planned = read_deployment(PLAN)
+
+    def engines(pool: Pool) -> int:
+        """Return the engines that run; one process has all ranks of a simulated group."""
+        ranks = pool.dp if state.target == SIMULATED else 1
+        return deployed.pool(pool.role).replicas * ranks
+
     rows = [
         {
             "role": pool.role,
             "planned": pool.engines,
-            "deployed": deployed.pool(pool.role).replicas,
+            "deployed": engines(pool),
             "healthy": deployed.pool(pool.role).status == "HEALTHY",
         }
         for pool in planned.pools
@@ -58,7 +64,7 @@ def status(
     for pool in planned.pools:
         found = deployed.pool(pool.role)
         health = "healthy" if found.status == "HEALTHY" else found.status
-        typer.echo(f"{pool.role:8} {found.replicas} of {planned_engines(pool)}, {health}")
+        typer.echo(f"{pool.role:8} {engines(pool)} of {planned_engines(pool)}, {health}")
     if not state.ready:
         typer.echo(f"`serving up` {UNFINISHED} (`serving down` clears what is left)")
     if state.target == SIMULATED:

@@ -61,7 +61,7 @@ async def time_deployment(
     import numpy as np
 
     from minicluster.contention import cpu_times
-    from serving.api.keys import authorization
+    from serving.api.access import authorization
     from serving.api.tls import trusting
     from serving.cluster.processes import cluster_processes
     from serving.measurement.step_benchmark import time_grid

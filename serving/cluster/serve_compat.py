@@ -125,10 +125,10 @@ def call_replicas(
     return references
 
 
-async def place_of_replica(handle: Any, name: str) -> Any:  # noqa: ANN401
-    """Return what `EngineServer.channel_place` of one replica returns; raises any error of Ray."""
+async def places_of_replica(handle: Any, name: str) -> Any:  # noqa: ANN401
+    """Return what `EngineServer.channel_places` of one replica returns; raises any error of Ray."""
     [replica] = [each for each in _running(handle) if each.unique_id == name]
-    return await _called(replica, "channel_place")
+    return await _called(replica, "channel_places")
 
 
 def _running(handle: Any) -> list[Any]:  # noqa: ANN401

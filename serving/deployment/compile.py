@@ -205,10 +205,12 @@ def _pools(
         # With room for the replicas that `serving scale` may add.
         port = first + number * (NIXL_PORTS // len(by_domain))
         nodes = sorted(node for node, of in found.items() if of == domain)
+        # Of a simulated group one process has all ranks.
+        replicas = len(members) // (pool.dp if target.kind == SIMULATED else 1)
         prefix = pool_prefix(pool.role, domain if len(by_domain) > 1 else "", target.generation)
         simulated = None
         if plan is not None and target.kind == SIMULATED:
-            planned = tuple(place[0][0] for place in members)
+            planned = tuple(place[0][0] for place in members[:: len(members) // replicas])
             simulated = simulated_settings(plan, pool, planned, target)
         served.append(
             ServedPool(
@@ -216,12 +218,11 @@ def _pools(
                 domain=domain,
                 prefix=prefix,
                 name=prefix + served_name(deployment.model.id),
-                replicas=len(members),
+                replicas=replicas,
                 simulated=simulated,
                 llm_config=_llm_config(deployment, pool, members, target)
                 | {
-                    "deployment_config": _deployment_config(pool, len(members), nodes)
-                    | dict(bounds),
+                    "deployment_config": _deployment_config(pool, replicas, nodes) | dict(bounds),
                     "experimental_configs": {}
                     if pool.role == "mixed"
                     else {"NIXL_SIDE_CHANNEL_PORT_BASE": port},

@@ -17,7 +17,7 @@ from minicluster.plan.vllm_args import (
     two_batch_overlap,
     vllm_arguments,
 )
-from serving.api.auth import names_in
+from serving.api.access import names_in
 from serving.cluster.ports import NIXL_PORT
 from serving.cluster.processes import KEEP_AFFINITY
 from serving.protocol.app_spec import CORES

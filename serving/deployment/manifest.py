@@ -14,8 +14,7 @@ from jinja2 import Environment, StrictUndefined
 
 from minicluster.errors import InputError
 from minicluster.plan import read_plan, to_json
-from serving.api.auth import HOSTS
-from serving.api.keys import KEYS, KEYS_FILE
+from serving.api.access import HOSTS, KEYS, KEYS_FILE
 from serving.cluster.raylets import OBJECT_STORE_BYTES, ray_options
 from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, kind_of, ray_nodes
 from serving.deployment.engine_args import DeployTarget, read_media_domains
@@ -186,7 +185,7 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     Args:
         args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
             that asks for no key.
-        environment: names keys and the longest answer (`serving.api.keys`,
+        environment: names keys and the longest answer (`serving.api.access`,
             `serving.request.length`).
 
     Raises:

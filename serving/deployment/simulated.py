@@ -95,6 +95,7 @@ def simulated_settings(
         slowdown=target.slowdown,
         limits=planned_limits(plan.deployment, pool),
         lanes=pool.pp,
+        ranks=pool.dp,
         lora=planned_lora(plan.deployment, pool),
         step=step_model.of(pool.role),
         path=step_model.path,
@@ -122,7 +123,7 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
 def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
     """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
     yield from offload_findings(plan.deployment, SIMULATED)
-    replicas = sum(pool.engines for pool in plan.pools)
+    replicas = sum(pool.replicas for pool in plan.pools)  # one process has all ranks of a group
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:
         yield (

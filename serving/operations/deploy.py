@@ -19,7 +19,7 @@ import psutil
 from minicluster.command import uninterrupted
 from minicluster.errors import SET, InputError, MiniclusterError, TargetFailed
 from minicluster.plan import read_deployment, to_json
-from serving.api.keys import KEYS, KEYS_FILE
+from serving.api.access import KEYS, KEYS_FILE
 from serving.api.tls import TlsFiles
 from serving.cluster.local_cluster import cluster_at
 from serving.cluster.logs import root_cause

@@ -18,7 +18,7 @@ from ray import serve
 
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser, EventTooLongError
-from serving.api.keys import authorization
+from serving.api.access import authorization
 from serving.api.tls import trusting
 from serving.cluster.serve_compat import NO_REPLICA_ERRORS, call_replicas
 from serving.protocol.app_spec import APP

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minicluster.errors import TargetFailed
 from minicluster.phases import PREFILL_QUEUE
-from serving.api.keys import authorization
+from serving.api.access import authorization
 from serving.api.tls import trusting
 from serving.operations.scaling_policy import WindowMetrics
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from serving.deployment.compile import engine_places, replica_places
-from serving.deployment.engine_args import planned_facts
+from serving.deployment.engine_args import SIMULATED, planned_facts
 from serving.operations.status import FACTS_LIMIT_S
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def differences(
     Args:
         deployment: the plan.
         deployed: what runs, with facts.
-        target: `cpu`, `gpu` or `simulated`, whose devices are not compared.
+        target: `cpu`, `gpu` or `simulated`, whose devices are not compared, and of whose groups
+            one process has all ranks.
         bounds: by role, the compiled options of Ray Serve (`serving.deployment.compile.limits`).
 
     Returns:
@@ -49,8 +50,9 @@ def differences(
 
 
 def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str) -> Iterator[str]:
-    if running.replicas != pool.engines:
-        yield f"{pool.role}.replicas: deployed {running.replicas}, planned {pool.engines}"
+    planned = pool.replicas if target == SIMULATED else pool.engines
+    if running.replicas != planned:
+        yield f"{pool.role}.replicas: deployed {running.replicas}, planned {planned}"
     wanted = planned_facts(deployment, pool)
     for number, fact in enumerate(running.facts):
         for name, value in wanted.items():
@@ -65,10 +67,9 @@ def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str
 
 def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
     """Compare nodes and, on a CPU, the cores of each worker."""
+    width = pool.tp * pool.pp * (pool.dp if target == SIMULATED else 1)
     planned_nodes = sorted(
-        placement.node
-        for placement in pool.placement
-        for _ in range(len(placement.gpus) // (pool.tp * pool.pp))
+        placement.node for placement in pool.placement for _ in range(len(placement.gpus) // width)
     )
     nodes = sorted(str(fact["labels"].get(NODE_LABEL)) for fact in facts)
     # A replica wider than a node reports only its first worker's node.

@@ -86,8 +86,9 @@ class SimulatedSettings:
 
     Attributes:
         slowdown: seconds of the clock that each of them takes.
-        limits: of each lane.
+        limits: of each lane, or rank.
         lanes: batches of one replica, each with its own queue and KV cache.
+        ranks: of its group, each with one lane; 1: it is no group.
         lora: slots for adapters of each lane.
         path: the way to an engine, and of KV caches between two.
         lease_s: for how long a prefill engine keeps a KV cache.
@@ -103,6 +104,7 @@ class SimulatedSettings:
     slowdown: float
     limits: EngineLimits
     lanes: int
+    ranks: int
     lora: LoraLimits | None
     step: StepSpec
     path: PathCoefficients

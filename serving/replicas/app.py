@@ -10,12 +10,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.config import GangSchedulingConfig
 from ray.serve.deployment import Application
 
 from serving.admission.controller import ADMISSION
-from serving.api.auth import HOSTS, ORIGINS
-from serving.api.keys import KEYS_FILE
+from serving.api.access import HOSTS, KEYS_FILE, ORIGINS
 from serving.cluster.serve_compat import deployment_options, running_deployment, with_version
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
@@ -40,9 +38,6 @@ INGRESS_REQUESTS = 100_000
 
 WATCH_S = 1.0
 """Interval at which Ray Serve looks at gate and endpoints: requests wait while one is gone."""
-
-GANG_CPUS = 0.001
-"""CPUs of Ray that a simulated rank asks for: a gang's placement group has to hold something."""
 
 ENDPOINT_VARIABLES = (KEYS_FILE, ORIGINS, HOSTS, MAX_OUTPUT_TOKENS, ADMISSION)
 """Environment variables that the endpoint's replica inherits: the keys' file, never the keys."""
@@ -191,7 +186,8 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
 
     llm_config = copy.deepcopy(dict(pool.llm_config))
     llm_config[OPTIONS]["user_config"] = config
-    if (ranks := _ranks(pool)) > 1:
+    ranks: int = pool.llm_config["engine_kwargs"].get("data_parallel_size", 1)
+    if ranks > 1:
         classes = (servers.GroupedPrefillServer, servers.GroupedAnswerServer)
         llm_config[OPTIONS]["num_replicas"] //= ranks  # Ray counts groups, and multiplies
     else:
@@ -203,20 +199,11 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     )
 
 
-def _ranks(pool: ServedPool) -> int:
-    """Return the number of replicas of Ray Serve that start and end together."""
-    ranks: int = pool.llm_config["engine_kwargs"].get("data_parallel_size", 1)
-    return ranks
-
-
 def _simulated(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Bind simulated engines, whose replicas need no place; ranks of a group start together."""
+    """Bind simulated engines, whose replicas need no place; one has all ranks of a group."""
     options = dict(pool.llm_config[OPTIONS])
     del options["placement_group_bundle_label_selector"]
     options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": IN_ONE_THREAD}}
-    if (ranks := _ranks(pool)) > 1:
-        options["gang_scheduling_config"] = GangSchedulingConfig(gang_size=ranks)
-        options["ray_actor_options"]["num_cpus"] = GANG_CPUS
     server = SimulatedPrefillServer if pool.role == "prefill" else SimulatedAnswerServer
     made = serve.deployment(server, name=pool.name, user_config=config, **options)
     return made.bind(pool.simulated)

@@ -35,8 +35,7 @@ from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import message_in, to_json
 from serving.replicas.backend import ReplicaBackend
 from serving.replicas.call_listener import CallListener
-from serving.replicas.replica_seats import ReplicaSeats
-from serving.replicas.replica_watch import Pool
+from serving.replicas.replica_seats import Pool, ReplicaSeats
 from serving.request.length import read_token_limit
 from serving.request.prefill import UNAVAILABLE
 from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat

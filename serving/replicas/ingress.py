@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from serving.api.access_log import write_access_log
 from serving.api.app import api_app
 from serving.api.http_server import HttpLimits, HttpServer
+from serving.api.record import write_access_log
 from serving.cluster.logs import access_log_name
 from serving.cluster.serve_compat import before_sigterm, keep_log_open, serve_logs
 from serving.cluster.token import channel_tls

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.api.gate import AnswerReport
     from serving.protocol.messages import ChannelPlace, RequestPhases
     from serving.replicas.channels import Call
-    from serving.replicas.replica_watch import Pool
+    from serving.replicas.replica_seats import Pool
     from serving.request.replica_pool import RoutedPrompt
 
     News = dict[str, Any]
@@ -363,7 +363,6 @@ def _plain_client(client: KeyHolder) -> dict[str, Any]:
     """Return what the gate needs of a client."""
     return {
         "name": client.name,
-        "weight": client.weight,
         "requests_per_s": client.requests_per_s,
         "tokens_per_min": client.tokens_per_min,
         "max_concurrency": client.max_concurrency,

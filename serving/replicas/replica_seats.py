@@ -1,10 +1,13 @@
-"""The places at the replicas that run: who may be called is `ReplicaWatch`'s word."""
+"""The replicas that run, and the places at them: who may be called is Ray Serve's word."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
-from serving.replicas.replica_watch import ReplicaWatch
+from serving.cluster.serve_compat import live_replica_ids, places_of_replica
+from serving.replicas.channels import Channels
 from serving.request.replica_pool import ReplicaPool
 
 if TYPE_CHECKING:
@@ -14,8 +17,120 @@ if TYPE_CHECKING:
     from serving.protocol.endpoint_config import EndpointConfig
     from serving.protocol.messages import ChannelPlace
     from serving.replicas.channels import Call
-    from serving.replicas.replica_watch import Pool
     from serving.request.replica_pool import RoutedPrompt, Seat
+
+logger = logging.getLogger(__name__)
+
+Pool = tuple[str, str]
+"""Role and domain."""
+
+POLL_S = 0.1
+"""Interval at which the handles are asked, which costs some µs; Serve tells them of changes."""
+
+ASK_S = 10.0
+"""Longest time for a replica to say where it takes calls."""
+
+ASK_AGAIN_S = 1.0
+"""Time until a replica that did not say it is asked again."""
+
+
+class ReplicaWatch:
+    """
+    Watches the replicas of some deployments.
+
+    A replica counts while Ray Serve names it and there is a connection to it: one that dies is gone
+    at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
+    while its controller restarts. One of Serve's that has several engines, the ranks of a simulated
+    group, is as many replicas here.
+
+    Attributes:
+        channels: the connections.
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[Pool, Any],
+        tls: ssl.SSLContext | None,
+        changed: Callable[[ReplicaWatch], None],
+    ) -> None:
+        """Begin to watch; *changed* is called with this whenever replicas came or went."""
+        self.channels = Channels(tls, self._changed)
+        self._handles = dict(handles)
+        self._tell = changed
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._known: dict[str, list[ChannelPlace]] = {}
+        self._named: dict[Pool, frozenset[str]] = {}
+        self._seen: set[Pool] = set()
+        self._task = asyncio.create_task(self._run())
+
+    def live(self, pool: Pool) -> dict[str, ChannelPlace] | None:
+        """Return the replicas of a pool that can be called; `None`: not known yet."""
+        named, connected = self._named.get(pool), self.channels.connected
+        if named is None:
+            return None
+        live = {name: at for name, at in self._places(named).items() if name in connected}
+        if live or not named:
+            self._seen.add(pool)
+        return live if pool in self._seen else None
+
+    def close(self) -> None:
+        """Stop watching, and cut the connections, of which nothing is told."""
+        self._tell = lambda _watch: None
+        self._task.cancel()
+        for task in self._asking.values():
+            task.cancel()
+        self.channels.close()
+
+    async def _run(self) -> None:
+        while True:
+            for pool, handle in self._handles.items():
+                try:
+                    self._look(pool, handle)
+                except Exception:
+                    logger.exception("Ray Serve's handle of %s does not say what runs", pool)
+            await asyncio.sleep(POLL_S)
+
+    def _look(self, pool: Pool, handle: Any) -> None:  # noqa: ANN401
+        """Take what one of Ray Serve's handles says, and ask new replicas for their places."""
+        named = live_replica_ids(handle)
+        if named is None or named == self._named.get(pool):
+            return
+        self._named[pool] = named
+        for name in named - self._known.keys() - self._asking.keys():
+            self._asking[name] = asyncio.create_task(self._ask(handle, name))
+        self._arrange()
+
+    async def _ask(self, handle: Any, name: str) -> None:  # noqa: ANN401
+        """Ask a replica for its place until it answers, or is gone."""
+        while any(name in named for named in self._named.values()):
+            try:
+                async with asyncio.timeout(ASK_S):
+                    self._known[name] = await places_of_replica(handle, name)
+                break
+            except Exception as error:  # noqa: BLE001  (it may be ending)
+                logger.warning("replica %s does not say where it is: %r", name, error)
+                await asyncio.sleep(ASK_AGAIN_S)
+        del self._asking[name]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Connect to the replicas that are named and have said where they are."""
+        named = frozenset[str]().union(*self._named.values())
+        self._known = {name: places for name, places in self._known.items() if name in named}
+        self.channels.expect(self._places(named))
+        self._changed()
+
+    def _places(self, named: frozenset[str]) -> dict[str, ChannelPlace]:
+        """Return where the engines of Serve's replicas are, by names of their own."""
+        found = {}
+        for name in sorted(named & self._known.keys()):
+            places = self._known[name]
+            for rank, place in enumerate(places):
+                found[name if len(places) == 1 else f"{name}:{rank}"] = place
+        return found
+
+    def _changed(self) -> None:
+        self._tell(self)
 
 
 class ReplicaSeats:

@@ -12,8 +12,7 @@ from ray.serve.llm.deployment import LLMServer
 
 from serving.cluster.serve_compat import keep_log_open
 from serving.protocol.app_spec import CORES, planned_cores
-from serving.replicas.generation import AnswerRole
-from serving.replicas.roles import EngineServer, PrefillRole
+from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
 from serving.replicas.vllm_answers import VllmAnswers
 from serving.replicas.vllm_plugin import REPLICA
 

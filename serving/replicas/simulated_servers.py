@@ -14,30 +14,28 @@ from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
-from serving.replicas.call_listener import whole
+from serving.replicas.call_listener import CallListener, whole
 from serving.replicas.channels import Channel
-from serving.replicas.generation import AnswerRole
-from serving.replicas.roles import EngineServer, PrefillRole
-from serving.simulated.answering import SimulatedAnswers
+from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
+from serving.simulated.answering import RANK, SimulatedAnswers
 from serving.simulated.clock import EngineClock
 from serving.simulated.engine import SimulatedEngine
-from serving.simulated.gang import join_gang
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from serving.protocol.app_spec import SimulatedSettings
     from serving.protocol.messages import RemotePrefill
-    from serving.replicas.call_listener import Method
+    from serving.replicas.call_listener import Method, ServedCall
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
 
 
 class SimulatedServer(EngineServer):
-    """A simulated engine."""
+    """A simulated engine, or all ranks of a simulated group, each called at a place of its own."""
 
     _source: KvSource | None = None
 
@@ -45,20 +43,19 @@ class SimulatedServer(EngineServer):
         """Start the engine."""
         keep_log_open()
         self._settings = settings
-        context = serve.get_replica_context()
-        gang = context.gang_context
+        number = serve.get_replica_context().rank.rank
         self._engine = SimulatedEngine(
             settings.limits,
             PlannedStep(settings.step),
             EngineClock(settings.slowdown),
             prefill_only=settings.role == "prefill",
             lanes=settings.lanes,
-            group=gang and await join_gang(gang.gang_id, gang.rank, gang.world_size),
+            ranks=settings.ranks,
             lora=settings.lora,
         )
         if settings.role == "prefill":
             self._source = KvSource(self._engine, settings.path)
-        labels = settings.places[context.rank.rank % len(settings.places)]
+        labels = settings.places[number % len(settings.places)]
         self.answers = self._simulated = SimulatedAnswers(
             self._engine,
             AnswerRules(
@@ -76,6 +73,19 @@ class SimulatedServer(EngineServer):
         )
         await self.begin()
 
+    def made_listeners(self) -> Sequence[CallListener]:
+        """Return a listener for each rank: the router chooses among ranks, as with vLLM's."""
+        ranks = self._settings.ranks
+        if ranks == 1:
+            return super().made_listeners()
+        return [
+            CallListener(
+                {name: _at_rank(rank, method) for name, method in self.called().items()},
+                group=_name(),
+            )
+            for rank in range(ranks)
+        ]
+
     async def check_health(self) -> None:
         """Pass: an engine that died ends this process."""
 
@@ -86,10 +96,8 @@ class SimulatedServer(EngineServer):
         await asyncio.sleep(seconds * self._settings.slowdown)
 
     async def inside(self) -> dict[str, Any]:
-        """Return name, process and gang of this replica, and what its engine has inside."""
-        gang = serve.get_replica_context().gang_context
-        named = {"replica": _name(), "pid": os.getpid(), "gang": gang and gang.gang_id}
-        return named | asdict(self._engine.load())
+        """Return name and process of this replica, and what its engine has inside."""
+        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
 
     async def fault(
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
@@ -121,6 +129,16 @@ class SimulatedServer(EngineServer):
             raise ValueError(f"no fault {kind} here")
 
 
+def _at_rank(rank: int, method: Method) -> Method:
+    """Return *method* as it is called at a rank."""
+
+    async def at_rank(call: ServedCall, **arguments: Any) -> object:  # noqa: ANN401
+        RANK.set(rank)
+        return await method(call, **arguments)
+
+    return at_rank
+
+
 def _name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
@@ -137,7 +155,7 @@ class SimulatedPrefillServer(PrefillRole, SimulatedServer):
         await self.routed()
         computed = await super().prefill(kind, body)
         if isinstance(computed, Prefilled):
-            place = {**computed.kv_transfer_params, "place": self.listener.place}
+            place = {**computed.kv_transfer_params, "place": self.listeners[0].place}
             computed = replace(computed, kv_transfer_params=place)
         return computed
 

@@ -1,22 +1,124 @@
-"""A simulated engine as a server uses it: requests in, events out."""
+"""A simulated engine as a server uses it: requests in, answers out as vLLM writes them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from serving.protocol.messages import EngineFailed, Prefilled
+from serving.protocol.messages import EngineFailed, Prefilled, Refusal
 from serving.request.prefill import ENGINE_DIED
-from serving.simulated.answer import AnswerWriter
 from serving.simulated.engine import EngineDied
+from serving.simulated.request import SimulatedRequest, answer_ids
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from serving.protocol.messages import Refusal
     from serving.simulated.engine import Sequence, SimulatedEngine
     from serving.simulated.kv_transfer import KvSink, KvSource
-    from serving.simulated.request import AnswerRules, SimulatedRequest
+    from serving.simulated.request import AnswerRules
+
+NAMES = {"chat": ("chatcmpl-", "chat.completion"), "completions": ("cmpl-", "text_completion")}
+"""Prefix of an answer's id, and its `object`."""
+
+encoded = json.JSONEncoder(separators=(",", ":")).encode
+"""JSON without blanks; `json.dumps` would make such an encoder for every token."""
+
+DONE = "data: [DONE]\n\n"
+
+RANK = ContextVar("rank", default=0)
+"""Rank of its group that a call is for: each call is a task of its own (`CallListener`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWriter:
+    """
+    Writes one answer.
+
+    A token is a number in text, which the prompt and its place determine (`answer_ids`).
+    """
+
+    request: SimulatedRequest
+    created: int
+
+    @classmethod
+    def of(cls, request: SimulatedRequest) -> AnswerWriter:
+        """Begin an answer now."""
+        return cls(request=request, created=int(time.time()))
+
+    def events(self, before: int, after: int, metrics_ms: dict[str, float]) -> list[str]:
+        """
+        Return an event for each token from number *before* up to *after*.
+
+        With the last token come the end, and the usage if it was asked for, with *metrics_ms*.
+        """
+        request = self.request
+        ids = answer_ids(request.seed, after - before, request.vocab_size, before)
+        found = [self._event(number + 1, each) for number, each in enumerate(ids, before)]
+        if after == request.max_tokens:
+            if request.include_usage:
+                extra = {"choices": [], "usage": self._usage(after), "metrics": metrics_ms}
+                found.append(_sse(self._chunk() | extra))
+            found.append(DONE)
+        return found
+
+    def whole(self, metrics_ms: dict[str, float]) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        request = self.request
+        ids = answer_ids(request.seed, request.max_tokens, request.vocab_size)
+        choice = self._choice("message", ids, first=True, last=True)
+        usage = self._usage(request.max_tokens)
+        chunk = self._chunk() | {"choices": [choice], "usage": usage, "metrics": metrics_ms}
+        return chunk | {"object": NAMES[request.kind][1]}
+
+    def _event(self, number: int, token: int) -> str:
+        last = number == self.request.max_tokens
+        choice = self._choice("delta", [token], first=number == 1, last=last)
+        chunk = self._chunk() | {"choices": [choice]}
+        if self.request.usage_each:
+            chunk["usage"] = self._usage(number)
+        return _sse(chunk)
+
+    def _choice(self, field: str, ids: list[int], *, first: bool, last: bool) -> dict[str, Any]:
+        """Return the only choice with some tokens; *field* is where a chat has them."""
+        request, text = self.request, "".join(f" {each}" for each in ids)
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": request.finish_reason if last else None,
+            "stop_reason": None,
+        }
+        if request.kind == "chat":
+            role = {"role": "assistant"} if first else {}
+            choice[field] = {**role, "content": text}
+        else:
+            choice["text"] = text
+        if request.token_ids:
+            choice["token_ids"] = ids
+        return choice
+
+    def _chunk(self) -> dict[str, Any]:
+        prefix, kind = NAMES[self.request.kind]
+        return {
+            "id": prefix + self.request.request_id,
+            "object": kind if self.request.kind == "completions" else f"{kind}.chunk",
+            "created": self.created,
+            "model": self.request.model,
+        }
+
+    def _usage(self, completion_tokens: int) -> dict[str, int]:
+        prompt = self.request.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+
+
+def _sse(chunk: dict[str, Any]) -> str:
+    return f"data: {encoded(chunk)}\n\n"
 
 
 class SimulatedAnswers:
@@ -61,7 +163,8 @@ class SimulatedAnswers:
 
     def read(self, kind: str, body: dict[str, Any]) -> SimulatedRequest | Refusal:
         """See `AnswerEngine`."""
-        return self._rules.read(kind, body)
+        request = self._rules.read(kind, body)
+        return request if isinstance(request, Refusal) else replace(request, rank=RANK.get())
 
     async def prompt_tokens(self, request: SimulatedRequest) -> int | None:
         """See `AnswerEngine`."""
@@ -113,7 +216,9 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         try:
             sequence = self._engine.add(
-                request.prompt_tokens, request.blocks, 1, adapter=request.adapter
+                *(request.prompt_tokens, request.blocks, 1),
+                adapter=request.adapter,
+                rank=request.rank,
             )
         except EngineDied as error:
             raise EngineFailed(repr(error)) from error
@@ -154,11 +259,11 @@ class SimulatedAnswers:
         return self._settings
 
     def _add(self, request: SimulatedRequest) -> Sequence:
-        place, adapter = request.kv_transfer_params, request.adapter
+        place, adapter, rank = request.kv_transfer_params, request.adapter, request.rank
         asked = request.prompt_tokens, request.blocks, request.max_tokens
         if place and self._sink is not None:
-            return self._sink.add(*asked, place, adapter=adapter)
-        return self._engine.add(*asked, adapter=adapter)
+            return self._sink.add(*asked, place, adapter=adapter, rank=rank)
+        return self._engine.add(*asked, adapter=adapter, rank=rank)
 
     def _metrics_ms(self, sequence: Sequence) -> dict[str, float]:
         """Return the engine's own times of a request, by vLLM's names, as the clock has them."""

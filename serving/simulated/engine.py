@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from minicluster.engine_model.lockstep import Rank
+from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
 from minicluster.engine_model.lora_slots import NO_ADAPTER, LoraSlots
 from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from minicluster.engine_model.limits import EngineLimits, LoraLimits
-    from minicluster.engine_model.lockstep import Stretch
     from minicluster.engine_model.step_seconds import StepTime
     from serving.simulated.clock import EngineClock, EngineTimer
-    from serving.simulated.group import Group
+
+    Pull = Callable[["Sequence", float], None]
+    """Takes a request that may pull its KV cache, and the engine time from which on."""
+
+Batch = TypeVar("Batch", bound=Replica)
 
 
 class EngineDied(Exception):
@@ -71,6 +74,7 @@ class Sequence:
 
     Attributes:
         index: its row of the engine's table.
+        begin_pull: called when it may pull its KV cache from another engine.
         prompt_tokens: length of its prompt.
         num_tokens: tokens generated so far.
         scheduled_s: when its prompt's first step began, or its KV cache had been pulled.
@@ -83,6 +87,7 @@ class Sequence:
     index: int
     prompt_tokens: int
     arrived_s: float
+    begin_pull: Pull
     num_tokens: int = 0
     done: bool = False
     failed: bool = False
@@ -90,6 +95,11 @@ class Sequence:
     scheduled_s: float = inf
     first_token_s: float | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the engine that has it; 0 outside a group."""
+        return self.lane.rank
 
     async def more_than(self, seen: int) -> int:
         """
@@ -113,15 +123,23 @@ class Sequence:
 
 
 class _Lane:
-    """One batch of an engine: a copy of attention, or a stage of a pipeline."""
+    """
+    One batch of an engine: a copy of attention, or a stage of a pipeline.
 
-    def __init__(self, engine: SimulatedEngine, replica: Replica) -> None:
+    Attributes:
+        rank: of its group; 0 outside one.
+        together: the lanes whose steps are one, those of its group; else itself alone.
+    """
+
+    def __init__(self, engine: SimulatedEngine, replica: Replica, rank: int = 0) -> None:
         self.engine = engine
         self.replica = replica
+        self.rank = rank
+        self.together: tuple[_Lane, ...] = (self,)
         replica.keeps_gaps = False
         self.sequences: dict[int, Sequence] = {}
         self.aborted: list[Sequence] = []
-        self._timer: EngineTimer | None = None
+        self.timer: EngineTimer | None = None
 
     def catch_up(self) -> float:
         """End all steps that are over; return the engine time."""
@@ -133,19 +151,28 @@ class _Lane:
     def do(self, change: Callable[[float], None]) -> None:
         """Change something now, by the engine time; begin what that allows."""
         change(self.catch_up())
+        if isinstance(self.replica, Rank):
+            keep_in_step(self.replica)
         self.changed()
 
     def changed(self) -> None:
         """Begin the pulls that the last change allowed, and wake up when the step is over."""
-        replica, clock = self.replica, self.engine.clock
-        for request, begin_s in replica.started_pulls:
-            self.engine.pull_begins(self.sequences[request], begin_s)
-        replica.started_pulls.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if replica.active:
-            self._timer = clock.call_at(replica.end_s, self._step_over)
+        for lane in self.together:
+            for request, begin_s in lane.replica.started_pulls:
+                sequence = lane.sequences[request]
+                sequence.begin_pull(sequence, begin_s)
+            lane.replica.started_pulls.clear()
+        first = self.together[0]  # has the timer of all
+        first.stop_timer()
+        if first.replica.active:
+            end_s = first.replica.end_s
+            first.timer = self.engine.clock.call_at(end_s, first.step_over)
+
+    def stop_timer(self) -> None:
+        """Do not wake up."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def abort(self, sequence: Sequence, now_s: float) -> None:
         """Take a request out, after the step in progress and the pull of its KV cache."""
@@ -164,8 +191,7 @@ class _Lane:
 
     def fail(self) -> None:
         """End every request: the engine died."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self.stop_timer()
         for sequence in self.sequences.values():
             sequence.failed = True
             sequence.progress(sequence.num_tokens, done=True)
@@ -176,17 +202,26 @@ class _Lane:
         self.sequences.pop(sequence.index, None)
         self.engine.forget_prompt(sequence.index)
 
-    def _step_over(self) -> None:
-        self._timer = None
+    def step_over(self) -> None:
+        """End the step that is over; begin what that allows."""
+        self.timer = None
         self.catch_up()
         self.changed()
 
     def _next_step(self) -> None:
         """End the step in progress, and begin the next one at that time."""
         end_s = self.replica.end_s
+        for lane in self.together:
+            lane.end_step()
+        for lane in self.together:
+            lane.replica.start_stretch(end_s)
+        if isinstance(self.replica, Rank):
+            step_together(self.replica.ranks)
+
+    def end_step(self) -> None:
+        """End the step in progress: its tokens are there, and blocks are free."""
         self._report(self.replica.end_stretch())
         self._forget_aborted()
-        self.replica.start_stretch(end_s)
 
     def _forget_aborted(self) -> None:
         pulling = self.replica.waiting_for_kv
@@ -218,86 +253,16 @@ class _Lane:
                 self.end(sequence)
 
 
-class _RankLane(_Lane):
-    """
-    The batch of a rank, whose steps are those of its group: `serving.simulated.group.Member`.
-
-    Between two steps the ranks agree on the next one. What happens meanwhile, and what happens
-    while another rank's step is under way, waits for its end.
-    """
-
-    replica: Rank
-
-    def __init__(self, engine: SimulatedEngine, replica: Rank, group: Group) -> None:
-        super().__init__(engine, replica)
-        self._stepping = self._agreeing = False
-        self._later: list[tuple[float, Callable[[float], None]]] = []
-        self._propose = group.join(self)
-
-    def catch_up(self) -> float:
-        """End the step that is over, and propose the next one; return the engine time."""
-        now_s = self.engine.clock.now_s()
-        if self._stepping and self.replica.end_s <= now_s:
-            self._stepping = False
-            self._next_step()
-            self.ask()
-        return now_s
-
-    def do(self, change: Callable[[float], None]) -> None:
-        """See `_Lane`; while the ranks agree on a step, it is done once it has begun."""
-        now_s = self.catch_up()
-        if self._agreeing:
-            self._later.append((now_s, change))
-        else:
-            self._do(now_s, change)
-            self.changed()
-
-    def changed(self) -> None:
-        """See `_Lane`; propose the step that the last change began in an idle group."""
-        super().changed()
-        if self.replica.active and not self._stepping:
-            self.ask()
-
-    def ask(self) -> None:
-        """See `Member`; a step that is proposed already will be agreed on."""
-        if not (self._agreeing or self._stepping):
-            self._agreeing = True
-            self._propose(self.replica.stretch if self.replica.active else None)
-
-    def begin(self, common: Stretch | None) -> None:
-        """See `Member`."""
-        self._agreeing, self._stepping = False, common is not None
-        if common is not None:
-            self.replica.follow(common)
-        later, self._later = self._later, []
-        for now_s, change in later:
-            self._do(now_s, change)
-        self.changed()
-
-    def freeze(self, seconds: float) -> None:
-        """See `Member`."""
-        self.engine.stand_still(seconds)
-
-    def died(self) -> None:
-        """See `Member`."""
-        self.engine.fail()
-
-    def _do(self, now_s: float, change: Callable[[float], None]) -> None:
-        # Another rank's clock may be ahead by less than a message takes.
-        change(max(now_s, self.replica.start_s) if self._stepping else now_s)
-
-
 class SimulatedEngine:
     """
     An engine that computes nothing and takes the time that the plan's model says.
 
     Its scheduler, KV blocks, prefix cache, slots for adapters and step seconds are those that
     `sizing` drives with virtual time; here every step is a stretch of its own, and ends by the
-    clock.
+    clock. The ranks of a data-parallel group are lanes that step together (docs/model.md, eq. Q11).
 
     Attributes:
         table: the requests.
-        pull_begins: called when a request may pull its KV cache, with the engine time of it.
     """
 
     def __init__(  # noqa: PLR0913  (what an engine is, by name)
@@ -308,7 +273,7 @@ class SimulatedEngine:
         *,
         prefill_only: bool = False,
         lanes: int = 1,
-        group: Group | None = None,
+        ranks: int = 1,
         lora: LoraLimits | None = None,
     ) -> None:
         """
@@ -320,29 +285,38 @@ class SimulatedEngine:
             clock: engine time.
             prefill_only: requests keep their blocks until `release`.
             lanes: batches of the engine, each with its own queue and KV cache.
-            group: that it is a rank of, with one lane.
+            ranks: of a data-parallel group, each of them a lane; 1: its lanes step alone.
             lora: slots for adapters of each lane; `None`: requests name none.
         """
         self.clock = clock
         self.step = SlowedStep(step)
         self.table = RequestTable([], [])
-        self.pull_begins: Callable[[Sequence, float], None] = _no_pull
         self.died = False
         self._content: list[tuple[int, ...]] = []
         self._adapter: list[int] = []
         self._adapter_loads: list[int] = []
-        self._group, self._lora = group, lora
-        self._lanes = [self._lane(limits, prefill_only=prefill_only) for _ in range(lanes)]
+        self._lora = lora
+        make = partial(self._batch, limits, prefill_only=prefill_only)
+        self._grouped = ranks > 1
+        if self._grouped:
+            batches = tuple(make(Rank) for _ in range(ranks))
+            self._lanes = [_Lane(self, batch, rank) for rank, batch in enumerate(batches)]
+            for lane, batch in zip(self._lanes, batches, strict=True):
+                batch.ranks, lane.together = batches, tuple(self._lanes)
+        else:
+            self._lanes = [_Lane(self, make(Replica)) for _ in range(lanes)]
 
-    def _lane(self, limits: EngineLimits, *, prefill_only: bool) -> _Lane:
+    def _batch(self, limits: EngineLimits, kind: type[Batch], *, prefill_only: bool) -> Batch:
         cache = ContentCache(self._content, limits.block_size, tokens_each=limits.block_size)
-        make = partial(Replica if self._group is None else Rank, self.table, self.step, limits)
-        replica = make(prefill_only=prefill_only, prefix_cache=cache, stepwise=True)
+        batch = kind(
+            *(self.table, self.step, limits),
+            prefill_only=prefill_only,
+            prefix_cache=cache,
+            stepwise=True,
+        )
         if self._lora is not None:
-            replica.lora = LoraSlots(self._adapter, self._lora, self._adapter_loads)
-        if self._group is not None and isinstance(replica, Rank):
-            return _RankLane(self, replica, self._group)
-        return _Lane(self, replica)
+            batch.lora = LoraSlots(self._adapter, self._lora, self._adapter_loads)
+        return batch
 
     def add(
         self,
@@ -351,7 +325,8 @@ class SimulatedEngine:
         max_tokens: int,
         *,
         adapter: int = NO_ADAPTER,
-        pulled: bool = False,
+        rank: int = 0,
+        begin_pull: Pull | None = None,
     ) -> Sequence:
         """
         Take a request that arrives now.
@@ -361,22 +336,32 @@ class SimulatedEngine:
             blocks: ids of the contents of its whole blocks, for the prefix cache.
             max_tokens: tokens to generate.
             adapter: LoRA adapter, which needs a slot.
-            pulled: its KV cache comes from another engine: see `pull_begins` and `kv_received`.
+            rank: of the group, which takes it; 0 outside a group.
+            begin_pull: called when it may pull its KV cache from another engine; `kv_received` or
+                `kv_lost` has to follow. `None`: its prompt is computed here.
 
         Raises:
             EngineDied: it takes no more requests.
         """
         if self.died:
             raise EngineDied("the simulated engine died")
-        lane = min(self._lanes, key=lambda each: len(each.sequences))
+        lane = self._lanes[rank]
+        if not self._grouped:
+            lane = min(self._lanes, key=lambda each: len(each.sequences))
         now_s = lane.catch_up()
         index = self.table.add(prompt_tokens, max_tokens)
         self._content.append(blocks)
         self._adapter.append(adapter)
         self._adapter_loads.append(0)
-        sequence = Sequence(lane=lane, index=index, prompt_tokens=prompt_tokens, arrived_s=now_s)
+        sequence = Sequence(
+            lane=lane,
+            index=index,
+            prompt_tokens=prompt_tokens,
+            arrived_s=now_s,
+            begin_pull=begin_pull or _no_pull,
+        )
         lane.sequences[index] = sequence
-        take = lane.replica.add_remote_prefill if pulled else lane.replica.add
+        take = lane.replica.add if begin_pull is None else lane.replica.add_remote_prefill
         lane.do(partial(take, index))
         return sequence
 
@@ -409,24 +394,13 @@ class SimulatedEngine:
         sequence.lane.do(partial(sequence.lane.abort, sequence))
 
     def fail(self) -> None:
-        """Let the engine die: all requests fail, it takes no more, and so do its group's."""
-        if self.died:
-            return
+        """Let the engine die: all requests fail, and it takes no more."""
         self.died = True
         for lane in self._lanes:
             lane.fail()
-        if self._group is not None:
-            self._group.fail()
 
     def freeze(self, seconds: float) -> None:
-        """Let nothing happen for *seconds* of the clock: no step ends while one rank stands."""
-        if self._group is None:
-            self.stand_still(seconds)
-        else:
-            self._group.freeze(seconds)
-
-    def stand_still(self, seconds: float) -> None:
-        """Freeze this engine alone."""
+        """Let nothing happen for *seconds* of the clock."""
         for lane in self._lanes:
             lane.catch_up()
         self.clock.freeze(seconds)
@@ -453,5 +427,5 @@ class SimulatedEngine:
 
 
 def _no_pull(sequence: Sequence, begin_s: float) -> None:
-    """Stand in for `SimulatedEngine.pull_begins` where no KV cache is ever pulled."""
+    """Stand in for `Sequence.begin_pull` of a request that is computed here."""
     raise AssertionError(f"request {sequence.index} pulls at {begin_s} s, and nothing serves it")

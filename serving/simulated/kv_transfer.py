@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.kv_pull import pull_times
@@ -44,14 +46,14 @@ class AgreedPull:
 
 
 class KvSource:
-    """The KV caches that a prefill engine keeps until they have been fetched."""
+    """The KV caches that a prefill engine keeps until they are fetched; each rank has a NIC."""
 
     def __init__(self, engine: SimulatedEngine, path: PathCoefficients) -> None:
-        """Start with none, and an idle NIC."""
+        """Start with none, and idle NICs."""
         self._engine = engine
         self._path = path
         self._kept: dict[str, tuple[Sequence, EngineTimer]] = {}
-        self._nic_free_s = 0.0
+        self._nic_free_s = defaultdict[int, float](float)
         self.fail_next = 0
 
     def keep(self, sequence: Sequence, lease_s: float) -> str:
@@ -78,11 +80,11 @@ class KvSource:
         now_s = clock.now_s()
         sequence, lease = self._kept.pop(key)
         lease.cancel()
-        self._nic_free_s, arrives_s = pull_times(
-            self._path, sequence.prompt_tokens, max(now_s + start_in_s, self._nic_free_s)
-        )
+        begin_s = max(now_s + start_in_s, self._nic_free_s[sequence.rank])
+        free_s, arrives_s = pull_times(self._path, sequence.prompt_tokens, begin_s)
+        self._nic_free_s[sequence.rank] = free_s
         clock.call_at(arrives_s, lambda: self._engine.release(sequence))
-        return AgreedPull(held_s=self._nic_free_s - now_s, arrives_s=arrives_s - now_s)
+        return AgreedPull(held_s=free_s - now_s, arrives_s=arrives_s - now_s)
 
     def _drop(self, key: str) -> None:
         sequence, lease = self._kept.pop(key)
@@ -91,17 +93,15 @@ class KvSource:
 
 
 class KvSink:
-    """The pulls of one decode engine, which its NIC carries one at a time, in order."""
+    """The pulls of one decode engine: the NIC of each rank carries one at a time, in order."""
 
     def __init__(self, engine: SimulatedEngine, fetch: Fetch) -> None:
         """Serve the engine's pulls by *fetch*."""
         self._engine = engine
         self._fetch = fetch
-        self._expected: dict[int, Mapping[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_order = asyncio.Lock()
-        self._nic_free_s = 0.0
-        engine.pull_begins = self._begin
+        self._in_order = defaultdict[int, asyncio.Lock](asyncio.Lock)
+        self._nic_free_s = defaultdict[int, float](float)
 
     def add(
         self,
@@ -111,29 +111,24 @@ class KvSink:
         place: Mapping[str, Any],
         *,
         adapter: int = NO_ADAPTER,
+        rank: int = 0,
     ) -> Sequence:
         """Give the engine a request whose KV cache is at *place*; arguments as of its `add`."""
-        index = len(self._engine.table)
-        self._expected[index] = place
-        try:
-            return self._engine.add(prompt_tokens, blocks, max_tokens, adapter=adapter, pulled=True)
-        except BaseException:
-            self._expected.pop(index, None)
-            raise
+        asked, pull = (prompt_tokens, blocks, max_tokens), partial(self._begin, place)
+        return self._engine.add(*asked, adapter=adapter, rank=rank, begin_pull=pull)
 
-    def _begin(self, sequence: Sequence, begin_s: float) -> None:
-        task = asyncio.create_task(self._pull(sequence, begin_s))
+    def _begin(self, place: Mapping[str, Any], sequence: Sequence, begin_s: float) -> None:
+        task = asyncio.create_task(self._pull(place, sequence, begin_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _pull(self, sequence: Sequence, begin_s: float) -> None:
-        clock = self._engine.clock
-        place = self._expected.pop(sequence.index)
+    async def _pull(self, place: Mapping[str, Any], sequence: Sequence, begin_s: float) -> None:
+        clock, rank = self._engine.clock, sequence.rank
         try:
-            async with self._in_order:
-                start_in_s = max(begin_s, self._nic_free_s) - clock.now_s()
+            async with self._in_order[rank]:
+                start_in_s = max(begin_s, self._nic_free_s[rank]) - clock.now_s()
                 transfer = await self._fetch(place, max(0.0, start_in_s))
-                self._nic_free_s = clock.now_s() + transfer.held_s
+                self._nic_free_s[rank] = clock.now_s() + transfer.held_s
             await clock.sleep(transfer.arrives_s)
         except (Exception, asyncio.CancelledError):  # the engine computes it itself, as vLLM's does
             logger.exception("a KV cache was lost on its way; its prompt is computed here")

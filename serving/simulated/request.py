@@ -53,6 +53,7 @@ class SimulatedRequest:
         finish_reason: why it ends there.
         usage_each: whether every chunk has the counts so far.
         kv_transfer_params: where a prefill engine keeps the KV cache; empty: it is computed here.
+        rank: rank of the group that computes it.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class SimulatedRequest:
     usage_each: bool
     token_ids: bool
     kv_transfer_params: Mapping[str, Any]
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sizing.network.ranks import RankPlan
     from sizing.network.topology_units import TopologyUnit
 
-FORMATS = ("ray", "kueue", "volcano", "slurm", "ranks")
+FORMATS = ("ray", "slurm", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,9 +295,4 @@ def _emitted(form: str, found: PoolPlan | RankPlan, nodes: Inventory) -> str:
                      gpus=found.ranks[n * d.tp : (n + 1) * d.tp])
             for n in range(d.atoms * d.dp)
         )  # fmt: skip
-    writers = {
-        "ray": scheduler_manifests.ray,
-        "kueue": scheduler_manifests.kueue,
-        "volcano": scheduler_manifests.volcano,
-    }
-    return json.dumps(writers[form](nodes, groups), indent=2) + "\n"
+    return json.dumps(scheduler_manifests.ray(nodes, groups), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""A placement in the words of those who schedule: Ray, Kueue, Volcano, Slurm, a rank file."""
+"""A placement in the words of those who schedule: Ray, Slurm, a rank file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 PREFIX = "minicluster-"
 """Prefix of the Ray labels that say which unit of a tier a node is in."""
-
-LABEL = "minicluster.dev"
-"""Prefix of the Kubernetes labels that say which unit of a tier a node is in."""
 
 
 def ray(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
@@ -48,98 +45,6 @@ def ray(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
     return {"node_labels": labels, "placement_groups": placement_groups}
 
 
-def kueue(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
-    """
-    Topology levels, node labels, and the annotations of each role's pod set (TAS).
-
-    A slice is a replica: it has to stay in the innermost tier that each of them was placed in.
-    """
-    levels = [f"{LABEL}/{tier}" for tier in reversed(inventory.tiers)]
-    replicas = replicas_of(groups)
-    pod_sets = {}
-    for role, (count, pods) in _pods(replicas).items():
-        within = inventory.tiers[_within(inventory, replicas, role)]
-        pod_sets[role] = {
-            "count": count * pods,
-            "annotations": {
-                "kueue.x-k8s.io/podset-preferred-topology": levels[0],
-                "kueue.x-k8s.io/podset-slice-required-topology": f"{LABEL}/{within}",
-                "kueue.x-k8s.io/podset-slice-size": str(pods),
-            },
-        }
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "Topology",
-        "metadata": {"name": "minicluster"},
-        "spec": {"levels": [*({"nodeLabel": level} for level in levels),
-                            {"nodeLabel": "kubernetes.io/hostname"}]},
-        "podSets": pod_sets,
-        "nodeLabels": {
-            node.name: {f"{LABEL}/{tier}": unit for tier, unit in node.units.items()}
-            for node in _used(inventory, replicas)
-        },
-    }  # fmt: skip
-
-
-def volcano(inventory: Inventory, groups: Sequence[GpuGroup]) -> dict[str, Any]:
-    """
-    HyperNodes of every tier that is used, and a pod group with a policy for each role.
-
-    Pods say their role and replica as labels: those of one replica are a subgroup, which has to
-    stay in the innermost tier that each of them was placed in.
-    """
-    replicas = replicas_of(groups)
-    pods = _pods(replicas)
-    policies = [
-        {
-            "name": role,
-            "labelSelector": {"matchLabels": {f"{LABEL}/role": role}},
-            "matchLabelKeys": [f"{LABEL}/replica"],
-            "subGroupSize": each,
-            "minSubGroups": count,
-            "networkTopology": {
-                "mode": "hard",
-                "highestTierAllowed": _within(inventory, replicas, role) + 1,
-            },
-        }
-        for role, (count, each) in pods.items()
-    ]
-    return {
-        "hyperNodes": _hyper_nodes(inventory, replicas),
-        "podGroup": {
-            "apiVersion": "scheduling.volcano.sh/v1beta1",
-            "kind": "PodGroup",
-            "metadata": {"name": "minicluster"},
-            "spec": {
-                "minMember": sum(count * each for count, each in pods.values()),
-                "subGroupPolicy": policies,
-            },
-        },
-    }
-
-
-def _hyper_nodes(inventory: Inventory, replicas: Replicas) -> list[dict[str, Any]]:
-    """Return the units of every tier that hold a node in use, from the inside out."""
-    return [
-        {
-            "apiVersion": "topology.volcano.sh/v1alpha1",
-            "kind": "HyperNode",
-            "metadata": {"name": unit},
-            "spec": {
-                "tier": depth,
-                "members": [
-                    {"type": "HyperNode" if of_units else "Node",
-                     "selector": {"exactMatch": {"name": name}}}
-                    for name in names
-                ],
-            },
-        }
-        for (depth, unit, of_units), names in sorted(
-            _members(inventory.tiers, _used(inventory, replicas)).items()
-        )
-    ]  # fmt: skip
-
-
 def _members(tiers: Sequence[str], nodes: Sequence[Node]) -> dict[tuple[int, str, bool], list[str]]:
     """Return the members of each unit, by its depth and name, and whether they are units."""
     found: dict[tuple[int, str, bool], list[str]] = {}
@@ -157,7 +62,7 @@ def _members(tiers: Sequence[str], nodes: Sequence[Node]) -> dict[tuple[int, str
 
 
 def unit_name(tier: str, unit: str) -> str:
-    """Name a unit apart from those of other tiers, in letters that Kubernetes and Slurm take."""
+    """Name a unit apart from those of other tiers, in letters that Slurm takes."""
     name = unit if unit.startswith(tier) else f"{tier}-{unit}"
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
@@ -199,25 +104,6 @@ def ranged(names: Sequence[str]) -> str:
         text = ",".join(f"{r[0]}" if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
         plain.append(f"{stem}{text}" if text.isdigit() else f"{stem}[{text}]")
     return ",".join(plain)
-
-
-def _pods(replicas: Replicas) -> dict[str, tuple[int, int]]:
-    """Return replicas of each role, and pods of one: a pod takes a replica's GPUs of one node."""
-    found: dict[str, tuple[int, int]] = {}
-    for (role, _), nodes in replicas.items():
-        count, pods = found.get(role, (0, 0))
-        found[role] = (count + 1, max(pods, len(nodes)))
-    return found
-
-
-def _within(inventory: Inventory, replicas: Replicas, role: str) -> int:
-    """Return the innermost tier of which one unit holds each replica of a role."""
-    units = {node.name: node.units for node in inventory.nodes}
-    held = [nodes for (name, _), nodes in replicas.items() if name == role]
-    for depth, tier in enumerate(inventory.tiers):
-        if all(len({units[node].get(tier) for node in nodes}) == 1 for nodes in held):
-            return depth
-    return len(inventory.tiers) - 1
 
 
 def _used(inventory: Inventory, replicas: Replicas) -> list[Node]:

@@ -164,7 +164,11 @@ def driven(
         yield Split(
             base_url=base_url,
             place=place,
-            replicas={pool.role: pool.engines for pool in plan.pools},
+            # Of a simulated group one process has all ranks.
+            replicas={
+                pool.role: pool.replicas if "simulated" in options else pool.engines
+                for pool in plan.pools
+            },
             deadline_s=deadline_s,
             driver=driver,
         )

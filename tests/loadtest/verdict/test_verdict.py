@@ -10,11 +10,9 @@ import pytest
 from loadtest.run.folder import as_json
 from loadtest.run.schedule import ArrivalShape, Window
 from loadtest.run.stages import parse_stages
-from loadtest.verdict.pool_load import pool_loads
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
-from loadtest.verdict.stall import find_stalls
 from loadtest.verdict.tolerance import parse_tolerance
-from loadtest.verdict.verdict import VERDICTS, Verdict
+from loadtest.verdict.verdict import VERDICTS, Verdict, find_stalls, pool_loads
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit, InputError
 from minicluster.specs.slo import ClassSlo, SloSpec

@@ -16,12 +16,10 @@ from minicluster.specs.step import Interference, PathCoefficients, StepCoefficie
 from serving.admission.policy import (
     AdmissionForecast,
     InflightLoad,
-    KeptRoom,
     Margin,
     PoolInFlight,
     RequestCost,
     Shed,
-    cluster_s,
     decide,
     forecast,
     request_cost,
@@ -88,21 +86,6 @@ BUSY = replace(
 ALONE_MS = 4 + 0.1 + 0.001 * 120
 BUSY_STEP_MS = (4 + 0.1 * 4 + 0.001 * 1000) * 1.25
 PROMPT_MS = 25.05 * (1 + 0.2 + 3.5 * 0.01) + 3
-
-
-@pytest.mark.parametrize(
-    ("local", "work", "expected_s"),
-    [
-        (False, 0.6, 0.6 / 3),
-        (True, 0.6, 0.6 / 2),
-        (True, 0.01, 3 * 20 * 0.04 / (8 * 2)),  # its places, for as long as its answer takes
-    ],
-)
-def test_a_request_takes_a_pool_for_a_while(local: bool, work: float, expected_s: float) -> None:  # noqa: FBT001
-    """The replicas of the pool that computes its prompt, or the places in decode batches."""
-    load = replace(IDLE, prefill=PoolInFlight(3), decode=PoolInFlight(2), max_batch_size=8)
-    cost = replace(ASKED, sequences=3, local=local)
-    assert cluster_s(cost, load, work, 0.04) == pytest.approx(expected_s)
 
 
 def _decoding(load: InflightLoad, **changes: float) -> InflightLoad:
@@ -180,7 +163,7 @@ def test_a_shed_request_gets_when_to_retry(
     asked: RequestCost, load: InflightLoad, reason: str, retry_after_s: int
 ) -> None:
     """When the queue is short enough, or when an answer like it has ended."""
-    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin(), KeptRoom())
+    found = decide(MODEL, SloSpec(ttft_s=1.0, tpot_s=0.007), asked, load, Margin())
     assert isinstance(found, Shed)
     assert (found.reason, found.refusal.retry_after_s) == (reason, retry_after_s)
     assert f"in {retry_after_s} s" in found.refusal.message
@@ -191,34 +174,22 @@ ROOM_MS = FORECAST_MS - IDLE_MS
 
 
 @pytest.mark.parametrize(
-    ("margin", "kept", "limit_ms"),
+    ("margin", "limit_ms"),
     [
-        (Margin(), KeptRoom(), FORECAST_MS),
-        (Margin(ttft_s=10e-3), KeptRoom(), FORECAST_MS + 10),
+        (Margin(), FORECAST_MS),
+        (Margin(ttft_s=10e-3), FORECAST_MS + 10),
         # Of the room between what an idle cluster takes and the limit six tenths at most.
-        (Margin(ttft_s=1.0), KeptRoom(), IDLE_MS + ROOM_MS / 0.4),
+        (Margin(ttft_s=1.0), IDLE_MS + ROOM_MS / 0.4),
         # What is typical counts whole, up to nine tenths.
-        (
-            Margin(ttft_s=1.0, median_ttft_s=1.0),
-            KeptRoom(),
-            IDLE_MS + ROOM_MS / 0.1,
-        ),
-        # For others a half of nine tenths of the room; of what the margin leaves of it, likewise.
-        (Margin(), KeptRoom(fraction=0.5), IDLE_MS + ROOM_MS / 0.55),
-        (Margin(ttft_s=1.0), KeptRoom(fraction=0.5), IDLE_MS + ROOM_MS / 0.25),
-        (Margin(), KeptRoom(fraction=1.0), IDLE_MS + ROOM_MS / 0.1),
-        # For longer prompts, seconds.
-        (Margin(), KeptRoom(ttft_s=20e-3), FORECAST_MS + 20),
+        (Margin(ttft_s=1.0, median_ttft_s=1.0), IDLE_MS + ROOM_MS / 0.1),
     ],
 )
-def test_a_request_is_admitted_up_to_the_limit_less_margin_and_room(
-    margin: Margin, kept: KeptRoom, limit_ms: float
-) -> None:
-    """Where forecast, margin and the room for others just fit; with nothing ahead, always."""
+def test_a_request_is_admitted_up_to_the_limit_less_margin(margin: Margin, limit_ms: float) -> None:
+    """Where forecast and margin just fit; with nothing ahead, always."""
     above, below = (SloSpec(ttft_s=limit_ms * part / 1e3, tpot_s=0.05) for part in (1.001, 0.999))
-    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin, kept), AdmissionForecast)
-    assert isinstance(decide(MODEL, below, ASKED, BUSY, margin, kept), Shed)
-    assert isinstance(decide(MODEL, below, ASKED, BUSY.emptied(), margin, kept), AdmissionForecast)
+    assert isinstance(decide(MODEL, above, ASKED, BUSY, margin), AdmissionForecast)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY, margin), Shed)
+    assert isinstance(decide(MODEL, below, ASKED, BUSY.emptied(), margin), AdmissionForecast)
 
 
 @pytest.mark.parametrize(("median_s", "kind"), [(0.0, AdmissionForecast), (0.5, Shed)])
@@ -226,7 +197,7 @@ def test_stalls_shed_nothing_but_a_wrong_model_does(median_s: float, kind: type)
     """Paces beyond every limit shed only if they are typical: 6.75 + 0.6 or 0.9 x (12 - 4.22)."""
     margin = Margin(tpot_s=0.5, median_tpot_s=median_s)
     slo = SloSpec(ttft_s=1.0, tpot_s=0.012)
-    assert isinstance(decide(MODEL, slo, ASKED, BUSY, margin, KeptRoom()), kind)
+    assert isinstance(decide(MODEL, slo, ASKED, BUSY, margin), kind)
 
 
 SLOS = st.builds(SloSpec, ttft_s=st.floats(0.05, 2), tpot_s=st.floats(0.005, 0.1))
@@ -261,7 +232,6 @@ DECISIONS = st.fixed_dictionaries(
             tokens_per_step=st.floats(1, 4),
         ),
         "margin": st.builds(Margin, **dict.fromkeys(Margin.__slots__, st.floats(0, 1))),
-        "kept": st.builds(KeptRoom, fraction=st.floats(0, 1), ttft_s=st.floats(0, 0.5)),
     }
 )
 """The arguments of `decide`."""
@@ -288,8 +258,6 @@ def _scaled(value: Any, factor: float, *names: str) -> Any:  # noqa: ANN401
         ("model", "path", lambda path, share: _scaled(path, share, "transfer_base_s")),
         ("margin", "ttft_s", lambda seconds, share: seconds * share),
         ("margin", "tpot_s", lambda seconds, share: seconds * share),
-        ("kept", "fraction", lambda fraction, share: fraction * share),
-        ("kept", "ttft_s", lambda seconds, share: seconds * share),
         ("slo", "ttft_s", lambda seconds, share: seconds * (1 + share)),
         ("slo", "tpot_s", lambda seconds, share: seconds * (1 + share)),
     ],

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from minicluster.errors import InputError
-from serving.api.access_log import access_log, write_access_log
+from serving.api.record import access_log, write_access_log
 from serving.api.tracing import request_tracer
 from serving.protocol.endpoint_config import EndpointConfig
 from tests.serving.fake_servers import FakeServers

@@ -15,7 +15,7 @@ import pytest
 
 from minicluster.errors import InputError
 from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
-from serving.api.keys import (
+from serving.api.access import (
     KEYS,
     KEYS_FILE,
     READER,
@@ -38,7 +38,6 @@ TABLES = f"""
 [[keys]]
 name = "chat"
 key = " {FIRST} "
-weight = 2
 requests_per_s = 5.5
 tokens_per_min = 60000
 max_concurrency = 3
@@ -76,7 +75,6 @@ def test_keys_of_tables(tmp_path: Path, name: str) -> None:
     keys = read_keys(_written(tmp_path, TABLES, name))
     assert holder_of(keys, f"Bearer {FIRST}") == KeyHolder(
         name="chat",
-        weight=2.0,
         requests_per_s=5.5,
         tokens_per_min=60000,
         max_concurrency=3,
@@ -95,13 +93,14 @@ def _table(**changes: str) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (_table(weight="0"), r"keys\[1\].weight .*greater than 0"),
-        (_table(weight="nan"), r"keys\[1\].weight .*finite"),
+        (_table(requests_per_s="0"), r"keys\[1\].requests_per_s .*greater than 0"),
+        (_table(requests_per_s="nan"), r"keys\[1\].requests_per_s .*finite"),
         (_table(requests_per_s='"5"'), r"keys\[1\].requests_per_s .*number"),
         (_table(tokens_per_min="-1"), r"keys\[1\].tokens_per_min .*greater than 0"),
         (_table(max_concurrency="1.5"), r"keys\[1\].max_concurrency .*integer"),
         (_table(rights='["all"]'), r"keys\[1\].rights\[1\] .*'timing' or 'internal'"),
         (_table(share_cache="1"), r"keys\[1\].share_cache .*boolean"),
+        (_table(weight="2"), r"keys\[1\].weight .*max_concurrency"),
         (_table(limit="3"), r"keys\[1\].limit .*max_concurrency"),
         (_table(key_sha256=f'"{HASH}"'), r"keys\[1\] .*either key or key_sha256"),
         (_table(key=f'"{FIRST[:15]}"'), r"keys\[1\].key .*at least 16"),

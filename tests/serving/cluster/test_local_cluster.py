@@ -6,7 +6,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from minicluster.plan import Deployment, to_json
-from serving.api.keys import KEYS_FILE
+from serving.api.access import KEYS_FILE
 from serving.cluster.local_cluster import CLUSTER, numbered_nodes
 from serving.cluster.logs import root_cause
 from serving.cluster.raylets import ray_lines, raylet_mark

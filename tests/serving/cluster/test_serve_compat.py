@@ -87,8 +87,8 @@ def test_one_replica_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, *, e
     monkeypatch.setattr(serve_compat.ray, "get_actor", get_actor)
     assert serve_compat.live_replica_ids(handle) == {"a", "b"}
     with pytest.raises(ValueError, match="b") if ended else nullcontext():
-        place = asyncio.run(serve_compat.place_of_replica(handle, "b"))
-        assert place == "channel_place of b"
+        place = asyncio.run(serve_compat.places_of_replica(handle, "b"))
+        assert place == "channel_places of b"
 
 
 LOG = """

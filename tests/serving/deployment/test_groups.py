@@ -37,14 +37,19 @@ def grouped(moe_model: Path) -> Deployment:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "simulated"])
-def test_every_rank_is_a_replica_of_ray_serve(grouped: Deployment, kind: str) -> None:
-    """Each has its own core, its own queue in the endpoint, and vLLM's settings of its group."""
+def test_every_rank_is_an_engine_of_its_own(grouped: Deployment, kind: str) -> None:
+    """
+    Each has its own core, its own queue in the endpoint, and vLLM's settings of its group.
+
+    It is a replica of Ray Serve, or with the other simulated ranks of its group one.
+    """
+    replicas = 4 if kind == "cpu" else 2
     app = compile_app(grouped, DeployTarget(kind=kind), plan=make_plan(grouped))
     prefill, decode = app.pools
-    assert (prefill.replicas, decode.replicas) == (1, 4)
+    assert (prefill.replicas, decode.replicas) == (1, replicas)
     assert app.endpoint.answering.replicas == {"d0": 4}
     assert app.endpoint.answering.max_num_seqs == grouped.pool("decode").max_num_seqs
-    assert decode.llm_config["deployment_config"]["num_replicas"] == 4
+    assert decode.llm_config["deployment_config"]["num_replicas"] == replicas
     kwargs = decode.llm_config["engine_kwargs"]
     assert (kwargs["data_parallel_size"], kwargs["enable_expert_parallel"]) == (2, True)
     assert not prefill.llm_config["engine_kwargs"].keys() & {
@@ -55,7 +60,7 @@ def test_every_rank_is_a_replica_of_ray_serve(grouped: Deployment, kind: str) ->
         assert decode.llm_config["runtime_env"]["env_vars"][CORES] == "1;2;3;4"
     else:
         assert decode.simulated is not None
-        assert (len(decode.simulated.places), decode.simulated.lanes) == (4, 1)
+        assert (len(decode.simulated.places), decode.simulated.ranks) == (2, 2)
 
 
 def test_a_balancer_is_deployed_where_groups_hold_experts(
@@ -118,6 +123,8 @@ def test_a_plan_with_groups_is_realisable_and_verified(grouped: Deployment, targ
         "decode": DeployedPool(replicas=4, facts=facts),
     }
     assert differences(grouped, Deployed(pools=running, answers=True), "cpu") == ()
+    simulated = {**running, "decode": DeployedPool(replicas=2, facts=facts[::2])}
+    assert differences(grouped, Deployed(pools=simulated, answers=True), "simulated") == ()
     running["decode"] = replace(running["decode"], replicas=3, facts=[facts[0] | {"dp": 1}])
     said = "\n".join(differences(grouped, Deployed(pools=running, answers=True), "cpu"))
     assert "decode.replicas: deployed 3, planned 4" in said

@@ -16,8 +16,7 @@ import yaml
 from loadtest.client.endpoint import VARIABLES
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, Deployable, Plan, plan_from, to_json
-from serving.api.auth import HOSTS
-from serving.api.keys import KEYS_FILE
+from serving.api.access import HOSTS, KEYS_FILE
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.manifest import (

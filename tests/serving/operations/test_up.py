@@ -12,7 +12,7 @@ import pytest
 
 from minicluster.errors import InputError, TargetFailed
 from minicluster.plan import Plan, to_json
-from serving.api.keys import KEYS, KEYS_FILE, authorization, read_keys
+from serving.api.access import KEYS, KEYS_FILE, authorization, read_keys
 from serving.cluster.ports import free_ports
 from serving.cluster.state import HOME, State, read_state, write_state
 from serving.deployment.compile import compile_app

@@ -13,7 +13,7 @@ from .gates import HERE, Replicas
 def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
     """Return replicas that are found as those of Ray Serve."""
     found = Replicas()
-    gate, watch = "serving.replicas.gate_server", "serving.replicas.replica_watch"
+    gate, watch = "serving.replicas.gate_server", "serving.replicas.replica_seats"
     context = SimpleNamespace(app_name="a", rank=SimpleNamespace(rank=0))
     monkeypatch.setattr(f"{gate}.serve.get_replica_context", lambda: context)
     monkeypatch.setattr(
@@ -23,5 +23,5 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
     monkeypatch.setattr(f"{gate}.keep_log_open", lambda: None)
     monkeypatch.setattr(f"{gate}.before_sigterm", lambda _wait: None)
     monkeypatch.setattr(f"{watch}.live_replica_ids", found.live)
-    monkeypatch.setattr(f"{watch}.place_of_replica", found.place)
+    monkeypatch.setattr(f"{watch}.places_of_replica", found.places)
     return found

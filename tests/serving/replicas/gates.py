@@ -113,8 +113,8 @@ class Replicas:
         found = self.named.get(handle.name)
         return None if found is None else frozenset(found)
 
-    async def place(self, handle: SimpleNamespace, name: str) -> ChannelPlace:
-        return self.named[handle.name][name].place
+    async def places(self, handle: SimpleNamespace, name: str) -> list[ChannelPlace]:
+        return [self.named[handle.name][name].place]
 
     def close(self) -> None:
         for listener in itertools.chain(*(each.values() for each in self.named.values())):

@@ -50,8 +50,8 @@ def vllm() -> Any:  # noqa: ANN401
     """Return the module, whose imports take seconds and warn of themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from serving.replicas import engine_request  # noqa: PLC0415
-    return engine_request
+        from serving.replicas import vllm_answers  # noqa: PLC0415
+    return vllm_answers
 
 
 @pytest.mark.parametrize(("kind", "unnamed"), [("chat", None), ("completions", 16)])

@@ -73,13 +73,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Return what makes a server with an engine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # imports warn of themselves
-        from serving.replicas import generation, vllm_answers  # noqa: PLC0415
+        from serving.replicas import roles, vllm_answers  # noqa: PLC0415
     here = SimpleNamespace(replica_id=SimpleNamespace(unique_id="d0"))
-    monkeypatch.setattr(generation, "serve", SimpleNamespace(get_replica_context=lambda: here))
+    monkeypatch.setattr(roles, "serve", SimpleNamespace(get_replica_context=lambda: here))
     monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: False)
 
     def serving(engine: Engine) -> Any:  # noqa: ANN401
-        made = generation.AnswerRole()
+        made = roles.AnswerRole()
         made.answers = vllm_answers.VllmAnswers(SimpleNamespace(engine=engine))
         made._config, made._closing = CONFIG, {}
         return made

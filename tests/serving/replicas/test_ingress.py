@@ -15,7 +15,7 @@ import pytest
 
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
-from serving.api.access_log import access_log
+from serving.api.record import access_log
 from serving.cluster.ports import free_ports
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.replicas import remote_gate

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from serving.replicas.pending_answer import PendingAnswer
+from serving.replicas.roles import PendingAnswer
 from tests.serving.virtual_time import run
 
 
@@ -78,7 +78,7 @@ def test_what_never_arrives_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     async def look() -> tuple[bool, bool, bool, bool]:
         engine, local = Engine(), Engine(in_flight=False)
         before = engine.answer.stuck
-        monkeypatch.setattr("serving.replicas.pending_answer.STUCK_S", -1.0)
+        monkeypatch.setattr("serving.replicas.roles.STUCK_S", -1.0)
         during = engine.answer.stuck
         engine.go.set()
         await engine.answer.first_token(5.0)

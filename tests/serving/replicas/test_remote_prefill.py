@@ -9,7 +9,7 @@ import pytest
 
 from serving.protocol.endpoint_config import EndpointConfig
 from serving.protocol.messages import LocalPrefill, Prefilled, Refusal, RemotePrefill
-from serving.replicas.remote_prefill import prefill_remotely
+from serving.replicas.backend import prefill_remotely
 from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, choose_domain
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run

@@ -13,8 +13,7 @@ import pytest
 from serving.protocol.messages import ChannelPlace
 from serving.replicas.call_listener import CallListener, whole
 from serving.replicas.channels import ChannelLostError
-from serving.replicas.replica_seats import ReplicaSeats
-from serving.replicas.replica_watch import ASK_AGAIN_S, ASK_S, ReplicaWatch
+from serving.replicas.replica_seats import ASK_AGAIN_S, ASK_S, ReplicaSeats, ReplicaWatch
 from serving.request.replica_pool import NoReplicaError, RoutedPrompt
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, ticking
@@ -40,6 +39,7 @@ class Handle:
     failing: int = 0
     asked: list[str] = field(default_factory=list)
     replicas: dict[str, CallListener] = field(default_factory=dict)
+    ranks: dict[str, str] = field(default_factory=dict)
 
     async def start(self, names: str) -> None:
         """Start replicas, and name them."""
@@ -58,21 +58,21 @@ class Handle:
             raise self.named
         return None if self.named is None else frozenset(self.named)
 
-    async def place_of(self, name: str) -> ChannelPlace:
+    async def places_of(self, name: str) -> list[ChannelPlace]:
         self.asked.append(name)
         if name in self.silent:
             await asyncio.sleep(3600.0)
         if self.failing:
             self.failing -= 1
             raise ConnectionError(name)
-        return self.replicas[name].place
+        return [self.replicas[each].place for each in (name, *self.ranks.get(name, ""))]
 
 
 @pytest.fixture(autouse=True)
 def handles_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "serving.replicas.replica_watch."
+    module = "serving.replicas.replica_seats."
     monkeypatch.setattr(f"{module}live_replica_ids", Handle.ids)
-    monkeypatch.setattr(f"{module}place_of_replica", Handle.place_of)
+    monkeypatch.setattr(f"{module}places_of_replica", Handle.places_of)
 
 
 class Watched:
@@ -106,6 +106,21 @@ async def watching() -> AsyncIterator[Watched]:
             for handle in (watched.prefill, watched.decode):
                 for listener in handle.replicas.values():
                     listener.close()
+
+
+@in_virtual_time
+async def test_ranks_of_one_process_are_replicas_of_their_own() -> None:
+    """They are called at places of their own, and gone together."""
+    async with watching() as watched:
+        handle = watched.prefill
+        handle.ranks = {"a": "c"}
+        await handle.start("abc")
+        handle.named = "ab"
+        await watched.live()
+        found, places = watched.watch.live(PREFILL), handle.replicas
+        assert found == {"a:0": places["a"].place, "a:1": places["c"].place, "b": places["b"].place}
+        handle.named = "b"
+        assert await watched.live() == "b"
 
 
 @in_virtual_time

@@ -55,7 +55,7 @@ def test_a_prefill_replica_keeps_its_engine_until_all_is_fetched(
     server.answers, server._kv_deadline_s = Engine(), kv_deadline_s
 
     async def leave() -> None:
-        server.listener = CallListener({})
+        server.listeners = [CallListener({})]
         for _ in range(prompts):
             await server.prefill("completions", {"prompt": "x"})
         await server.drain()
@@ -79,7 +79,7 @@ def test_a_replica_is_called_where_it_says(
 
     async def called() -> Any:  # noqa: ANN401
         await server.begin()
-        place = await server.channel_place()
+        [place] = await server.channel_places()
         assert place.group == gang
         channel = Channel(place, None)
         await channel.ready()
@@ -90,7 +90,7 @@ def test_a_replica_is_called_where_it_says(
         finally:
             await server.drain()
             channel.give_up("the test is over")
-            server.listener.close()
+            server.listeners[0].close()
             server._watch.cancel()
             await asyncio.sleep(0.1)
 

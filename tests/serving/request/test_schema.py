@@ -9,7 +9,7 @@ import pytest
 
 from serving.protocol.messages import Refusal, RequestRefused
 from serving.request.validation import check, parse_body
-from serving.simulated.answer import AnswerWriter
+from serving.simulated.answering import AnswerWriter
 from serving.simulated.request import AnswerRules
 from tests.serving.request_bodies import ACCEPTED, CONTENTS, LIMITS, REFUSED, Body, chat
 

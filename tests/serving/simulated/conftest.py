@@ -26,7 +26,7 @@ REPLICAS = 3
 """Of prefill."""
 
 GROUPS, RANKS = 2, 2
-"""Of decode: ranks of a group step, die and start together."""
+"""Of decode: ranks of a group are in one process."""
 
 RATE = 5.0
 """Requests per second of the plan; prefill computes about 8."""

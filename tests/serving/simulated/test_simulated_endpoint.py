@@ -17,6 +17,8 @@ from tests.serving.faults.load import Load, body_of, refused
 from tests.serving.prometheus import dashboard_queries, scraping
 from tests.waiting import until
 
+from .conftest import GROUPS, RANKS
+
 pytestmark = pytest.mark.simulated
 
 QUERIES_LIMIT_S = 100.0
@@ -131,15 +133,18 @@ def test_a_plan_for_gpus_is_deployed_as_planned(cluster: Split) -> None:
     status = json.loads(serving(cluster.place, "status", "--json").stdout)
     assert (status["base_url"], status["ready"]) == (cluster.base_url, True)
     assert status["answers"] is True
+    engines = {"prefill": cluster.replicas["prefill"], "decode": GROUPS * RANKS}
     assert [(each["role"], each["deployed"], each["healthy"]) for each in status["pools"]] == [
-        (role, number, True) for role, number in cluster.replicas.items()
+        (role, number, True) for role, number in engines.items()
     ]
     seen = series(cluster.base_url)
-    for role, number in cluster.replicas.items():
+    for role, number in engines.items():
         assert seen[f'minicluster_replicas{{domain="d0",kind="running",role="{role}"}}'] == number
     said = serving(cluster.place, "status").stdout
     number = cluster.replicas["prefill"]
     assert f"prefill  {number} of {number} replicas, healthy" in said
+    ranks = engines["decode"]
+    assert f"decode   {ranks} of {ranks} ranks in {GROUPS} groups, healthy" in said
     assert "simulated, 2 times slower" in said
     assert served_models(cluster.base_url)[1] == 2  # what `loadtest` makes of each answer's header
     assert "Decode:demo" in serving(cluster.place, "logs", "-n", 1).stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -54,8 +53,6 @@ either_lora = st.sampled_from([None, LORA])
 ONE_BY_ONE_S = 1e-8
 """Between prompts that end in one step, so that they reach decode in the order of their engines."""
 
-Engines = Seq[SimulatedEngine]
-
 
 def load(rate: float, count: int, seed: int, lora: LoraLimits | None = None) -> Arrivals:
     """Return requests, of adapters where there are slots."""
@@ -91,9 +88,12 @@ class Pair:
         lanes: int = 1,
         pause_s: Callable[[], float] = lambda: 0.0,
         lora: LoraLimits | None = None,
+        ranks: int = 1,
     ) -> None:
         self.clock = EngineClock(slowdown)
-        make = partial(SimulatedEngine, limits, STEP, self.clock, lanes=lanes, lora=lora)
+        make = partial(
+            *(SimulatedEngine, limits, STEP, self.clock), lanes=lanes, ranks=ranks, lora=lora
+        )
         self.prefill, self.decode = make(prefill_only=True), make()
         self.source = KvSource(self.prefill, PATH)
         self._sink = KvSink(self.decode, self._fetch)
@@ -109,60 +109,61 @@ class Pair:
         await prompt.more_than(0)
         return self.source.keep(prompt, lease_s)
 
-    def pull(self, key: str, tokens: int, answer: int, adapter: int = NO_ADAPTER) -> Sequence:
-        return self._sink.add(tokens, (), answer, {"key": key}, adapter=adapter)
+    def pull(
+        self, key: str, tokens: int, answer: int, adapter: int = NO_ADAPTER, rank: int = 0
+    ) -> Sequence:
+        return self._sink.add(tokens, (), answer, {"key": key}, adapter=adapter, rank=rank)
 
     def is_empty(self) -> bool:
         return self.prefill.num_requests == self.decode.num_requests == 0
 
 
-async def mixed(arrivals: Arrivals, engines: Engines) -> np.ndarray:
-    """Send requests to engines in turn; return when each one's first and last token came."""
+async def mixed(arrivals: Arrivals, engine: SimulatedEngine, ranks: int = 1) -> np.ndarray:
+    """Send requests to ranks in turn; return when each one's first and last token came."""
 
     async def send(at: int) -> tuple[float, float]:
-        engine = engines[at % len(engines)]
         await engine.clock.sleep(float(arrivals.due_s[at]))
         lengths = int(arrivals.input_tokens[at]), (), int(arrivals.output_tokens[at])
-        sequence = engine.add(*lengths, adapter=adapter_of(arrivals, at))
+        sequence = engine.add(*lengths, adapter=adapter_of(arrivals, at), rank=at % ranks)
         first_s, last_s, seen = await follow(sequence, engine.clock)
         assert seen == list(range(seen[-1] + 1)), "every token is seen when it comes"
         return first_s, last_s
 
     times = await asyncio.gather(*(send(at) for at in range(len(arrivals))))
-    assert not any(engine.num_requests for engine in engines)
+    assert not engine.num_requests
     return np.array(times)
 
 
 async def split(
     arrivals: Arrivals,
-    prefill: Engines,
-    decode: Engines,
+    prefill: SimulatedEngine,
+    decode: SimulatedEngine,
     routes: Iterable[tuple[int, int]],
     path: Path = PATH,
 ) -> np.ndarray:
-    """Send each request through one engine of each kind, as `mixed`."""
-    sources = [KvSource(engine, path) for engine in prefill]
+    """Send each request through one rank of each engine, as `mixed`."""
+    kept = KvSource(prefill, path)
 
     async def fetch(place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        return sources[place["rank"]].fetch(place["key"], start_in_s)
+        return kept.fetch(place["key"], start_in_s)
 
-    sinks = [KvSink(engine, fetch) for engine in decode]
+    pulls = KvSink(decode, fetch)
 
     async def send(at: int, source: int, sink: int) -> tuple[float, float]:
-        tokens, clock = int(arrivals.input_tokens[at]), decode[sink].clock
+        tokens, clock = int(arrivals.input_tokens[at]), decode.clock
         adapter = adapter_of(arrivals, at)
         await clock.sleep(float(arrivals.due_s[at]))
-        prompt = prefill[source].add(tokens, (), 1, adapter=adapter)
+        prompt = prefill.add(tokens, (), 1, adapter=adapter, rank=source)
         await prompt.more_than(0)
         await clock.sleep(source * ONE_BY_ONE_S)
-        place = {"rank": source, "key": sources[source].keep(prompt, 60.0)}
+        place = {"key": kept.keep(prompt, 60.0)}
         answer = int(arrivals.output_tokens[at])
-        sequence = sinks[sink].add(tokens, (), answer, place, adapter=adapter)
+        sequence = pulls.add(tokens, (), answer, place, adapter=adapter, rank=sink)
         return (await follow(sequence, clock))[:2]
 
     sent = zip(range(len(arrivals)), routes, strict=False)
     times = await asyncio.gather(*(send(at, *route) for at, route in sent))
-    assert not any(engine.num_requests for engine in (*prefill, *decode))
+    assert not prefill.num_requests + decode.num_requests
     return np.array(times)
 
 
@@ -182,7 +183,7 @@ def test_an_engine_takes_the_time_that_is_simulated(
 
     async def run() -> np.ndarray:
         engine = SimulatedEngine(limits, STEP, EngineClock(slowdown), lora=lora)
-        return await mixed(arrivals, [engine])
+        return await mixed(arrivals, engine)
 
     times = run_virtual(run())
 
@@ -200,7 +201,7 @@ def test_split_engines_take_the_time_that_is_simulated(
 
     async def run() -> np.ndarray:
         pair = Pair(slowdown, lora=lora)
-        return await split(arrivals, [pair.prefill], [pair.decode], repeat((0, 0)))
+        return await split(arrivals, pair.prefill, pair.decode, repeat((0, 0)))
 
     times = run_virtual(run())
 
@@ -358,7 +359,7 @@ def test_a_request_that_is_aborted_in_its_pull_ends_after_it() -> None:
     run_virtual(run())
 
 
-async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
+async def harassed(seed: int, kv_blocks: int, ranks: int) -> tuple[EngineLoad, EngineLoad]:
     """Return what two engines have inside after requests left, froze and lost KV caches."""
     rng = random.Random(seed)  # noqa: S311
     limits = replace(LIMITS, kv_blocks=kv_blocks, max_num_seqs=6)
@@ -368,7 +369,7 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
             raise asyncio.CancelledError
         return rng.choice([0.0, 0.05])
 
-    pair = Pair(limits=limits, lanes=2, pause_s=pause_s, lora=LORA)
+    pair = Pair(limits=limits, lanes=2, pause_s=pause_s, lora=LORA, ranks=ranks)
 
     async def wait(engine: SimulatedEngine, sequence: Sequence, tokens: int) -> bool:
         """Wait for tokens as one that may leave; say whether it has stayed."""
@@ -386,11 +387,14 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
         await pair.clock.sleep(rng.uniform(0, 2))
         pair.source.fail_next += rng.random() < 0.2
         tokens, answer = rng.randint(1, 900), rng.randint(1, 60)
-        adapter = rng.randint(NO_ADAPTER, ADAPTERS)
-        prompt = pair.prefill.add(tokens, tuple(range(tokens // 16)), 1, adapter=adapter)
+        adapter, rank = rng.randint(NO_ADAPTER, ADAPTERS), rng.randrange(ranks)
+        blocks = tuple(range(tokens // 16))
+        prompt = pair.prefill.add(tokens, blocks, 1, adapter=adapter, rank=rank)
         if await wait(pair.prefill, prompt, 1):
             key = pair.source.keep(prompt, lease_s=rng.choice([0.01, 5.0]))
-            await wait(pair.decode, pair.pull(key, tokens, answer, adapter), answer)
+            await wait(
+                pair.decode, pair.pull(key, tokens, answer, adapter, rng.randrange(ranks)), answer
+            )
 
     asyncio.get_running_loop().call_later(rng.uniform(0, 2), pair.prefill.freeze, 0.3)
     await asyncio.gather(*(send() for _ in range(40)))
@@ -398,8 +402,12 @@ async def harassed(seed: int, kv_blocks: int) -> tuple[EngineLoad, EngineLoad]:
     return pair.prefill.load(), pair.decode.load()
 
 
-@given(seed=st.integers(0, 10_000), kv_blocks=st.sampled_from([60, 120, 900]))
-def test_nothing_stays_inside_however_requests_end(seed: int, kv_blocks: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    kv_blocks=st.sampled_from([60, 120, 900]),
+    ranks=st.sampled_from([1, 3]),
+)
+def test_nothing_stays_inside_however_requests_end(seed: int, kv_blocks: int, ranks: int) -> None:
     """They leave before, in and after steps and pulls; KV caches are lost, leases run out."""
     empty = EngineLoad(running=0, waiting=0, kv_blocks=0)
-    assert run_virtual(harassed(seed, kv_blocks)) == (empty, empty)
+    assert run_virtual(harassed(seed, kv_blocks, ranks)) == (empty, empty)

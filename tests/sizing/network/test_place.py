@@ -1,4 +1,4 @@
-"""Placement: constraints hold, the bound is a bound, and schedulers are told what they ask for."""
+"""Placement: constraints hold, the bound is a bound, and schedulers are told of it."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_command(sizing: Sizing, tmp_path: Path) -> None:
     for arguments, code, message in (
         (("--dp", "64"), 3, "256 GPUs too few"),
         (("--inventory", str(twice)), 2, "a name of its own"),
-        (("--emit", "yaml"), 2, "one of ray, kueue"),
+        (("--emit", "yaml"), 2, "one of ray, slurm, ranks"),
     ):
         refused = sizing("place", "--cluster", "dgx-h100", "--tp", "8", *arguments)
         assert (refused.code, message in refused.err) == (code, True), refused.err
@@ -206,19 +206,15 @@ def test_command(sizing: Sizing, tmp_path: Path) -> None:
     assert [group["bundles"] for group in groups] == [[{"GPU": 8}] * 2] * 2
 
 
-NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
-LABEL = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
-"""Names and label keys as the CRDs of Volcano (2026-08) and Kueue (v1beta2, 2026-08) take them."""
-
 SITE = site([8] * 4)
 
 
-@pytest.mark.parametrize(("stages", "tier"), [(1, 1), (2, 2)])
-def test_schedulers_are_told_the_placement(stages: int, tier: int) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_ray_is_told_the_placement(stages: int) -> None:
     """
     Two prefill replicas of TP4 and one of decode of TP8, or one each of TP8 PP2.
 
-    *stages* are the nodes of a replica, *tier* holds it: an HB domain, or a rack of two.
+    *stages* are the nodes of a replica.
     """
     counts, widths = ((2, 1), (4, 8)) if stages == 1 else ((1, 1), (8, 8))
     groups = pooled(SITE, counts, widths, stages=stages).groups
@@ -231,32 +227,6 @@ def test_schedulers_are_told_the_placement(stages: int, tier: int) -> None:
     assert {(g["strategy"], len(g["bundles"])) for g in replicas} == {(strategy, stages)}
     assert {len(each) for each in selectors} == {stages}
     assert {s[NODE_LABEL] for each in selectors for s in each} == set(ray["node_labels"])
-
-    kueue = scheduler_manifests.kueue(SITE, groups)
-    levels = [each["nodeLabel"] for each in kueue["spec"]["levels"]]
-    assert levels == [*(f"minicluster.dev/{t}" for t in reversed(TIERS)), "kubernetes.io/hostname"]
-    assert all(LABEL.match(each) for each in levels)
-    assert [each["count"] for each in kueue["podSets"].values()] == [n * stages for n in counts]
-    for pod_set in kueue["podSets"].values():
-        assert list(pod_set["annotations"].values()) == [
-            levels[0], f"minicluster.dev/{TIERS[tier - 1]}", str(stages)
-        ]  # fmt: skip
-
-    volcano = scheduler_manifests.volcano(SITE, groups)
-    known = {node.name for node in SITE.nodes}
-    for node in volcano["hyperNodes"]:  # members of the tier below, which are there already
-        members, name = node["spec"]["members"], node["metadata"]["name"]
-        below = "Node" if node["spec"]["tier"] == 1 else "HyperNode"
-        assert {member["type"] for member in members} == {below}
-        assert {member["selector"]["exactMatch"]["name"] for member in members} <= known
-        assert NAME.match(name)
-        known.add(name)
-    spec = volcano["podGroup"]["spec"]
-    assert spec["minMember"] == stages * sum(counts)
-    for policy, count in zip(spec["subGroupPolicy"], counts, strict=True):
-        assert (policy["subGroupSize"], policy["minSubGroups"]) == (stages, count)
-        assert policy["networkTopology"] == {"mode": "hard", "highestTierAllowed": tier}
-        assert all(LABEL.match(key) for key in policy["matchLabelKeys"])
 
 
 def test_slurm_topology_nests() -> None:
