@@ -249,7 +249,7 @@ def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[d
     return [
         {
             **{name: getattr(point, name) for name in kept},
-            "max_batch_size": point.candidate.tandem.decode.max_batch_size,
+            "max_batch_size": point.configuration.batch_limit,
             "on_fronts": [front.name for front in drawn if front.kept[at]],
         }
         for at, point in enumerate(found)

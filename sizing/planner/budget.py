@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
-from sizing.planner.candidates import PRICED, how_to_price, with_search
+from sizing.planner.configuration import PRICED, how_to_price, with_search
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
@@ -95,8 +95,8 @@ def search_within_budgets(inputs: Inputs, *, told: Told | None = None) -> Found 
         over = _exceeded(inputs, known, found)
     if over is None or isinstance(found, Infeasible):
         return found
-    gpus = gpus_with_spares(inputs, found.candidate)
-    missed = _over_budget(over, gpus, str(found.candidate))
+    gpus = gpus_with_spares(inputs, found.configuration)
+    missed = _over_budget(over, gpus, str(found.configuration))
     if found.interrupted:
         raise KeyboardInterrupt(f"nothing within cost.{over.key} so far: {missed.reason}")
     return missed
@@ -112,7 +112,7 @@ def _exceeded(inputs: Inputs, known: list[Budget], found: Found | Infeasible) ->
     """Return the first budget that a configuration exceeds; `None`: it exceeds none."""
     if isinstance(found, Infeasible):
         return None
-    return _first_exceeded(known, gpus_with_spares(inputs, found.candidate))
+    return _first_exceeded(known, gpus_with_spares(inputs, found.configuration))
 
 
 def _first_exceeded(known: list[Budget], gpus: Mapping[str, int]) -> Budget | None:

@@ -22,7 +22,7 @@ from minicluster.plan.document import leave_out_unset
 from minicluster.specs.workload import RATE_TOLERANCE
 from sizing.catalog.endpoint import endpoint_cost
 from sizing.planner.budget import search_within_budgets
-from sizing.planner.candidates import with_load
+from sizing.planner.configuration import with_load
 from sizing.planner.deployment import deployment, spare_replicas
 from sizing.planner.error_model import validation
 from sizing.planner.layout import profile_rule
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.result import Found
     from sizing.planner.search import Told
+    from sizing.simulation.outcome import Outcome
 
 
 class NoPlan(NegativeAnswer):
@@ -91,8 +92,11 @@ def _at_rates(
         return (at, found), None
     if found.interrupted:
         raise KeyboardInterrupt("the rate that the users send was not found")
-    outcome = found.predicted or Simulations(at).predicted(found.candidate)
-    return (at, found), prediction_of(at, found.candidate, outcome)
+    return (at, found), prediction_of(found.models, found.configuration, _predicted(found))
+
+
+def _predicted(found: Found) -> Outcome:
+    return found.predicted or Simulations(found.models).predicted(found.configuration)
 
 
 def at_planned_rate(inputs: Inputs) -> Inputs:
@@ -114,10 +118,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
 
     Prediction and headroom are read off simulations.
     """
-    engine, chosen = inputs.engine, found.candidate
-    outcome = found.predicted or Simulations(inputs).predicted(chosen)
-    prediction = prediction_of(inputs, chosen, outcome)
-    room = headroom(inputs, chosen, prediction.capacity_requests_per_s)
+    engine, chosen, models = inputs.engine, found.configuration, found.models
+    prediction = prediction_of(models, chosen, _predicted(found))
+    room = headroom(models, chosen, prediction.capacity_requests_per_s)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
     tables = raw["scenario"]
@@ -128,7 +131,7 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Plan(
         engine=runs.engine,
-        step_model=chosen.tandem.step_model,
+        step_model=models.load(chosen).step_model,
         inputs=inputs,
         pools=runs.pools,
         routing=runs.routing,

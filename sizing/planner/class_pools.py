@@ -11,7 +11,7 @@ from minicluster.pages.shown import Shown
 from minicluster.plan import Plan
 from sizing.planner.budget import beyond_budget
 from sizing.planner.build_plan import NoPlan, plan
-from sizing.planner.candidates import cost_of_plan
+from sizing.planner.configuration import cost_of_plan
 from sizing.planner.result import Infeasible
 
 if TYPE_CHECKING:

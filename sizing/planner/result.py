@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.planner.candidates import Candidate
+from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import spare_replicas
 from sizing.planner.error_model import StepErrors
 from sizing.planner.slo import Check
+from sizing.planner.step_models import StepModels
 from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Found:
     The cheapest configuration that holds the SLO.
 
     Attributes:
+        models: steps that it was simulated with.
         predicted: the run that the prediction is read from; `None` until the search is over.
         errors: factors on step times and latencies under which it was simulated.
         verdicts: one per seed; empty where it was not simulated.
@@ -50,7 +52,8 @@ class Found:
         interrupted: whether the search was stopped, so that this is the best so far.
     """
 
-    candidate: Candidate
+    configuration: Configuration
+    models: StepModels = field(repr=False, compare=False)
     predicted: Outcome | None = field(default=None, repr=False)
     errors: StepErrors = field(default_factory=StepErrors)
     verdicts: tuple[PlanVerdict, ...] = ()
@@ -105,20 +108,20 @@ def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
-def _nearest(unloaded: list[tuple[Check, Candidate]]) -> tuple[Check, Candidate]:
+def _nearest(unloaded: list[tuple[Check, Configuration]]) -> tuple[Check, Configuration]:
     return min(unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
 
 
-def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
+def below_floor(unloaded: list[tuple[Check, Configuration]], inputs: Inputs) -> Infeasible:
     """Return that a single request on an idle system already misses the SLO."""
-    check, candidate = _nearest(unloaded)
+    check, nearest = _nearest(unloaded)
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
         reason=f"no number of {kinds} holds the SLO: {check.name} of a request without any"
         f" load is already {seconds(check.seconds)}",
         binds="SLO floor",
-        nearest=str(candidate),
-        nearest_gpus=candidate.gpus,
+        nearest=str(nearest),
+        nearest_gpus=nearest.gpus,
         missed_by=f"{check.name} {seconds(check.seconds)}, limit {seconds(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
         way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model,"
@@ -127,10 +130,10 @@ def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infe
 
 
 def too_many(
-    unloaded: list[tuple[Check, Candidate]], inputs: Inputs, *, max_gpus: int
+    unloaded: list[tuple[Check, Configuration]], inputs: Inputs, *, max_gpus: int
 ) -> Infeasible:
     """Return that no pools that the search considers hold the SLO under the load."""
-    check, candidate = _nearest(unloaded)
+    check, nearest = _nearest(unloaded)
     lora = inputs.engine.lora
     few = lora is not None and lora.max_loras < lora.adapters
     slots = "more engine.max_loras (requests wait for adapters to leave), " if few else ""
@@ -138,8 +141,8 @@ def too_many(
         reason=f"no pools of up to {max_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
         binds="SLO",
-        nearest=str(candidate),
-        nearest_gpus=candidate.gpus,
+        nearest=str(nearest),
+        nearest_gpus=nearest.gpus,
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
         way_out=f"{slots}a larger cluster.max_gpus, a looser SLO, or a lower"
@@ -147,7 +150,7 @@ def too_many(
     )
 
 
-def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
+def over_budget(best: Configuration, inputs: Inputs, *, needed: int) -> Infeasible:
     """Return that the SLO can be held, but with more GPUs than the budget has."""
     budget = inputs.cluster.max_gpus
     spares = {role: count for role, count in spare_replicas(inputs, best).items() if count}
@@ -164,7 +167,7 @@ def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
     )
 
 
-def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
+def beyond_capacity(lowest: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the load takes more GPUs than the budget has, even without queues."""
     budget, load = inputs.cluster.max_gpus, inputs.scenario.workload
     share = inputs.scenario.search.max_utilisation_fraction
@@ -181,7 +184,7 @@ def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
     )
 
 
-def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
+def far_over_budget(sized: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the pools are estimated so far over the budget that none is simulated."""
     budget = inputs.cluster.max_gpus
     return Infeasible(

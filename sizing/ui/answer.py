@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.planner.candidates import Candidate
+    from sizing.planner.configuration import Configuration
     from sizing.planner.predict import PoolPrediction
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
@@ -194,7 +194,7 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
 def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
     so_far = st.empty()
 
-    def told(found: Candidate) -> None:
+    def told(found: Configuration) -> None:
         kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in found.gpus_by_kind.items())
         so_far.markdown(
             f"### {kinds} hold the limits\n`{found}`, so far: fewer are looked for, and the figures"
