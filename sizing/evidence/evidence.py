@@ -17,7 +17,7 @@ from minicluster.specs.checks import Spec
 from sizing.catalog import configs, find_gpu
 from sizing.evidence.errors import SliceErrors, residuals, slices, summarise
 from sizing.evidence.interval_fit import FOLDS, QUANTITIES, RowResidual, fit_intervals, folds
-from sizing.evidence.intervals import FILE, Intervals, Residuals, Support
+from sizing.planner.intervals import FILE, Intervals, Residuals, Support
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.evidence.intervals import (
+from sizing.planner.intervals import (
     DEPTHS,
     DISTANCES,
     HIGH,

@@ -37,15 +37,30 @@ MEASURED_SEQUENCES = 16
 
 
 def deployment(
-    inputs: Inputs, chosen: Configuration, *, spares: Mapping[str, int] | None = None
+    inputs: Inputs,
+    chosen: Configuration,
+    *,
+    spares: Mapping[str, int] | None = None,
+    kv_bytes: Mapping[str, float] | None = None,
 ) -> Deployment:
-    """Return what *chosen* runs, with *spares* more replicas by role; none without them."""
+    """
+    Return what *chosen* runs.
+
+    Args:
+        spares: more replicas by role; `None`: none.
+        kv_bytes: KV cache per GPU by role; `None`: all that memory leaves.
+    """
     routing = Routing(
         policy=inputs.scenario.search.routing,
         local_threshold_tokens=chosen.local_threshold_tokens,
     )
     return _deployment(
-        inputs, chosen, max_model_len=max_model_len(inputs), routing=routing, spares=spares or {}
+        inputs,
+        chosen,
+        max_model_len=max_model_len(inputs),
+        routing=routing,
+        spares=spares or {},
+        kv_bytes=kv_bytes or {},
     )
 
 
@@ -65,7 +80,9 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
         max_batch={"prefill": 1, "decode": MEASURED_SEQUENCES},
     )
     routing = Routing(policy="least-tokens")
-    return _deployment(inputs, measured, max_model_len=context, routing=routing, spares={})
+    return _deployment(
+        inputs, measured, max_model_len=context, routing=routing, spares={}, kv_bytes={}
+    )
 
 
 def _deployment(
@@ -75,6 +92,7 @@ def _deployment(
     max_model_len: int,
     routing: Routing,
     spares: Mapping[str, int],
+    kv_bytes: Mapping[str, float],
 ) -> Deployment:
     model, engine = inputs.model, inputs.engine
     return Deployment(
@@ -97,13 +115,18 @@ def _deployment(
             ),
             lora=engine.lora,
         ),
-        pools=_pools(inputs, chosen, context=max_model_len, spares=spares),
+        pools=_pools(inputs, chosen, spares, kv_bytes, context=max_model_len),
         routing=routing,
     )
 
 
 def _pools(
-    inputs: Inputs, chosen: Configuration, *, context: int, spares: Mapping[str, int]
+    inputs: Inputs,
+    chosen: Configuration,
+    spares: Mapping[str, int],
+    kv_bytes: Mapping[str, float],
+    *,
+    context: int,
 ) -> tuple[Pool, ...]:
     """Return the pools of a configuration with their limits, and place them."""
     shapes = chosen.layout.shapes
@@ -124,7 +147,8 @@ def _pools(
             dtype=inputs.model.weight_dtype,
             max_num_seqs=(sequences := chosen.max_batch[role] * shape.slicing.pp),
             max_num_batched_tokens=_token_budget(inputs, role, shape, sequences),
-            kv_bytes=kv_pool_bytes(
+            kv_bytes=kv_bytes.get(role)
+            or kv_pool_bytes(
                 inputs, shape, max_num_seqs=sequences, held=held, context_tokens=context
             ),
             placement=placement[role],

@@ -8,11 +8,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
-from sizing.evidence.intervals import DISTANCES, path_of, read_residuals
+from sizing.planner.intervals import DISTANCES, path_of, read_residuals
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
-    from sizing.evidence.intervals import Labels, PredictionInterval, Support
+    from sizing.planner.intervals import Labels, PredictionInterval, Support
 
 LOAD = "open"
 """Kind of measured rows that plans are compared with: open-loop load, Poisson arrivals."""

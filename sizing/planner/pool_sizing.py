@@ -11,11 +11,12 @@ import numpy as np
 from sizing.planner import bounds
 from sizing.planner.candidates import fewest_by_utilisation, step_limit_s, unloaded_checks
 from sizing.planner.configuration import Configuration, cost, cost_of
+from sizing.planner.edge import RESOLUTION, least
 from sizing.planner.error_model import AS_PREDICTED, StepErrors, step_errors
 from sizing.planner.simulated_check import MAX_REPLICAS, Simulations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sizing.planner.result import Found, PlanVerdict
     from sizing.planner.step_models import StepModels
@@ -25,9 +26,6 @@ BATCH_DEVIATIONS = 2.0
 
 MAX_SWAPS = 4
 """Replicas of one pool that are tried in place of some of the other."""
-
-QUICK_STEP = 0.03
-"""Search step of quick mode, as a share of a pool and of a limit."""
 
 PRECISE_STEP = 1 / 64
 """Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
@@ -62,14 +60,14 @@ class PoolSizing:
 
     def step(self, count: int) -> int:
         """Return the search step in replicas: 1, or a share of a large pool."""
-        return max(1, int(count * (QUICK_STEP if self.quick else PRECISE_STEP)))
+        return max(1, int(count * (RESOLUTION if self.quick else PRECISE_STEP)))
 
     def tight(self, chosen: Configuration) -> bool:
         """Return whether quick mode is done: sizes 3 % smaller would not hold."""
         if not self.quick or self.step(max(chosen.replicas.values())) == 1:
             return False
         check = self.verdict(chosen).check
-        return check is not None and 1 - QUICK_STEP < check.ratio <= 1
+        return check is not None and 1 - RESOLUTION < check.ratio <= 1
 
     def verdict(self, chosen: Configuration) -> PlanVerdict:
         """Simulate a configuration."""
@@ -83,9 +81,12 @@ class PoolSizing:
         self, chosen: Configuration, role: str, *, guess: int, floor: int, ceiling: int
     ) -> Configuration | None:
         """Return the same with the fewest replicas of a pool that hold; `None`: none do."""
-        step = self.step(guess if chosen.last == "mixed" else ceiling)
-        count = least_near(
-            lambda many: self.holds(chosen.sized({role: many})), guess, floor, ceiling, step=step
+        count = least(
+            lambda many: self.holds(chosen.sized({role: many})),
+            guess,
+            floor,
+            ceiling,
+            step=self.step(guess),
         )
         return None if count is None else chosen.sized({role: count})
 
@@ -270,40 +271,6 @@ def fluid_replicas(models: StepModels, lowest: Configuration, errors: StepErrors
             break
         chosen = chosen.sized({"mixed": max(count + 1, int(count * 1.05))})
     return chosen
-
-
-def between(holds: Callable[[int], bool], low: int, high: int, *, step: int) -> int:
-    """Bisect between *low*, which fails, and *high*, which holds, down to *step*; return *high*."""
-    while high - low > step:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def least_near(
-    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, step: int
-) -> int | None:
-    """
-    Return the smallest count from *floor* to *ceiling* that *holds*, searched from *guess* on.
-
-    A larger count never fails where a smaller one holds. Strides double away from the guess, then
-    the last one is halved down to *step*.
-    """
-    guess, stride = min(max(guess, floor), ceiling), step
-    if holds(guess):
-        high, low = guess, guess - stride
-        while low >= floor and holds(low):
-            high, stride = low, 2 * stride
-            low = high - stride
-        low = max(low, floor - 1)
-    else:
-        low, high = guess, min(guess + stride, ceiling)
-        while not holds(high):
-            if high >= ceiling:
-                return None
-            stride *= 2
-            low, high = high, min(high + stride, ceiling)
-    return between(holds, low, high, step=step)
 
 
 CONFIDENCES = (0.5, 0.8, 0.95)

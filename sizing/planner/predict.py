@@ -30,6 +30,7 @@ from sizing.planner.candidates import (
 )
 from sizing.planner.configuration import Configuration, with_load
 from sizing.planner.deployment import deployment
+from sizing.planner.edge import Band, highest
 from sizing.planner.error_model import AS_PREDICTED, interval_around, validation
 from sizing.planner.layout import (
     Layout,
@@ -50,10 +51,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from sizing.evidence.intervals import PredictionInterval
     from sizing.latency.load import StepLoad
     from sizing.latency.step import Term
     from sizing.planner.candidates import Promises
+    from sizing.planner.intervals import PredictionInterval
     from sizing.planner.offered_load import OfferedLoad
     from sizing.simulation.outcome import Outcome
 
@@ -62,8 +63,10 @@ POOL_SIZE = re.compile(
     r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
     re.IGNORECASE,
 )
-HEADROOM_STEP = 0.03
-"""Load factor to which the headroom is resolved."""
+HEADROOM = Band(least=0.97, aim=0.985, most=1.0)
+"""
+Shares of the tightest limit that the highest rate of a plan uses up: all of it in a quick run.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,23 +310,23 @@ def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -
 
 
 def headroom(models: StepModels, chosen: Configuration, capacity_requests_per_s: float) -> Headroom:
-    """Bisect the largest load factor, up to capacity, at which quick simulations hold the SLO."""
+    """Return the largest load factor, up to capacity, at which quick simulations hold the SLO."""
     rate = models.inputs.scenario.workload.requests_per_s
-    low, high = 1.0, max(1.0, capacity_requests_per_s / rate)
-    used = utilisations(models, chosen)
-    full = f"{max(used, key=lambda role: used[role])} saturates"
-    binds = full
+    shares = utilisations(models, chosen)
+    binds = full = f"{max(shares, key=lambda role: shares[role])} saturates"
     simulations = Simulations(models)
-    while high - low > HEADROOM_STEP * low:
-        middle = (low + high) / 2
-        verdict = simulations.at_rate(middle * rate).holds(chosen, AS_PREDICTED, quick=True)
-        if verdict.holds:
-            low = middle
-        else:
-            high = middle
+
+    def used(factor: float) -> float:
+        nonlocal binds
+        verdict = simulations.at_rate(factor * rate).holds(chosen, AS_PREDICTED, quick=True)
+        if not verdict.holds:
             pool = f"{verdict.bottleneck_role} pool"
             binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
-    return Headroom(load_factor=low, binds=binds)
+        return verdict.used
+
+    most = max(1.0, capacity_requests_per_s / rate)
+    found = highest(used, 1.0, most, guess=most**0.5, band=HEADROOM)
+    return Headroom(load_factor=found or 1.0, binds=binds)
 
 
 def _latency(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.units import seconds
 from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import spare_replicas
+from sizing.planner.edge import SATURATED
 from sizing.planner.error_model import StepErrors
 from sizing.planner.slo import Check
 from sizing.planner.step_models import StepModels
@@ -35,6 +36,11 @@ class PlanVerdict:
     requests: int
     check: Check | None = None
     exhausted: bool = False
+
+    @property
+    def used(self) -> float:
+        """Share of the tightest limit that is used up; `SATURATED` where there is no latency."""
+        return SATURATED if self.check is None else self.check.ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from sizing.planner.candidates import (
 )
 from sizing.planner.configuration import Configuration, cost, cost_of
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.edge import RESOLUTION
 from sizing.planner.error_model import step_errors
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.pool_sizing import (
-    QUICK_STEP,
     PoolSizing,
     estimated_sizes,
     gpus_by_confidence,
@@ -187,7 +187,7 @@ class LayoutSearch:
                     return self._found(known)
             else:
                 known = None
-        looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
+        looks = [each for each in self._looks(below / (1 + RESOLUTION)) if not each.denied]
         best = min(looks, key=lambda each: each.cost, default=None)
         if best is not None and best.cost < below:
             known = best.sized
@@ -238,7 +238,7 @@ class LayoutSearch:
         best: Found | None = None
         below, known = NO_LIMIT, set[Layout]()
         for _ in range(ROUNDS):
-            looks = self._looks(below / (1 + QUICK_STEP), but=known)
+            looks = self._looks(below / (1 + RESOLUTION), but=known)
             promised = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
             best = self._split_of([each for each in looks if best is None or not each.denied], best)
             if best is None or cost(self.inputs, best.configuration) <= promised:
@@ -258,7 +258,7 @@ class LayoutSearch:
         looks = sorted(looks, key=lambda each: (each.denied, each.cost))
         costs = [each.cost for each in looks if not each.denied]
         cheapest = min(costs, default=NO_LIMIT)
-        for growth in (1 + QUICK_STEP, NO_LIMIT):
+        for growth in (1 + RESOLUTION, NO_LIMIT):
             for look in tuple(looks):
                 below = NO_LIMIT if best is None else cost(self.inputs, best.configuration)
                 if look.cost * ESTIMATE_TOLERANCE >= below:
@@ -297,7 +297,7 @@ class LayoutSearch:
             worth = 1.0
             todo.sort(key=lambda each: cost(self.inputs, each[1]))
         for lowest, estimated in todo:
-            layout, below = lowest.layout, cheapest * (1 + QUICK_STEP)
+            layout, below = lowest.layout, cheapest * (1 + RESOLUTION)
             shape = layout.prefill
             longer = ceil(estimated.replicas["prefill"] * self._longer.get(shape, 1))
             guess = estimated.sized({"prefill": longer})
@@ -430,7 +430,7 @@ class LayoutSearch:
         """
         below = NO_LIMIT if split is None else 2 * cost(self.inputs, split.configuration)
         found = self._mixed_below(below, quick=True)
-        if found is None or 2 * cost(self.inputs, found.configuration) * (1 - QUICK_STEP) >= below:
+        if found is None or 2 * cost(self.inputs, found.configuration) * (1 - RESOLUTION) >= below:
             return found
         return self._mixed_below(below, quick=False, first=found.configuration.layout)
 

@@ -37,12 +37,21 @@ if TYPE_CHECKING:
 class StepModels:
     """Steps under the load of one scenario; a replica shape is tabulated when it is first used."""
 
-    def __init__(self, inputs: Inputs, known: Known | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        known: Known | None = None,
+        *,
+        batches: int | None = None,
+        sequences: int | None = None,
+    ) -> None:
         """
         Check that step times are known.
 
         Args:
             known: step models as far as they are known, to which those that are made are added.
+            batches: under way in a pipeline at a time; `None`: one in each stage.
+            sequences: most in a step of a pool that decodes; `None`: as memory allows.
 
         Raises:
             InputError: a CPU without a calibration, or a calibration of something else.
@@ -60,6 +69,7 @@ class StepModels:
             )
         self.inputs = inputs
         self._models: Known = {} if known is None else known
+        self._under_way, self._most_sequences = batches, sequences
         self._batches: dict[tuple[LayoutShape, float, float], int] = {}
         self._tables: dict[tuple[LayoutShape, int, float], StepTable] = {}
         self._machines = {gpu: Machine.of(inputs, gpu) for gpu in inputs.kinds}
@@ -132,7 +142,8 @@ class StepModels:
         first, last = layout.prefill or layout.decode, layout.decode
         prompts, answers = self._lengths()
         context = float(prompts.mean() + np.mean(answers**2) / (2 * answers.mean()))
-        most = max(1, self.max_decode_batch(last, context=context, deviation=0.0))
+        fit = self._most_sequences or self.max_decode_batch(last, context=context, deviation=0.0)
+        most = max(1, fit)
         return StepModel(
             prefill=self._table(first, 1, self._mean_computed()),
             decode=self._table(last, most, self._mean_computed(longest)),
@@ -181,12 +192,20 @@ class StepModels:
             self._tables[key] = step_table(
                 self._machines[shape.gpu],
                 shape.slicing,
-                most=(self._machines[shape.gpu].engine.max_num_batched_tokens, max_sequences),
+                most=(self._largest_step(shape.gpu), max_sequences),
                 contexts=(prompts, prompts + answers),
                 prompt_tokens=prompt_tokens,
-                batches=shape.slicing.pp,
+                batches=self._under_way or shape.slicing.pp,
             )
         return self._tables[key]
+
+    def _largest_step(self, gpu: str) -> int:
+        """Return the most prompt tokens of a step; a prompt that is not chunked has one alone."""
+        engine = self._machines[gpu].engine
+        if engine.scheduling.chunked_prefill:
+            return engine.max_num_batched_tokens
+        longest = max(part.longest_prompt_tokens for part in self.inputs.scenario.workload.parts)
+        return max(engine.max_num_batched_tokens, longest)
 
     def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         prompts, answers, _ = equally_likely(self.inputs.scenario.workload, QUANTILES)

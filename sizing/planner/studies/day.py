@@ -23,6 +23,7 @@ from sizing.planner.budget import search_within_budgets
 from sizing.planner.build_plan import NoPlan, build_plan
 from sizing.planner.class_pools import sharing_classes
 from sizing.planner.configuration import with_load
+from sizing.planner.edge import least
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations
 from sizing.planner.studies.defaults import ATTAINMENT, INTERVAL_S
@@ -277,13 +278,12 @@ class _Checked:
         if count == self._all:
             low = math.inf  # the plan is for the highest rate of the day
         left = [rate for rate in descending if low < rate < high]
-        at = 0  # the highest first: mostly it holds
-        while left:
-            if self._at(count, left[at]):
-                low, left = left[at], left[:at]
-            else:
-                high, left = left[at], left[at + 1 :]
-            at = len(left) // 2
+        # The highest first: mostly it holds.
+        at = least(lambda at: self._at(count, left[at]), 0, 0, len(left) - 1) if left else None
+        if at is not None:
+            low, high = left[at], left[at - 1] if at else high
+        elif left:
+            high = left[-1]
         self._bounds[count] = low, high
 
     def _at(self, count: Replicas, rate: float) -> bool:

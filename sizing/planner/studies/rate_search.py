@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log
 from typing import TYPE_CHECKING
 
 from sizing.planner.candidates import (
@@ -14,6 +15,7 @@ from sizing.planner.candidates import (
 )
 from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.edge import LEAST_SHARE, RESOLUTION, STRIDE, Band, factor_to, highest, least
 from sizing.planner.error_model import step_errors
 from sizing.planner.pool_sizing import estimated_sizes, fluid_replicas
 from sizing.planner.result import below_floor, fits_nowhere
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 FINALISTS = 2
 """Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
 
-RESOLUTION = 0.03
-"""Relative step to which quick runs resolve the rate, and by which precise runs lower it."""
-
 TOO_LOW = 0.85
 """Share of a rate that holds below which an estimate is not worth a simulation."""
 
@@ -42,30 +41,20 @@ FAR_TOO_LOW = 0.6
 OPTIONS = 6
 """Layouts and batch limits of each kind whose rates are estimated: the highest by utilisation."""
 
-LEAST_SHARE = 1e-3
-"""Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
-
 PRECISE = 0.95
 """Share of a limit up to which a latency of a precise run may come: beyond, chance may decide."""
 
-QUICK = (0.86, 0.91, 0.95)
+QUICK = Band(least=0.86, aim=0.91, most=0.95)
 """
-The least share that a quick run is to use up of its tightest limit, the share that is aimed at, and
-the most: it is too short for the bursts that a precise run has.
+Shares of its tightest limit that the highest rate uses up in a quick run, which is too short for
+the bursts that a precise one has.
 """
 
-STEEPNESS = 1.5
-"""Per cent by which a latency near its limit changes, for each by which the rate does."""
+MOST_LOWERED = int(log(1 / LEAST_SHARE) / log(1 + RESOLUTION))
+"""Steps by which an estimated rate may be below the one by utilisation."""
 
-STRIDE = 1.15
-"""Factor by which one run changes the rate at most; it is squared from run to run."""
-
-INSENSITIVE = 2.0
-"""Factor that a run may change the rate by, from which on one that missed has to: some latencies
-miss their limit by little at any rate."""
-
-SATURATED = 2.0
-"""Share of a limit that stands for no latency at all: a pool that no run was needed for."""
+USUAL = 8
+"""Steps by which it usually is: queues take about a fifth."""
 
 UTILISATION = "pool saturates"
 """Limit that binds if no latency limit does."""
@@ -184,52 +173,43 @@ class RateSearch:
 
     def _estimated(self, option: Configuration, gpus: int) -> Held | None:
         """Return the option at the highest rate whose estimated sizes (eq. L2, T6) fit."""
-        high, best = self._ceiling(option, gpus)
-        low = high * LEAST_SHARE
+        ceiling, _ = self._ceiling(option, gpus)
         estimate = fluid_replicas if option.last == "mixed" else estimated_sizes
-        while high > low * (1 + RESOLUTION):
-            middle = (low * high) ** 0.5
-            models = self.models.at_rate(middle)
+
+        def rate(lowered: int) -> float:
+            return ceiling / (1 + RESOLUTION) ** lowered
+
+        def wanted(lowered: int) -> Configuration:
+            models = self.models.at_rate(rate(lowered))
             lowest = fewest_by_utilisation(models, option, self.errors)
-            wanted = estimate(models, lowest, self.errors)
-            if self._gpus(wanted) <= gpus:
-                low, best = middle, wanted
-            else:
-                high = middle
-        first = {role: count for role, count in best.replicas.items() if role == "prefill"}
+            return estimate(models, lowest, self.errors)
+
+        at = least(lambda each: self._gpus(wanted(each)) <= gpus, USUAL, 1, MOST_LOWERED)
+        if at is None:
+            return None
+        first = {role: count for role, count in wanted(at).replicas.items() if role == "prefill"}
         sized = self._filled(option, gpus, first)
-        return None if sized is None else Held(configuration=sized, rate=low)
+        return None if sized is None else Held(configuration=sized, rate=rate(at))
 
     # --- simulations
 
     def _climbed(self, guess: Held, gpus: int, floor: float, rate: float) -> Held | None:
-        """
-        Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*.
-
-        Each run says how near its tightest limit is, and so about how far away the rate is that
-        uses up as much of it as `QUICK` says; between a rate that is low enough and one that is
-        not, it is bisected.
-        """
+        """Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*."""
         ceiling = self._ceiling(guess.configuration, gpus)[0]
-        low, high, best, binds, stride = floor, ceiling, None, UTILISATION, STRIDE
-        while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
-            tried, verdict = self._held((best or guess).configuration, rate, gpus)
-            ratio = SATURATED if verdict.check is None else verdict.check.ratio
-            if tried is None or ratio > QUICK[-1]:
-                high, binds = rate, _limit(verdict)
+        best, binds = guess, UTILISATION
+
+        def used(rate: float) -> float:
+            nonlocal best, binds
+            held, verdict = self._held(best.configuration, rate, gpus)
+            share = verdict.used if held else max(verdict.used, 1.0)
+            if held is None or share > QUICK.most:
+                binds = _limit(verdict)
             else:
-                best, low = tried, rate
-                if ratio >= QUICK[0] and high < ceiling:
-                    break
-            rate *= min(max(_factor(ratio, QUICK[1]), 1 / stride), stride)
-            if best is None and stride > INSENSITIVE:
-                rate = min(rate, high / stride)
-            known = best is not None and not low * (1 + RESOLUTION / 2) < rate < high
-            overshot = rate < low and high > low * STRIDE**2  # what fewer GPUs carry holds
-            if known or overshot:
-                rate = (low * high) ** 0.5
-            stride = min(stride**2, 1 / LEAST_SHARE)
-        return None if best is None else replace(best, binds=binds)
+                best = held
+            return share
+
+        found = highest(used, floor, ceiling, guess=rate, band=QUICK)
+        return None if found is None else replace(best, binds=binds)
 
     def _held(
         self, chosen: Configuration, rate: float, gpus: int
@@ -268,8 +248,7 @@ class RateSearch:
                 return found
             if missed.exhausted:
                 return None
-            ratio = SATURATED if missed.check is None else missed.check.ratio
-            factor = min(max(_factor(ratio, PRECISE), 1 / STRIDE), 1 - RESOLUTION)
+            factor = min(max(factor_to(PRECISE, missed.used), 1 / STRIDE), 1 - RESOLUTION)
             if found.rate * factor > floor:
                 left.append(replace(found, rate=found.rate * factor))
         return None
@@ -286,11 +265,6 @@ class RateSearch:
         if least > gpus:
             return f"the smallest layout that may hold the SLO has {least} GPUs"
         return "no rate holds the SLO in simulations"
-
-
-def _factor(ratio: float, wanted: float) -> float:
-    """Return the factor on a rate by which the share of its tightest limit becomes *wanted*."""
-    return float((wanted / ratio) ** (1 / STEEPNESS))
 
 
 def _limit(verdict: PlanVerdict) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing.evidence.errors import summarise
 from sizing.evidence.evidence import leave_out, tried
 from sizing.evidence.interval_fit import RowResidual, fit_intervals
-from sizing.evidence.intervals import DISTANCES, LEVELS, Labels
+from sizing.planner.intervals import DISTANCES, LEVELS, Labels
 
 KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")
 

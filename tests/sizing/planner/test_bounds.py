@@ -21,7 +21,7 @@ from sizing.planner.deployment import deployment
 from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.layout import Layout, LayoutShape
 from sizing.planner.offered_load import QUANTILES
-from sizing.planner.pool_sizing import PoolSizing, between, least_near, size_split_pools
+from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
 from sizing.planner.simulated_check import Simulations
@@ -233,20 +233,6 @@ def test_the_fewest_replicas_are_found_from_any_guess(
     for below, affordable in ((sum(least), False), (sum(least) + 1, True)):
         found = size_split_pools(replace(sizing, below=below), of_size(least))
         assert (found is not None) is affordable
-
-
-@given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
-def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
-    """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
-    found = least_near(lambda count: count >= threshold, guess, floor, 200, step=1)
-    assert found == (None if threshold > 200 else max(threshold, floor))
-
-
-@given(threshold=st.integers(2, 300), step=st.integers(1, 40))
-def test_bisection_ends_within_a_step(threshold: int, step: int) -> None:
-    """What it returns holds, and is no more than a step above the smallest that does."""
-    found = between(lambda count: count >= threshold, 1, 300, step=step)
-    assert threshold <= found < threshold + step
 
 
 def test_utilisation_knows_the_interference() -> None:

@@ -232,8 +232,7 @@ def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | 
         lora = LoraSpec(max_loras=slots, max_lora_rank=8, max_cpu_loras=20, adapters=20)
         given = replace(given, engine=replace(given.engine, lora=lora))
     wide, narrow = (
-        one_replica_each(at(20.0), Layout.split(tp, tp, "h100-sxm"), StepModels(at(20.0)))
-        for tp in (2, 1)
+        one_replica_each(StepModels(at(20.0)), Layout.split(tp, tp, "h100-sxm")) for tp in (2, 1)
     )
     limits = [Check(metric="ttft", percentile="p99", seconds=s, limit_s=1.0) for s in (0.5, 0.6)]
     nowhere = fits_nowhere(given, ["one", "another"])
