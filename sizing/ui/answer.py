@@ -14,9 +14,8 @@ from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
 from minicluster.plan import Plan, to_json
-from sizing.planner.build_plan import NoPlan
-from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
+from sizing.planner.plan import ClassPlans, NoPlan, plan_classes
 from sizing.planner.predict import predict
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of

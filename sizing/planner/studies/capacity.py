@@ -11,9 +11,8 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan import Prediction
-from sizing.planner.budget import budgets
-from sizing.planner.class_pools import own_inputs
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.plan import budgets, own_inputs
 from sizing.planner.predict import prediction_of
 from sizing.planner.studies.cost import Running, require_price, running_of
 from sizing.planner.studies.defaults import THINK_S

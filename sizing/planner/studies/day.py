@@ -19,11 +19,9 @@ from minicluster.plan.scaling import (
 from minicluster.specs.checks import not_negative
 from minicluster.specs.scaling import HOLD_S, MARGIN
 from minicluster.workload.day_profile import DAY_S
-from sizing.planner.budget import search_within_budgets
-from sizing.planner.build_plan import NoPlan, build_plan
-from sizing.planner.class_pools import sharing_classes
 from sizing.planner.configuration import with_load
 from sizing.planner.edge import least
+from sizing.planner.plan import NoPlan, build_plan, search_within_budgets, sharing_classes
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations
 from sizing.planner.studies.defaults import ATTAINMENT, INTERVAL_S

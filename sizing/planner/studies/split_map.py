@@ -12,11 +12,10 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
-from sizing.planner.build_plan import at_planned_rate
-from sizing.planner.class_pools import sharing_classes
 from sizing.planner.configuration import cost, cost_of, with_search
 from sizing.planner.error_model import step_errors
 from sizing.planner.offered_load import QUANTILES
+from sizing.planner.plan import at_planned_rate, sharing_classes
 from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links

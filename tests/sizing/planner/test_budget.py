@@ -7,8 +7,7 @@ import math
 import pytest
 
 from minicluster.errors import InputError
-from sizing.planner.budget import search_within_budgets
-from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.plan import NoPlan, plan, search_within_budgets
 from sizing.planner.result import Found, Infeasible
 from sizing.planner.search import search
 from sizing.planner.studies.capacity import gpus_for_usd, gpus_within_budgets

@@ -17,11 +17,10 @@ from minicluster.specs.scenario import CostChoice
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.build_plan import NoPlan, plan
 from sizing.planner.candidates import list_candidates, utilisations
-from sizing.planner.class_pools import ClassPlans, own_inputs, plan_classes
 from sizing.planner.configuration import cost_of_plan, with_load
 from sizing.planner.error_model import AS_PREDICTED
+from sizing.planner.plan import ClassPlans, NoPlan, own_inputs, plan, plan_classes
 from sizing.planner.step_models import StepModels
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
@@ -276,7 +275,7 @@ def test_ctrl_c_leaves_no_pools_for_some_classes_only(
             raise KeyboardInterrupt
         return replace(built, inputs=given)
 
-    monkeypatch.setattr("sizing.planner.class_pools.plan", planned)
+    monkeypatch.setattr("sizing.planner.plan.plan", planned)
     found = plan_classes(of(CHAT, SUMMARIES))
     assert (list(found.chosen), found.own, found.interrupted) == ([""], {}, True)
 
@@ -287,7 +286,7 @@ def test_own_pools_may_take_all_the_gpus_there_are(
 ) -> None:
     built = proposed(of(CHAT, SUMMARIES))
     monkeypatch.setattr(
-        "sizing.planner.class_pools.plan",
+        "sizing.planner.plan.plan",
         lambda given, **_: replace(built, inputs=given),
     )
     mix, needed = of(CHAT, SUMMARIES), 2 * built.cost.gpus

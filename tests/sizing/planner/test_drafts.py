@@ -15,10 +15,10 @@ from minicluster.plan import read_plan, to_json
 from minicluster.specs.scenario import EngineChoice, ModelChoice
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing.planner import bounds
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
+from sizing.planner.plan import build_plan
 from sizing.planner.step_models import StepModels
 from sizing.report.tables import explanation_tables
 from tests.sizing.scenarios import LARGE, SMALL, found, inputs, proposed

@@ -14,11 +14,11 @@ from minicluster.plan import Plan, to_json
 from minicluster.specs.scenario import ModelChoice
 from minicluster.specs.slicing import Slicing
 from sizing.planner import bounds
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.plan import build_plan
 from sizing.planner.pool_sizing import estimated_sizes
 from sizing.planner.result import Found
 from sizing.planner.step_models import StepModels

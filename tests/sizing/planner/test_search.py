@@ -16,7 +16,6 @@ from minicluster.specs.lora import LoraSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import fewest_by_utilisation, one_replica_each
 from sizing.planner.configuration import Configuration
 from sizing.planner.error_model import AS_PREDICTED, step_errors
@@ -29,6 +28,7 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
+from sizing.planner.plan import build_plan
 from sizing.planner.result import (
     beyond_capacity,
     far_over_budget,
