@@ -158,33 +158,28 @@ def too_many(
 
 def over_budget(best: Configuration, inputs: Inputs, *, needed: int) -> Infeasible:
     """Return that the SLO can be held, but with more GPUs than the budget has."""
-    budget = inputs.cluster.max_gpus
     spares = {role: count for role, count in spare_replicas(inputs, best).items() if count}
     each = " and ".join(f"{count} {role}" for role, count in spares.items())
     with_spares = f" with {each} spare replicas" if spares else ""
-    return Infeasible(
-        reason=f"the SLO needs {needed} {' and '.join(best.gpus_by_kind)}{with_spares},"
-        f" cluster.max_gpus is {budget}",
-        binds="max_gpus",
-        nearest=str(best),
-        nearest_gpus=needed,
-        missed_by=f"{needed - budget} GPUs",
+    return _beyond(
+        best,
+        inputs,
+        needed=needed,
+        reason=f"the SLO needs {needed} {' and '.join(best.gpus_by_kind)}{with_spares}",
         way_out=f"cluster.max_gpus = {needed}, a looser SLO, or a lower rate",
     )
 
 
 def beyond_capacity(lowest: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the load takes more GPUs than the budget has, even without queues."""
-    budget, load = inputs.cluster.max_gpus, inputs.scenario.workload
-    share = inputs.scenario.search.max_utilisation_fraction
-    return Infeasible(
+    load, share = inputs.scenario.workload, inputs.scenario.search.max_utilisation_fraction
+    return _beyond(
+        lowest,
+        inputs,
+        needed=lowest.gpus,
+        about="at least ",
         reason=f"{load.requests_per_s:g} requests/s take at least {lowest.gpus}"
-        f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%},"
-        f" cluster.max_gpus is {budget}",
-        binds="max_gpus",
-        nearest=str(lowest),
-        nearest_gpus=lowest.gpus,
-        missed_by=f"at least {lowest.gpus - budget} GPUs",
+        f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%}",
         way_out=f"a lower {load.demand_key}, shorter prompts or answers, or more GPUs"
         " (cluster.max_gpus)",
     )
@@ -192,13 +187,31 @@ def beyond_capacity(lowest: Configuration, inputs: Inputs) -> Infeasible:
 
 def far_over_budget(sized: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the pools are estimated so far over the budget that none is simulated."""
+    return _beyond(
+        sized,
+        inputs,
+        needed=sized.gpus,
+        about="about ",
+        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (an estimate)",
+        way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
+    )
+
+
+def _beyond(
+    nearest: Configuration,
+    inputs: Inputs,
+    *,
+    needed: int,
+    reason: str,
+    way_out: str,
+    about: str = "",
+) -> Infeasible:
     budget = inputs.cluster.max_gpus
     return Infeasible(
-        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (an"
-        f" estimate), cluster.max_gpus is {budget}",
+        reason=f"{reason}, cluster.max_gpus is {budget}",
         binds="max_gpus",
-        nearest=str(sized),
-        nearest_gpus=sized.gpus,
-        missed_by=f"about {sized.gpus - budget} GPUs",
-        way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
+        nearest=str(nearest),
+        nearest_gpus=needed,
+        missed_by=f"{about}{needed - budget} GPUs",
+        way_out=way_out,
     )

@@ -104,21 +104,6 @@ class _Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The arguments of `Simulations.holds`."""
-
-    chosen: Configuration
-    errors: StepErrors
-    seed: int
-    quick: bool
-
-    @property
-    def kind(self) -> tuple[StepErrors, bool]:
-        """What one search asks again and again."""
-        return self.errors, self.quick
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SloRun:
     """
     Limits of the SLO in one simulation.
@@ -172,7 +157,6 @@ class Simulations:
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._runs: dict[object, SloRun] = {}
         self._predicted: dict[Configuration, Outcome] = {}
-        self._latency_first: set[tuple[StepErrors, bool]] = set()
 
     def at_rate(self, requests_per_s: float) -> Simulations:
         """Return simulations of the same configurations at another rate, on the same budget."""
@@ -261,7 +245,8 @@ class Simulations:
 
         What a run leaves open, though every percentile in it holds, is decided by one of at least
         `VERIFY_REQUESTS` with the verifying seed; what else is open counts as missed
-        (docs/model.md, eq. L4).
+        (docs/model.md, eq. L4). What holds with slow steps has to hold with latencies as far off as
+        those measured, too.
 
         Args:
             quick: whether the percentile of one shorter run decides; else a limit must hold
@@ -273,59 +258,44 @@ class Simulations:
             return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
         count = self.run_requests(chosen, errors, quick=quick)
         verdict = replace(missed, requests=count)
-        asked = _Asked(chosen=chosen, errors=errors, seed=seed, quick=quick)
         try:
-            if asked.kind in self._latency_first:  # what denied the last one may deny this one, too
-                denied = self._denied_by_latency(verdict, asked)
-                if denied is not None:
-                    return denied
             run = self.run(chosen, errors, requests=count, seed=seed)
             short = not quick and count < VERIFY_REQUESTS
             # A longer run has to decide; the search's own seed has to hold by itself.
             unsure = run is not None and run.surely_holds is None
             if run and short and unsure and (seed or run.tightest.ratio <= 1):
-                asked = replace(asked, seed=VERIFY_SEED)
-                verdict = replace(verdict, requests=VERIFY_REQUESTS)
-                run = self.run(chosen, errors, requests=VERIFY_REQUESTS, seed=VERIFY_SEED)
+                seed, verdict = VERIFY_SEED, replace(verdict, requests=VERIFY_REQUESTS)
+                run = self.run(chosen, errors, requests=VERIFY_REQUESTS, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
             return verdict
         if run is None:
             return replace(verdict, exhausted=True)
         holds = run.tightest.ratio <= 1 if quick else bool(run.surely_holds)
         verdict = replace(verdict, holds=holds, bottleneck_role=run.role, check=run.tightest)
-        if not holds:
-            self._latency_first.discard(asked.kind)
-            return verdict
-        return self._checked(verdict, run, asked)
-
-    def _checked(self, verdict: PlanVerdict, slowed: SloRun, asked: _Asked) -> PlanVerdict:
-        """Check what holds with slow steps for latencies as far off as those measured."""
-        verifying = not asked.quick and asked.seed != 0  # by the run of the prediction, too
-        if not verifying and slowed.late(asked.errors).ratio <= 1:
-            self._latency_first.discard(asked.kind)
+        verifying = seed != 0 and not quick  # by the run that the prediction is read from, too
+        if not holds or (not verifying and run.late(errors).ratio <= 1):
             return verdict  # steps as predicted are faster still
-        denied = self._denied_by_latency(verdict, asked)
-        if denied is None and verifying:
-            longer = self.prediction_requests(asked.chosen)
-            return replace(verdict, requests=verdict.requests + longer)
-        return denied or verdict
-
-    def _denied_by_latency(self, verdict: PlanVerdict, asked: _Asked) -> PlanVerdict | None:
-        """Deny what misses with latencies as far off as those measured; `None`: it holds."""
-        chosen, count, seed = asked.chosen, verdict.requests, asked.seed
-        if seed and not asked.quick:
+        if verifying:
             count, seed = self.prediction_requests(chosen), PREDICTION_SEED
-        run = self.run(chosen, AS_PREDICTED, requests=count, seed=seed)
+        late = self._late(chosen, errors, requests=count, seed=seed)
+        if late is None:
+            return replace(verdict, requests=verdict.requests + count * verifying)
+        return replace(late, requests=verdict.requests, check=late.check or verdict.check)
+
+    def _late(
+        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+    ) -> PlanVerdict | None:
+        """Deny what misses with latencies as far off as those measured; `None`: it holds."""
+        run = self.run(chosen, AS_PREDICTED, requests=requests, seed=seed)
+        missed = PlanVerdict(holds=False, bottleneck_role=chosen.last, requests=requests)
         if run is None:
-            return replace(verdict, holds=False, exhausted=True)
-        late = run.late(asked.errors)
+            return replace(missed, exhausted=True)
+        late = run.late(errors)
         if late.ratio <= 1:
             return None
-        self._latency_first.add(asked.kind)
-        prefill = "prefill" in chosen.replicas and late.metric == "ttft"
-        role = "prefill" if prefill else chosen.last
+        role = "prefill" if late.metric == "ttft" and chosen.last == "decode" else chosen.last
         role = run.role if late.metric == "e2e" else role
-        return replace(verdict, holds=False, bottleneck_role=role, check=late)
+        return replace(missed, bottleneck_role=role, check=late)
 
     def run_requests(self, chosen: Configuration, errors: StepErrors, *, quick: bool) -> int:
         """
