@@ -35,7 +35,7 @@ from minicluster.errors import InputError
 from sizing.catalog import find_gpu, find_model, models
 from sizing.evidence.errors import class_of, scored
 from sizing.evidence.evidence import read_evidence
-from sizing.evidence.interval import QUANTITIES
+from sizing.evidence.interval_fit import QUANTITIES
 from sizing.evidence.labels import read_labels
 from sizing.evidence.row import read_rows
 from sizing.evidence.validate import judge

@@ -25,12 +25,12 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from sizing.evidence.evidence import read_evidence
-from sizing.evidence.interval import DISTANCES
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row import MeasuredRow, read_rows
 from sizing.evidence.row_config import nearest_engine
 from sizing.latency.load import prefill_load
 from sizing.latency.step import Machine, step_s
+from sizing.planner.intervals import DISTANCES
 from sizing.report.validation import figures
 
 if TYPE_CHECKING:

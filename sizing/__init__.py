@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from minicluster.workload.sources import RequestSource as RequestSource
     from minicluster.workload.traces import read_trace as read_trace
     from sizing.evidence.validate import validate as validate
-    from sizing.planner.build_plan import NoPlan as NoPlan
-    from sizing.planner.build_plan import plan as plan
-    from sizing.planner.class_pools import plan_classes as plan_classes
     from sizing.planner.explanation import explain_plan as explain_plan
+    from sizing.planner.plan import NoPlan as NoPlan
+    from sizing.planner.plan import plan as plan
+    from sizing.planner.plan import plan_classes as plan_classes
     from sizing.planner.predict import predict as predict
     from sizing.planner.studies.capacity import capacity as capacity
     from sizing.planner.studies.day import DayOptions as DayOptions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DayOptions": "sizing.planner.studies.day",
-    "NoPlan": "sizing.planner.build_plan",
+    "NoPlan": "sizing.planner.plan",
     "Plan": "minicluster.plan",
     "RequestSource": "minicluster.workload.sources",
     "Scenario": "sizing.scenario",
@@ -47,8 +47,8 @@ _HOMES = {
     "day": "sizing.planner.studies.day",
     "decisions": "sizing.planner.studies.decisions",
     "explain_plan": "sizing.planner.explanation",
-    "plan": "sizing.planner.build_plan",
-    "plan_classes": "sizing.planner.class_pools",
+    "plan": "sizing.planner.plan",
+    "plan_classes": "sizing.planner.plan",
     "predict": "sizing.planner.predict",
     "read_plan": "minicluster.plan",
     "read_profile": "minicluster.workload.day_profile",

@@ -139,12 +139,12 @@ class PageGroup(NamedTuple):
     Attributes:
         kind: `full`, `window` or `state`.
         block_tokens: tokens of a block; of a state any.
-        number: of such groups.
+        number: of such groups; a fraction of blocks of another size where pools are apart.
     """
 
     kind: str
     block_tokens: int
-    number: int
+    number: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class KvPages:
         return int(kv_bytes // self.block_bytes) - 1
 
     @property
-    def fixed_blocks(self) -> int:
+    def fixed_blocks(self) -> float:
         """Blocks that a sequence takes however long it is."""
         return sum(self.states * group.number for group in self.groups if group.kind == "state")
 
@@ -202,7 +202,14 @@ class KvPages:
         return sum(group.number * self.block_tokens / group.block_tokens for group in full)
 
 
-def kv_pages(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int = 0) -> KvPages:
+def kv_pages(
+    model: ModelSpec,
+    *,
+    slicing: Slicing,
+    block_size: int,
+    drafts: int = 0,
+    one_pool: bool = True,
+) -> KvPages:
     """
     Return the blocks that vLLM divides the KV cache in (docs/model.md, eq. M12).
 
@@ -215,6 +222,7 @@ def kv_pages(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int
         slicing: of one replica; a pipeline stage holds its share of each group.
         block_size: tokens of a block, as the engine is asked for.
         drafts: tokens verified in a step; each leaves a state.
+        one_pool: whether kinds share one pool; else each has its own, and no block is padded.
 
     Source:
         vLLM 0.29.0 platforms/interface.py `_align_hybrid_block_size`; v1/core/kv_cache_utils.py
@@ -228,6 +236,8 @@ def kv_pages(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int
         sequence holds for two steps where it passes the end of a block, and states of cached
         prefixes; which layers lie on which stage.
     """
+    if not one_pool:
+        return _pages_apart(model, slicing=slicing, block_size=block_size, drafts=drafts)
     page, linear = _layer_kv_bytes(model, tp=slicing.tp), model.linear
     block, state = block_size, 0.0
     if linear is not None:
@@ -265,6 +275,25 @@ def kv_pages(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int
         block_tokens=block,
         groups=groups,
         states=1 + drafts,
+        window_tokens=model.window_tokens,
+    )
+
+
+def _pages_apart(model: ModelSpec, *, slicing: Slicing, block_size: int, drafts: int) -> KvPages:
+    """Return the blocks of pools apart (eq. M3), each in those of the first kind there is."""
+    windows = model.num_window_layers * _fullest_share(model, slicing)
+    sizes = {
+        "full": block_size * kv_bytes_per_token(model, slicing=slicing),
+        "window": block_size * windows * _layer_kv_bytes(model, tp=slicing.tp),
+        "state": state_bytes(model, slicing=slicing, drafts=drafts),
+    }
+    sizes = {kind: size for kind, size in sizes.items() if size}
+    unit = next(iter(sizes.values()))
+    return KvPages(
+        block_bytes=unit,
+        block_tokens=block_size,
+        groups=tuple(PageGroup(kind, block_size, size / unit) for kind, size in sizes.items()),
+        states=1,
         window_tokens=model.window_tokens,
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from math import ceil
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import KvPages, kv_bytes_per_token, kv_pages
 from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
 from minicluster.errors import InputError
+from minicluster.plan.deployment import EngineRules
 from minicluster.specs.lora import adapter_bytes
 from minicluster.specs.slicing import stage_layers
 
@@ -21,7 +24,8 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
     Raises:
         InputError: its KV cache has no room for a block.
     """
-    engine = deployment.engine
+    engine, rules = deployment.engine, asdict(rules_of(deployment))
+    del rules["one_kv_pool"]
     each = 1 + engine.speculative_tokens
     return EngineLimits(
         max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
@@ -31,7 +35,13 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
         long_prefill_token_threshold=engine.chunked_prefill_tokens,
         speculative_tokens=engine.speculative_tokens,
         mean_accepted_tokens=engine.mean_accepted_tokens,
+        **rules,
     )
+
+
+def rules_of(deployment: Deployment) -> EngineRules:
+    """Return the rules of a deployment's engine."""
+    return deployment.engine.rules or EngineRules()
 
 
 def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
@@ -42,6 +52,7 @@ def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
         slicing=pool.slicing,
         block_size=engine.block_size,
         drafts=engine.speculative_tokens,
+        one_pool=rules_of(deployment).one_kv_pool,
     )
 
 
@@ -62,13 +73,11 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
         InputError: no block is left.
     """
     pages, sequences = pool_pages(deployment, pool), pool.max_num_seqs
-    size = pages.block_tokens
-    longest = -(-deployment.engine.max_model_len // size)
+    size, grows = pages.block_tokens, pages.growing_blocks
+    longest, windows = _windows(deployment, pages)
     every = pages.blocks(size) - pages.fixed_blocks
-    windows = pages.blocks(longest * size) - pages.fixed_blocks - longest * pages.growing_blocks
     space = pages.usable_blocks(pool.kv_bytes) - sequences * pages.fixed_blocks
     left = space - sequences * windows
-    grows = pages.growing_blocks
     full = left / grows if grows else sequences * longest * (left >= 0)
     blocks = int(max(space / every, full) / pool.pp)
     if blocks < 1:
@@ -76,6 +85,22 @@ def kv_blocks(deployment: Deployment, pool: Pool) -> int:
         expected = f"room for a block, {needed:.0f}"
         raise InputError(f"pools[{pool.role}].kv_bytes", pool.kv_bytes, expected)
     return blocks
+
+
+def kv_bytes_for(deployment: Deployment, pool: Pool, blocks: int) -> float:
+    """Return the least KV cache per GPU of which each batch has so many blocks (eq. M11)."""
+    pages = pool_pages(deployment, pool)
+    _, windows = _windows(deployment, pages)
+    held = pool.max_num_seqs * (pages.fixed_blocks + windows)
+    return pages.block_bytes * (1 + ceil(held + blocks * pool.pp * pages.growing_blocks))
+
+
+def _windows(deployment: Deployment, pages: KvPages) -> tuple[int, float]:
+    """Return the blocks of the longest sequence, and those of its windows."""
+    size = pages.block_tokens
+    longest = -(-deployment.engine.max_model_len // size)
+    growing = longest * pages.growing_blocks
+    return longest, pages.blocks(longest * size) - pages.fixed_blocks - growing
 
 
 def planned_offload(deployment: Deployment, pool: Pool) -> OffloadLimits | None:

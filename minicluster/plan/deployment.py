@@ -55,6 +55,32 @@ class KvOffload(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules(Spec):
+    """
+    Rules in which engines differ; the defaults are vLLM's, with a step scheduled after the last.
+
+    Attributes:
+        mixed_steps, chunked_prefill, kv_reserved_fraction: see `SchedulingRules`.
+        one_kv_pool: whether all kinds of layers share one pool of blocks; see `kv_pages`.
+        scheduled_ahead: the next step is scheduled while one runs: a request that arrives during a
+            step joins the one after the next.
+        receive_steps: decode steps from one look at new requests to the next; a step that holds
+            prompts is followed by a look at once, as in SGLang's `scheduler_recv_skipper.py`.
+        wait_steps: most steps that prompts wait for others while sequences decode.
+        wait_fraction: share of the token budget that, once filled, ends the wait.
+    """
+
+    mixed_steps: bool = True
+    chunked_prefill: bool = True
+    kv_reserved_fraction: NotNegative = 0.0
+    one_kv_pool: bool = True
+    scheduled_ahead: bool = False
+    receive_steps: Count = 1
+    wait_steps: Whole = 0
+    wait_fraction: NotNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(Spec):
     """
     Settings that all replicas share.
@@ -73,6 +99,7 @@ class EngineSettings(Spec):
             no.
         kv_offload: `None`: KV blocks are on the GPUs alone.
         lora: adapters, and slots for them; `None`: none.
+        rules: of the engine; `None`: the defaults.
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -90,6 +117,7 @@ class EngineSettings(Spec):
     two_batch_overlap: bool | None = None
     kv_offload: KvOffload | None = None
     lora: LoraSpec | None = None
+    rules: EngineRules | None = None
 
     def _check(self) -> None:
         if self.two_batch_overlap and self.all_to_all is None:

@@ -85,7 +85,7 @@ NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
 
 LATER = (
     "kv_offload", "all_to_all", "two_batch_overlap", "lora", "max_lora", "max_cpu_loras", "users",
-    "think",
+    "think", "rules",
 )  # fmt: skip
 """Begins of the names of settings that plans left out before there were such settings."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from minicluster.plan import Plan
-    from sizing.planner.class_pools import ClassPlans
+    from sizing.planner.plan import ClassPlans
 
 
 REPLAN_FACTOR = 1.2
@@ -54,8 +54,7 @@ def plan(
     plan.json.
     """
     from minicluster.plan import to_json
-    from sizing.planner.build_plan import NoPlan
-    from sizing.planner.class_pools import plan_classes
+    from sizing.planner.plan import NoPlan, plan_classes
     from sizing.report.plan_screen import class_plans_json
 
     inputs, scenario = asked.load(), asked.scenario

@@ -113,7 +113,7 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     """Compare static pools with autoscaling over a day: GPU-hours, attainment, static share."""
     from minicluster.workload.day_profile import read_profile
     from sizing import catalog
-    from sizing.planner.build_plan import at_planned_rate
+    from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies import day as days
     from sizing.report.questions import day_page, day_parts
 

@@ -212,7 +212,7 @@ def pareto(
     ] = "gpus",
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
-    from sizing.planner.build_plan import at_planned_rate
+    from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
@@ -249,7 +249,7 @@ def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[d
     return [
         {
             **{name: getattr(point, name) for name in kept},
-            "max_batch_size": point.candidate.tandem.decode.max_batch_size,
+            "max_batch_size": point.configuration.batch_limit,
             "on_fronts": [front.name for front in drawn if front.kept[at]],
         }
         for at, point in enumerate(found)

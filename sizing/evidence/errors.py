@@ -11,7 +11,7 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from sizing.catalog import find_gpu, find_model, gpu_generation
-from sizing.evidence.interval import QUANTITIES, RowResidual
+from sizing.evidence.interval_fit import QUANTITIES, RowResidual
 from sizing.evidence.row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:

@@ -16,23 +16,14 @@ from minicluster.config import parse, read_json
 from minicluster.specs.checks import Spec
 from sizing.catalog import configs, find_gpu
 from sizing.evidence.errors import SliceErrors, residuals, slices, summarise
-from sizing.evidence.interval import (
-    FOLDS,
-    QUANTITIES,
-    Centre,
-    Intervals,
-    RowResidual,
-    Spread,
-    fit_intervals,
-    folds,
-)
+from sizing.evidence.interval_fit import FOLDS, QUANTITIES, RowResidual, fit_intervals, folds
+from sizing.planner.intervals import FILE, Intervals, Residuals, Support
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sizing.evidence.validate import RowVerdict
 
-FILE = "validation/evidence.json"
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
 LIMITS_A_DECADE = 24
 """SLO limits per factor of ten at which claims are checked: neighbours differ by 10 %."""
@@ -84,29 +75,13 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Support(Spec):
-    """Rows of one kind of deployment, and the median errors of their predictions."""
-
-    split: bool
-    engine: str
-    gpu: str
-    weight_dtype: str
-    rows: int
-    ttft_median: float | None
-    tpot_median: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence(Spec):
+class Evidence(Residuals):
     """
     Figures of one run of `sizing validate`; no measured row is in it.
 
     Attributes:
         coverage: of the intervals on rows left out of them.
         claims: how often one-sided bounds are right, likewise.
-        centres: mean errors by group.
-        spreads: how far rows lie from them, by distance of the nearest measurement.
-        support: predicted rows by kind of deployment.
         left_out: coverage of intervals on whole groups that were left out of them.
     """
 
@@ -114,18 +89,7 @@ class Evidence(Spec):
     errors: tuple[SliceErrors, ...]
     coverage: tuple[Coverage, ...]
     claims: tuple[Claim, ...]
-    centres: tuple[Centre, ...]
-    spreads: tuple[Spread, ...]
-    support: tuple[Support, ...]
     left_out: tuple[HeldOutCoverage, ...] = ()
-
-    @property
-    def intervals(self) -> Intervals:
-        """Return the intervals that the run made."""
-        return Intervals(
-            centres={each.path: each for each in self.centres},
-            spreads={(each.quantity, each.kind, each.distance): each for each in self.spreads},
-        )
 
 
 @cache

@@ -10,11 +10,11 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.parameters import parameters
-from sizing.evidence.interval import Labels
 from sizing.evidence.protocol import protocol_of
-from sizing.evidence.row import MeasuredRow, kind_of, path_of
+from sizing.evidence.row import MeasuredRow, kind_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
+from sizing.planner.intervals import Labels, path_of
 from sizing.simulation.outcome import Outcome, simulate
 
 if TYPE_CHECKING:

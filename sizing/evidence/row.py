@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import InputError
 from minicluster.files import SURPLUS, read_table
 from minicluster.specs.slicing import Slicing
-from sizing.catalog import find_gpu, gpu_generation, model_family
-from sizing.evidence.interval import Labels
 from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from minicluster.specs.model import ModelSpec
     from sizing.evidence.labels import RowLabel
 
 
@@ -326,26 +323,6 @@ class _Line:
         if (tp * dp) % ep:
             raise self.error(f"{prefix}ep", f"a divisor of the {tp * dp} GPUs of a stage")
         return Slicing(tp=tp, pp=pp, ep=ep, dp=dp)
-
-
-def path_of(
-    load: str, engine: str, model: ModelSpec, *, name: str, gpu: str, configuration: str = ""
-) -> Labels:
-    """
-    Return the labels of a prediction.
-
-    Args:
-        load: as `kind_of` names it.
-        model: its architecture; names differ between repositories of the same weights.
-        name: of the model, by which its family is found.
-    """
-    experts = " MoE" if model.moe else " dense"
-    # An open loop of known lengths errs as closed ones do, of which there are many more.
-    known = load.startswith("closed") or load == "open"
-    kind = f"loaded{experts}" if known else load
-    shape = f"{model.num_layers} layers of {model.hidden_size}"
-    generation = gpu_generation(find_gpu(gpu).name)
-    return Labels(kind, engine.lower(), model_family(name), generation, shape, configuration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

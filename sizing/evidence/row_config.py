@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from minicluster.engine_model.kv_cache import kv_bytes_per_sequence, kv_pages
 from minicluster.errors import InputError
 from minicluster.specs.checks import one_of
 from minicluster.specs.cluster import ClusterSpec
@@ -21,7 +20,6 @@ from sizing.evidence.protocol import (
     pool_settings,
     recipe_of,
 )
-from sizing.latency.memory import kv_space_bytes
 from sizing.latency.step import Machine
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""
-LEAST_KV_FRACTION = 0.02
-"""Least share of GPU memory taken as KV cache: a row that ran had some, whatever our sum says."""
 SCALE_OUT_LATENCY_S = 10e-6
 """One hop between nodes where no preset of the GPU says: as in the presets of configs/clusters."""
 NEW_DTYPES = ("fp8", "fp4")
@@ -67,26 +63,6 @@ class RowConfig:
     pools: Mapping[str, PoolSettings]
     notes: tuple[str, ...]
     acceptance: str = ""
-
-    @property
-    def rules(self) -> SchedulingRules:
-        """How the engine fills a step."""
-        return self.machine.engine.scheduling
-
-    def kv_tokens(self, slicing: Slicing, sequence_tokens: float) -> float:
-        """Tokens that one attention rank's KV cache holds, in sequences of a given length."""
-        m = self.machine
-        space = kv_space_bytes(m.model, m.gpu, m.engine, slicing=slicing)
-        least = m.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
-        size, drafts = m.engine.block_size, m.engine.speculative_tokens
-        if m.engine.one_kv_pool:
-            pages = kv_pages(m.model, slicing=slicing, block_size=size, drafts=drafts)
-            each = pages.block_bytes * pages.blocks(sequence_tokens)
-        else:
-            each = kv_bytes_per_sequence(
-                m.model, sequence_tokens, slicing=slicing, block_size=size, drafts=drafts
-            )
-        return max(space, least) * sequence_tokens / each
 
 
 def row_config(row: MeasuredRow) -> RowConfig:

@@ -8,24 +8,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.engine_model.limits import LOOKAHEAD_STEPS, EngineLimits
-from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.engine_model.limits import LOOKAHEAD_STEPS
+from minicluster.engine_model.planned_limits import kv_bytes_for, pool_pages
+from minicluster.plan import EngineRules, Inputs
 from minicluster.routing import ROUND_ROBIN
+from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.lengths import length_quantiles
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.protocol import PoolSettings, prompt_range_of, protocol_of, sent_earlier
-from sizing.latency.collectives import path_coefficients
-from sizing.latency.step_table import step_table
-from sizing.simulation.system import Path, SimulatedPool, System
+from sizing.planner.configuration import Configuration
+from sizing.planner.deployment import deployment
+from sizing.planner.error_model import StepErrors
+from sizing.planner.layout import Layout, LayoutShape, kv_space
+from sizing.planner.step_models import StepModels
+from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from minicluster.plan import Deployment, Pool
     from minicluster.workload.arrivals import Arrivals
-    from sizing.evidence.row import Group, MeasuredRow
+    from sizing.evidence.row import MeasuredRow
     from sizing.evidence.row_config import RowConfig
+    from sizing.simulation.system import SimulatedPool, System
 
+LEAST_KV_FRACTION = 0.02
+"""Least share of GPU memory taken as KV cache: a row that ran had some, whatever our sum says."""
 REQUEST_S = 6.15e-3
 """
 An engine's own API server: measured rows have no Ray Serve before it. The 7 ms of configs/engines
@@ -42,7 +51,6 @@ OPEN_REQUESTS = 1500
 """Requests of an open loop whose row does not say how many or how long."""
 MOST_REQUESTS = 20_000
 """Requests of an open loop that are simulated: enough for a load that settles or never does."""
-LARGEST_STEP_TOKENS = 65_536
 RATES = -500.0, 501.0
 """Bounds of the rate of a cut exponential distribution, per length of its range. They are not
 symmetric, so that no bisection tries the rate 0, which has no exponential."""
@@ -54,47 +62,135 @@ def row_system(
     row: MeasuredRow, config: RowConfig, *, spare: float = 1.0, slowness: float = 1.0
 ) -> System:
     """
-    Return the system of a row (docs/model.md, eq. V2 to V4).
+    Return the system of a row, deployed and simulated as a plan is (docs/model.md, eq. V2 to V4).
 
     Of an aggregated row, one of the equal queues that share its load: a copy of attention, and a
     batch under way in a pipeline. Of split pools, every queue; requests go to them in turn.
 
     Args:
-        spare: factor on the KV cache of an aggregated row.
-        slowness: factor on its steps.
+        spare: factor on the KV cache.
+        slowness: factor on steps.
     """
-    if row.load == "static":
-        return System(decode=_static_pool(row, config), path=Path())
-    if len(row.groups) == 1:
-        [group], protocol = row.groups, protocol_of(row)
-        seqs = protocol.max_batch_size if protocol else config.max_num_seqs
-        blocks = _kv_blocks(row, config, group, spare)
-        pool = _pool(row, config, group, max_num_seqs=seqs, blocks=blocks, slowness=slowness)
-        return System(decode=pool, path=Path(request_s=_request_s(row)))
-    prefill, decode = row.groups
-    pull = path_coefficients(
-        config.machine,
-        prefill_tp=prefill.slicing.tp,
-        decode_tp=decode.slicing.tp,
-        tokens=(1 - row.length_jitter / 2) * row.isl,
-    )
-    decode_pool = _split_pool(row, config, decode)
-    return System(
-        prefill=_split_pool(row, config, prefill),
-        decode=decode_pool,
-        path=Path(
-            request_s=_request_s(row) + _look_s(row, config, decode_pool),
-            transfer_base_s=pull.transfer_base_s,
-            transfer_per_token_s=pull.transfer_per_token_s,
-        ),
+    inputs = row_inputs(row, config)
+    chosen = _configuration(row, config, inputs)
+    whole = 1 if row.load == "static" else None  # a static batch is one in all stages
+    models = StepModels(inputs, batches=whole, sequences=chosen.batch_limit)
+    model = models.of(chosen.layout, errors=StepErrors(prefill=slowness, decode=slowness))
+    system = deployed_system(_deployment(row, config, inputs, chosen, spare), model)
+    if system.prefill is None:
+        return replace(system, decode=replace(system.decode, replicas=1, group=1))
+    look_s = _look_s(row, config, system.decode)
+    return replace(
+        system,
+        prefill=replace(system.prefill, group=1),
+        decode=replace(system.decode, group=1),
+        path=replace(system.path, request_s=system.path.request_s + look_s),
         decode_policy=ROUND_ROBIN,
-        prefill_policy=ROUND_ROBIN,
     )
 
 
-def _request_s(row: MeasuredRow) -> float:
-    """Seconds of the API server, with the tokenisation of a mean prompt."""
-    return REQUEST_S + TOKENISE_S * (1 - row.length_jitter / 2) * row.isl
+def row_inputs(row: MeasuredRow, config: RowConfig) -> Inputs:
+    """Return what a scenario of the row would name; the rate, which no step depends on, is 1."""
+    machine = config.machine
+    engine = machine.engine
+    budgets = [each.max_num_batched_tokens or 0 for each in config.pools.values()]
+    budget = max(config.token_budget, *budgets, 0)
+    if row.load == "static":  # whole prompts share a step
+        batch = math.ceil(row.amount / queues_of(row))
+        prompts = 0 if engine.scheduling.chunked_prefill else batch * row.isl
+        budget = max(budget, prompts, batch * (1 + engine.speculative_tokens))
+    return Inputs(
+        scenario=ScenarioSpec(
+            model=ModelChoice(id=row.model),
+            cluster=ClusterChoice(gpu=machine.gpu.name),
+            workload=_workload(row),
+            search=SearchChoice(routing=ROUND_ROBIN),
+        ),
+        model=machine.model,
+        gpu=machine.gpu,
+        cluster=machine.cluster,
+        engine=replace(
+            engine,
+            max_num_batched_tokens=budget,
+            max_num_seqs=config.max_num_seqs,
+            # Its own API server, with the tokenisation of a mean prompt.
+            per_request_s=REQUEST_S + TOKENISE_S * (1 - row.length_jitter / 2) * row.isl
+            if row.load != "static"
+            else 0.0,
+        ),
+        calibration=None,
+    )
+
+
+def _configuration(row: MeasuredRow, config: RowConfig, inputs: Inputs) -> Configuration:
+    """Return the pools of a row; of an aggregated one a replica, which stands for all."""
+    shapes = {
+        each.role: LayoutShape(slicing=each.slicing, gpu=inputs.gpu.name) for each in row.groups
+    }
+    split = len(row.groups) > 1
+    return Configuration(
+        layout=Layout(prefill=shapes.get("prefill"), decode=shapes["decode" if split else "mixed"]),
+        replicas={each.role: each.replicas if split else 1 for each in row.groups},
+        max_batch={each.role: _sequences(row, config, inputs, each.role) for each in row.groups},
+    )
+
+
+def _sequences(row: MeasuredRow, config: RowConfig, inputs: Inputs, role: str) -> int:
+    """Return the most sequences of one queue: of a loop no more than its users."""
+    engine = inputs.engine_on(inputs.gpu.name)
+    own, protocol = config.pools.get(role, PoolSettings()), protocol_of(row)
+    most = own.max_num_seqs or engine.max_num_seqs
+    if protocol is not None:
+        most = protocol.max_batch_size
+    if role == "mixed" and row.load != "open":
+        most = min(most, math.ceil(row.amount / queues_of(row)))
+    budget = own.max_num_batched_tokens or engine.max_num_batched_tokens
+    return min(most, max(1, budget // (1 + engine.speculative_tokens)))
+
+
+def _deployment(
+    row: MeasuredRow, config: RowConfig, inputs: Inputs, chosen: Configuration, spare: float
+) -> Deployment:
+    """Return what a row ran: a plan's deployment with the settings and the rules of its engine."""
+    engine, recipe = inputs.engine_on(inputs.gpu.name), config.recipe
+    least = inputs.gpu.require("hbm_bytes") * LEAST_KV_FRACTION
+    kept = {
+        role: spare * max(least, kv_space(inputs, shape, sequences=engine.max_num_seqs))
+        for role, shape in chosen.layout.shapes.items()
+    }
+    found = deployment(inputs, chosen, kv_bytes=kept)
+    rules = EngineRules(
+        mixed_steps=engine.scheduling.mixed_steps,
+        chunked_prefill=engine.scheduling.chunked_prefill,
+        kv_reserved_fraction=engine.scheduling.kv_reserved_fraction,
+        one_kv_pool=engine.one_kv_pool,
+        scheduled_ahead=config.async_scheduling,
+        receive_steps=recipe.receive_steps or 1,
+        wait_steps=recipe.wait_steps or 0,
+        wait_fraction=recipe.wait_fraction or 0.0,
+    )
+    found = replace(found, engine=replace(found.engine, rules=rules))
+    pools = [_measured(row, found, each, config.pools.get(each.role)) for each in found.pools]
+    return replace(found, pools=tuple(pools))
+
+
+def _measured(row: MeasuredRow, deployed: Deployment, pool: Pool, own: PoolSettings | None) -> Pool:
+    """Return a pool with its recipe's settings; it has room for a request, as it was measured."""
+    own, kept = own or PoolSettings(), pool.kv_bytes
+    size = pool_pages(deployed, pool).block_tokens
+    if own.kv_tokens is not None:
+        kept = min(kept, kv_bytes_for(deployed, pool, own.kv_tokens // size))
+    ahead = (1 + LOOKAHEAD_STEPS) * deployed.engine.speculative_tokens
+    known = prompt_range_of(row)
+    prompt = row.isl if known is None else known.longest
+    blocks = math.ceil((prompt + row.osl + ahead) / size)
+    if row.load == "static":
+        blocks *= pool.max_num_seqs
+    return replace(
+        pool,
+        max_num_batched_tokens=own.max_num_batched_tokens or pool.max_num_batched_tokens,
+        kv_bytes=max(kept, kv_bytes_for(deployed, pool, blocks)),
+    )
 
 
 def queues_of(row: MeasuredRow) -> int:
@@ -108,29 +204,6 @@ def queues_of(row: MeasuredRow) -> int:
     return copies if row.load == "static" else copies * group.slicing.pp
 
 
-def _static_pool(row: MeasuredRow, config: RowConfig) -> SimulatedPool:
-    """One batch that was measured, so that there was room for it; whole prompts share a step."""
-    group = row.groups[0]
-    batch = math.ceil(row.amount / queues_of(row))
-    prompts = 0 if config.rules.chunked_prefill else batch * row.isl
-    tokens = batch * (1 + config.machine.engine.speculative_tokens)
-    config = replace(config, token_budget=max(config.token_budget, prompts, tokens))
-    blocks = batch * _most_blocks(row, config)
-    return _pool(row, config, group, max_num_seqs=batch, blocks=blocks)
-
-
-def _split_pool(row: MeasuredRow, config: RowConfig, group: Group) -> SimulatedPool:
-    """One queue for each attention rank of the role, with what its recipe sets."""
-    own = config.pools.get(group.role, PoolSettings())
-    config = replace(config, token_budget=own.max_num_batched_tokens or config.token_budget)
-    blocks = _kv_blocks(row, config, group, 1.0)
-    if own.kv_tokens is not None:
-        blocks = min(blocks, own.kv_tokens // config.machine.engine.block_size)
-    return _pool(
-        row, config, group, max_num_seqs=own.max_num_seqs or config.max_num_seqs, blocks=blocks
-    )
-
-
 def _look_s(row: MeasuredRow, config: RowConfig, decode: SimulatedPool) -> float:
     """Seconds until decode looks at a request, which its prefill waits for (eq. V4)."""
     steps = config.pools.get("decode", PoolSettings()).receive_steps
@@ -139,68 +212,6 @@ def _look_s(row: MeasuredRow, config: RowConfig, decode: SimulatedPool) -> float
     batch = math.ceil(row.amount / decode.replicas)
     context = round(batch * (1 - row.length_jitter / 2) * (row.isl + row.osl / 2))
     return steps / 2 * decode.step.step_s([], batch, context)
-
-
-def _kv_blocks(row: MeasuredRow, config: RowConfig, group: Group, spare: float) -> int:
-    """Blocks of one queue's KV cache; a row that was measured had room for one request."""
-    size = config.machine.engine.block_size
-    tokens = row.isl + (row.osl / 2 if group.role == "mixed" else row.osl)
-    whole = size * math.ceil(tokens / size)
-    kept = config.kv_tokens(group.slicing, tokens) * spare / group.slicing.pp
-    return max(math.floor(kept / tokens * whole / size), _most_blocks(row, config))
-
-
-def _most_blocks(row: MeasuredRow, config: RowConfig) -> int:
-    """Blocks of a row's longest request, with the drafts beyond its last step's tokens."""
-    engine = config.machine.engine
-    ahead = (1 + LOOKAHEAD_STEPS) * engine.speculative_tokens
-    known = prompt_range_of(row)
-    prompt = row.isl if known is None else known.longest
-    return math.ceil((prompt + row.osl + ahead) / engine.block_size)
-
-
-def _pool(
-    row: MeasuredRow,
-    config: RowConfig,
-    group: Group,
-    *,
-    max_num_seqs: int,
-    blocks: int,
-    slowness: float = 1.0,
-) -> SimulatedPool:
-    """Return the queues of one role; of an aggregated row one, which stands for all."""
-    rules, queues = config.rules, group.replicas * group.slicing.dp
-    engine = config.machine.engine
-    most = max(1, config.token_budget // (1 + engine.speculative_tokens))
-    sequences = max_num_seqs = min(max_num_seqs, most)
-    if row.load != "open":
-        sequences = min(sequences, math.ceil(row.amount / queues))
-    mean = 1 - row.length_jitter / 2
-    table = step_table(
-        config.machine,
-        group.slicing,
-        most=(LARGEST_STEP_TOKENS, sequences),
-        contexts=(mean * row.isl, mean * (row.isl + row.osl)),
-        prompt_tokens=max(1.0, mean * row.isl - row.prefix_tokens),
-        batches=1 if row.load == "static" else group.slicing.pp,
-    )
-    limits = EngineLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.token_budget,
-        kv_blocks=blocks,
-        block_size=engine.block_size,
-        mixed_steps=rules.mixed_steps,
-        chunked_prefill=rules.chunked_prefill,
-        kv_reserved_fraction=rules.kv_reserved_fraction,
-        scheduled_ahead=config.async_scheduling,
-        receive_steps=config.recipe.receive_steps or 1,
-        wait_steps=config.recipe.wait_steps or 0,
-        wait_fraction=config.recipe.wait_fraction or 0.0,
-        speculative_tokens=engine.speculative_tokens,
-        mean_accepted_tokens=engine.mean_accepted_tokens,
-    )
-    replicas = 1 if group.role == "mixed" else queues
-    return SimulatedPool(replicas=replicas, limits=limits, step=PlannedStep(table.scaled(slowness)))
 
 
 def row_arrivals(row: MeasuredRow, *, queues: int) -> Arrivals:
@@ -245,17 +256,11 @@ def _drawn(
     row: MeasuredRow, count: int, source: RequestSource, requests_per_s: float = 1.0
 ) -> Arrivals:
     """Draw requests; lengths are quantiles in random order, so that a short run has their mean."""
-    inputs, outputs = (_lengths(each, row.length_jitter) for each in (row.isl, row.osl))
-    workload = WorkloadSpec(
-        requests_per_s=requests_per_s,
-        input_tokens=inputs,
-        output_tokens=outputs,
-        prefix_tokens=row.prefix_tokens,
-    )
+    workload = _workload(row, requests_per_s)
     rng = np.random.default_rng(SEED)
     input_tokens, output_tokens = (
-        rng.permutation(length_quantiles(each, count)).astype(np.int64)
-        for each in (inputs, outputs)
+        rng.permutation(length_quantiles(_lengths(each, row.length_jitter), count)).astype(np.int64)
+        for each in (row.isl, row.osl)
     )
     known = prompt_range_of(row)
     if known is not None and count > 1:
@@ -280,6 +285,16 @@ def cut_exponential(mean: float, low: float, high: float, count: int) -> NDArray
         least, most = (rate, most) if higher else (least, rate)
     levels = (np.arange(count) + 0.5) / count
     return np.rint(low - (high - low) * np.log1p(levels * math.expm1(-rate)) / rate)
+
+
+def _workload(row: MeasuredRow, requests_per_s: float = 1.0) -> WorkloadSpec:
+    inputs, outputs = (_lengths(each, row.length_jitter) for each in (row.isl, row.osl))
+    return WorkloadSpec(
+        requests_per_s=requests_per_s,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        prefix_tokens=row.prefix_tokens,
+    )
 
 
 def _lengths(nominal: int, jitter: float) -> Lengths:

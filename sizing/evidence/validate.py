@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 from minicluster.pages.shown import Shown
 from sizing.evidence.errors import SliceErrors, residuals, scored, slices
 from sizing.evidence.evidence import HeldOutCoverage, Tried, leave_out, read_evidence, tried
-from sizing.evidence.interval import (
-    DISTANCES,
-    NEAR,
-    QUANTITIES,
-    Intervals,
-    PredictionInterval,
-)
+from sizing.evidence.interval_fit import NEAR, QUANTITIES
 from sizing.evidence.labels import read_labels
 from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
 from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows
+from sizing.planner.intervals import DISTANCES, Intervals, PredictionInterval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minicluster.specs.step import StepSpec
-    from sizing.planner.tandem import TandemLoad
+    from sizing.planner.offered_load import OfferedLoad
 
 FIXED_POINT_STEPS = 50
 """Iterations of the decode batch: a step of twice the batch takes less than twice as long."""
@@ -26,13 +26,13 @@ PRICES, PRICE_ROUNDS = 12, 4
 """Prices of a token that are tried at a time, and how often between the best of them."""
 
 
-def prefill_s(tandem: TandemLoad) -> NDArray[np.float64]:
-    """Return the seconds to prefill each of the tandem's prompts alone (eq. T1)."""
+def prefill_s(load: OfferedLoad) -> NDArray[np.float64]:
+    """Return the seconds to prefill each of the load's prompts alone (eq. T1)."""
     return _prompt_s(
-        tandem.step_model.prefill,
-        tandem.computed_tokens,
-        tandem.cached_tokens,
-        tandem.prefill.max_batched_tokens,
+        load.step_model.prefill,
+        load.computed_tokens,
+        load.cached_tokens,
+        load.prefill.max_batched_tokens,
     )
 
 
@@ -54,24 +54,23 @@ def _prompt_s(
     return np.asarray(last + whole * step_time.prefill_s(step, budget, before))
 
 
-def prefill_batch_s(tandem: TandemLoad, prompts: int) -> float:
+def prefill_batch_s(load: OfferedLoad, prompts: int) -> float:
     """Return the mean seconds of a step that prefills so many equal prompts (eq. S2)."""
-    step, cached = tandem.step_model.prefill, tandem.cached_tokens
-    return float(step_time.prefill_s(step, tandem.computed_tokens, cached, prompts).mean())
+    step, cached = load.step_model.prefill, load.cached_tokens
+    return float(step_time.prefill_s(step, load.computed_tokens, cached, prompts).mean())
 
 
-def decode_step_s(tandem: TandemLoad, batch: float) -> float:
+def decode_step_s(load: OfferedLoad, batch: float) -> float:
     """Return the seconds of a decode step of mean context (eq. S3)."""
-    return tandem.step_model.decode.step_s(0, 0, batch, batch * tandem.context[0])
+    return load.step_model.decode.step_s(0, 0, batch, batch * load.context[0])
 
 
-def pace_s(tandem: TandemLoad, batch: float) -> float:
+def pace_s(load: OfferedLoad, batch: float) -> float:
     """Return the seconds a token of sequences that decode, whose steps may give several tokens."""
-    return decode_step_s(tandem, batch) / tandem.tokens_per_step
+    return decode_step_s(load, batch) / load.tokens_per_step
 
 
-@lru_cache(maxsize=1024)
-def prefill_load(tandem: TandemLoad) -> float:
+def busy_prefill(load: OfferedLoad) -> float:
     """
     Return the prefill replicas that the load keeps busy all the time.
 
@@ -79,41 +78,37 @@ def prefill_load(tandem: TandemLoad) -> float:
         the largest with u n + w <= t(n, 0, 0, 0) at every n that a step may hold
         (docs/model.md, eq. T2)
     """
-    most, rate = tandem.prefill.max_batch_size, tandem.prefill_requests_per_s
+    most, rate = load.prefill.max_batch_size, load.prefill_requests_per_s
     if most == 1:
-        return rate * float(prefill_s(tandem).mean())
-    computed, cached = tandem.computed_tokens, tandem.cached_tokens
-    least = _Corners.of(tandem.step_model.prefill, tandem.prefill.max_batched_tokens, 0)
+        return rate * float(prefill_s(load).mean())
+    computed, cached = load.computed_tokens, load.cached_tokens
+    least = _Corners.of(load.step_model.prefill, load.prefill.max_batched_tokens, 0)
     least = replace(least, sequences=np.ones_like(least.tokens))  # the step itself is shared
     attended = float(pairs(computed, cached).mean())
     return rate * least.seconds(float(computed.mean()), 1 / most, pairs=attended)
 
 
-@lru_cache(maxsize=1024)
-def decode_load(tandem: TandemLoad, *, split: bool) -> float:
+def busy_decode(load: OfferedLoad) -> float:
     """
     Return the decode or mixed replicas that the load keeps busy all the time.
 
         lambda (u E[n] + v E[steps] + c E[pairs] + d E[context]),
         the largest with u n + v B <= t(n, B, 0, 0) at every n and B that a step may hold
         (docs/model.md, eq. T3; of a mixed pool eq. L6)
-
-    Args:
-        split: whether a prefill pool computes the prompts above the local threshold.
     """
-    prompts, cached = tandem.all_tokens, tandem.prefix_tokens
-    local = np.arange(len(prompts)) < (tandem.num_local if split else len(prompts))
+    prompts, cached = load.all_tokens, load.prefix_tokens
+    local = np.arange(len(prompts)) < (load.num_local if load.split else len(prompts))
     computed = np.where(local, np.maximum(1.0, prompts - cached), 0.0)
     # The step that computes a prompt gives a token; of a pulled one the last token comes again.
     own, pulled = local.astype(float), 1.0 - local
-    mean, square = tandem.answer_moments
-    each = tandem.tokens_per_step
+    mean, square = load.answer_moments
+    each = load.tokens_per_step
     steps = (mean - own) / each
     # E[k (each k - 1) / 2] of so many steps k: the tokens that the context has grown by in them.
     grown = (square - (2 * own + 1) * mean + 2 * own) / 2 / each - (1 - 1 / each) * (mean - own) / 2
-    stage = tandem.decode
-    least = _Corners.of(tandem.step_model.decode, stage.max_batched_tokens, stage.max_batch_size)
-    return tandem.workload.requests_per_s * least.seconds(
+    stage = load.decode
+    least = _Corners.of(load.step_model.decode, stage.max_batched_tokens, stage.max_batch_size)
+    return load.workload.requests_per_s * least.seconds(
         float(computed.mean()),
         float(steps.mean()),
         pairs=float(pairs(computed, cached).mean()),
@@ -199,7 +194,7 @@ def _up_to(
     return np.append(points[kept], limit), np.column_stack([values[:, kept], end])
 
 
-def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
+def steady_decode(load: OfferedLoad, lanes: int) -> tuple[float, float]:
     """
     Return the seconds per token and the sequences of a decode replica in the steady state.
 
@@ -213,30 +208,26 @@ def steady_decode(tandem: TandemLoad, *, split: bool) -> tuple[float, float]:
     Ignores:
         That batches vary, and the other pool's interference.
     """
-    rate = tandem.workload.requests_per_s / tandem.decode.replicas
-    left = 1.0 if split else 1 - rate * float(prefill_s(tandem).mean())
-    tokens_per_s = rate * float(tandem.output_tokens.mean())
+    rate = load.workload.requests_per_s / lanes
+    left = 1.0 if load.split else 1 - rate * float(prefill_s(load).mean())
+    tokens_per_s = rate * float(load.output_tokens.mean())
     seconds, batch = np.inf, 1.0
     for _ in range(FIXED_POINT_STEPS):
-        seconds = pace_s(tandem, max(1.0, batch)) / left if left > 0 else np.inf
+        seconds = pace_s(load, max(1.0, batch)) / left if left > 0 else np.inf
         before, batch = batch, tokens_per_s * seconds
-        if batch > tandem.decode.max_batch_size:
+        if batch > load.decode.max_batch_size:
             return np.inf, np.inf
         if batch == before:
             break
     return float(seconds), float(batch)
 
 
-def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float64]]:
+def unloaded_s(load: OfferedLoad) -> dict[str, NDArray[np.float64]]:
     """
     Return the latencies of requests that are alone in the system.
 
         split: TTFT = request + S + pull + t_d(1, n - 1);  aggregated: request + S
         ITL = t_d(1, n + o / 2 - 1), TPOT = ITL / (1 + a)      (docs/model.md, eq. T4)
-
-    Args:
-        tandem: load and step model; its rate does not matter.
-        split: whether a prefill pool computes the prompts.
 
     Returns:
         Seconds by latency, `ttft`, `tpot` and `itl`: of equally likely requests.
@@ -244,28 +235,30 @@ def unloaded_s(tandem: TandemLoad, *, split: bool) -> dict[str, NDArray[np.float
     Ignores:
         The other pool's interference, which is not there without load.
     """
-    model, cached, prompts = tandem.step_model, tandem.prefix_tokens, tandem.all_tokens
+    model, cached, prompts = load.step_model, load.prefix_tokens, load.all_tokens
     computed = np.maximum(1.0, prompts - cached)
     local_s = model.path.request_s + _prompt_s(
-        model.decode, computed, cached, tandem.decode.max_batched_tokens
+        model.decode, computed, cached, load.decode.max_batched_tokens
     )
-    if split:
+    if load.split:
         remote_s = model.path.request_s + _prompt_s(
-            model.prefill, computed, cached, tandem.prefill.max_batched_tokens
+            model.prefill, computed, cached, load.prefill.max_batched_tokens
         )
         remote_s = remote_s + step_time.transfer_s(model.path, prompts)
         remote_s = remote_s + step_time.decode_s(model.decode, 1, prompts - 1)
-        local = prompts <= tandem.local_threshold_tokens
+        local = prompts <= load.local_threshold_tokens
         ttft = np.where(local, local_s, remote_s)
     else:
         ttft = local_s
-    context = prompts.mean() + tandem.output_tokens / 2 - 1
+    context = prompts.mean() + load.output_tokens / 2 - 1
     gap = step_time.decode_s(model.decode, 1, context)
-    pace = gap / tandem.tokens_per_step
+    pace = gap / load.tokens_per_step
     return {"ttft": np.sort(ttft), "tpot": np.sort(pace), "itl": np.sort(gap)}
 
 
-def interference(tandem: TandemLoad, *, prefill_busy: float, mean_batch: float) -> dict[str, float]:
+def interference(
+    load: OfferedLoad, lanes: int, *, prefill_busy: float, mean_batch: float
+) -> dict[str, float]:
     """
     Return by role the share by which the other pool slows steps, at a run's mean state.
 
@@ -273,13 +266,14 @@ def interference(tandem: TandemLoad, *, prefill_busy: float, mean_batch: float) 
         (docs/model.md, eq. Q9)
 
     Args:
-        tandem: pools on the same cores; zero where they share nothing.
+        load: of pools on the same cores; zero where they share nothing.
+        lanes: batches of the decode pool.
         prefill_busy: u, share of the time in which a prefill replica computes.
         mean_batch: L, sequences of a decode replica.
     """
-    between = tandem.step_model.interference
-    alone_s = float(prefill_s(tandem).mean())
-    joins_per_s = tandem.workload.requests_per_s / tandem.decode.replicas
+    between = load.step_model.interference
+    alone_s = float(prefill_s(load).mean())
+    joins_per_s = load.workload.requests_per_s / lanes
     delayed = min(0.99, joins_per_s * between.decode_per_request_s)
     return {
         "prefill": between.prefill_fraction

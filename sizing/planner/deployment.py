@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
-from minicluster.specs.slicing import Slicing
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
 from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
 from sizing.network.spares import spares as fewest_spares
 from sizing.network.topology_units import unit_tree
-from sizing.planner.layout import LayoutShape, block_size, kv_pool_bytes, max_model_len
-from sizing.planner.tandem import PoolStage
+from sizing.planner.configuration import Configuration
+from sizing.planner.layout import (
+    Layout,
+    LayoutShape,
+    block_size,
+    kv_pool_bytes,
+    max_model_len,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from minicluster.plan import Inputs, Placement
     from minicluster.specs.cluster import ClusterSpec
-    from sizing.planner.candidates import Candidate
+    from minicluster.specs.slicing import Slicing
 
 MEASURED_CONTEXT_TOKENS = 1024
 """Context of the engines that are measured: room for the longest timed prompt and its answer."""
@@ -32,15 +37,31 @@ MEASURED_SEQUENCES = 16
 
 
 def deployment(
-    inputs: Inputs, chosen: Candidate, *, spares: Mapping[str, int] | None = None
+    inputs: Inputs,
+    chosen: Configuration,
+    *,
+    spares: Mapping[str, int] | None = None,
+    kv_bytes: Mapping[str, float] | None = None,
 ) -> Deployment:
-    """Return what *chosen* runs, with *spares* more replicas by role; none without them."""
-    tandem, shapes = chosen.tandem, chosen.layout.shapes
-    stages = {role: tandem.prefill if role == "prefill" else tandem.decode for role in shapes}
-    context = max_model_len(inputs)
-    found = _pools(inputs, shapes, stages, context=context, spares=spares or {})
-    routing = Routing(policy=tandem.routing, local_threshold_tokens=tandem.local_threshold_tokens)
-    return _deployment(inputs, found, max_model_len=context, routing=routing)
+    """
+    Return what *chosen* runs.
+
+    Args:
+        spares: more replicas by role; `None`: none.
+        kv_bytes: KV cache per GPU by role; `None`: all that memory leaves.
+    """
+    routing = Routing(
+        policy=inputs.scenario.search.routing,
+        local_threshold_tokens=chosen.local_threshold_tokens,
+    )
+    return _deployment(
+        inputs,
+        chosen,
+        max_model_len=max_model_len(inputs),
+        routing=routing,
+        spares=spares or {},
+        kv_bytes=kv_bytes or {},
+    )
 
 
 def measurement_deployment(inputs: Inputs) -> Deployment:
@@ -53,20 +74,25 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
     """
     context = inputs.scenario.model.max_context_tokens or MEASURED_CONTEXT_TOKENS
     context = min(context, inputs.model.max_context_tokens)
-    gpu = inputs.gpu.name
-    tokens = inputs.engine_on(gpu).max_num_batched_tokens
-    stages = {
-        role: PoolStage(replicas=1, max_batch_size=batch, max_batched_tokens=tokens)
-        for role, batch in (("prefill", 1), ("decode", MEASURED_SEQUENCES))
-    }
-    shapes = dict.fromkeys(stages, LayoutShape(slicing=Slicing(), gpu=gpu))
-    measured = _pools(inputs, shapes, stages, context=context, spares={})
+    measured = Configuration(
+        layout=Layout.split(1, 1, inputs.gpu.name),
+        replicas={"prefill": 1, "decode": 1},
+        max_batch={"prefill": 1, "decode": MEASURED_SEQUENCES},
+    )
     routing = Routing(policy="least-tokens")
-    return _deployment(inputs, measured, max_model_len=context, routing=routing)
+    return _deployment(
+        inputs, measured, max_model_len=context, routing=routing, spares={}, kv_bytes={}
+    )
 
 
 def _deployment(
-    inputs: Inputs, found: tuple[Pool, ...], *, max_model_len: int, routing: Routing
+    inputs: Inputs,
+    chosen: Configuration,
+    *,
+    max_model_len: int,
+    routing: Routing,
+    spares: Mapping[str, int],
+    kv_bytes: Mapping[str, float],
 ) -> Deployment:
     model, engine = inputs.model, inputs.engine
     return Deployment(
@@ -89,30 +115,28 @@ def _deployment(
             ),
             lora=engine.lora,
         ),
-        pools=found,
+        pools=_pools(inputs, chosen, spares, kv_bytes, context=max_model_len),
         routing=routing,
     )
 
 
 def _pools(
     inputs: Inputs,
-    shapes: Mapping[str, LayoutShape],
-    stages: Mapping[str, PoolStage],
+    chosen: Configuration,
+    spares: Mapping[str, int],
+    kv_bytes: Mapping[str, float],
     *,
     context: int,
-    spares: Mapping[str, int],
 ) -> tuple[Pool, ...]:
-    """Return pools of *shapes* by role, with the limits of their *stages*, and place them."""
-    counts = {
-        role: stages[role].replicas // shape.lanes + spares.get(role, 0)
-        for role, shape in shapes.items()
-    }
+    """Return the pools of a configuration with their limits, and place them."""
+    shapes = chosen.layout.shapes
+    counts = {role: count + spares.get(role, 0) for role, count in chosen.replicas.items()}
     requests = [
         (shape.gpu, request_of(role, counts[role], shape.slicing)) for role, shape in shapes.items()
     ]
     placement = place(inputs.cluster, requests)
     # A prompt's KV cache stays with prefill until decode has pulled it.
-    held = sum(stage.max_batch_size for stage in stages.values())
+    held = sum(chosen.max_batch.values())
     return tuple(
         Pool(
             role=role,
@@ -121,9 +145,10 @@ def _pools(
             gpu=shape.gpu,
             ray_accelerator=inputs.kinds[shape.gpu].ray_accelerator,
             dtype=inputs.model.weight_dtype,
-            max_num_seqs=(sequences := stages[role].max_batch_size * shape.slicing.pp),
-            max_num_batched_tokens=_token_budget(inputs, role, shape, stages[role]),
-            kv_bytes=kv_pool_bytes(
+            max_num_seqs=(sequences := chosen.max_batch[role] * shape.slicing.pp),
+            max_num_batched_tokens=_token_budget(inputs, role, shape, sequences),
+            kv_bytes=kv_bytes.get(role)
+            or kv_pool_bytes(
                 inputs, shape, max_num_seqs=sequences, held=held, context_tokens=context
             ),
             placement=placement[role],
@@ -133,14 +158,14 @@ def _pools(
     )
 
 
-def _token_budget(inputs: Inputs, role: str, shape: LayoutShape, stage: PoolStage) -> int:
+def _token_budget(inputs: Inputs, role: str, shape: LayoutShape, sequences: int) -> int:
     """Return the tokens of a step: of decode with a library for experts those of its sequences."""
     if role == "decode" and inputs.engine.all_to_all and shape.slicing.routes_tokens:
-        return stage.max_batch_size * shape.slicing.pp * (1 + inputs.engine.speculative_tokens)
-    return stage.max_batched_tokens
+        return sequences * (1 + inputs.engine.speculative_tokens)
+    return inputs.engine_on(shape.gpu).max_num_batched_tokens
 
 
-def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
+def spare_replicas(inputs: Inputs, chosen: Configuration) -> dict[str, int]:
     """
     Return the k of each pool's N + k replicas.
 
@@ -180,7 +205,7 @@ def spare_replicas(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
     }
 
 
-def gpus_with_spares(inputs: Inputs, chosen: Candidate) -> dict[str, int]:
+def gpus_with_spares(inputs: Inputs, chosen: Configuration) -> dict[str, int]:
     """Return the GPUs of each kind that a plan of *chosen* has, its spare replicas included."""
     found = dict(chosen.gpus_by_kind)
     for role, count in spare_replicas(inputs, chosen).items():

@@ -8,14 +8,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
-from sizing.evidence.evidence import read_evidence
-from sizing.evidence.interval import DISTANCES
-from sizing.evidence.row import path_of
+from sizing.planner.intervals import DISTANCES, path_of, read_residuals
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
-    from sizing.evidence.evidence import Support
-    from sizing.evidence.interval import Labels, PredictionInterval
+    from sizing.planner.intervals import Labels, PredictionInterval, Support
 
 LOAD = "open"
 """Kind of measured rows that plans are compared with: open-loop load, Poisson arrivals."""
@@ -47,6 +44,10 @@ class StepErrors:
     tpot: float = 1.0
 
 
+AS_PREDICTED = StepErrors()
+"""Steps and latencies as the model says."""
+
+
 def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     """
     Return the factors on steps and latencies that are exceeded with a chance of 1 - *confidence*.
@@ -74,7 +75,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     if inputs.calibration is not None:
         return StepErrors()
     unloaded, loaded = (_path(kind, inputs) for kind in (UNLOADED, LOAD))
-    known = read_evidence().intervals
+    known = read_residuals().intervals
     share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
     steps, latencies = [], []
     for quantity in ("ttft", "tpot"):
@@ -96,7 +97,7 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     if inputs.calibration is not None:
         return None
-    return read_evidence().intervals.around(1.0, quantity, _path(LOAD, inputs))
+    return read_residuals().intervals.around(1.0, quantity, _path(LOAD, inputs))
 
 
 def _path(kind: str, inputs: Inputs) -> Labels:
@@ -138,7 +139,7 @@ def _similar(inputs: Inputs, *, split: bool) -> Validation:
     engine, gpu, dtype = inputs.engine.name, inputs.gpu.name, inputs.model.weight_dtype
     kinds = {True: "split", False: "aggregated"}
     kind = f"{kinds[split]} {engine} on {gpu} ({dtype})"
-    similar = [s for s in read_evidence().support if s.gpu == gpu]
+    similar = [s for s in read_residuals().support if s.gpu == gpu]
     own = [s for s in similar if s.engine == engine and s.weight_dtype == dtype]
     same = [s for s in own if s.split is split]
     if same:

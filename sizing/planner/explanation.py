@@ -14,20 +14,22 @@ from minicluster.workload.sources import RequestSource, drawn
 from sizing.latency.feedforward import busiest_share
 from sizing.latency.step import verified
 from sizing.planner import bounds
-from sizing.planner.candidates import Candidate, utilisations
-from sizing.planner.layout import Layout, LayoutShape, max_decode_batch
+from sizing.planner.candidates import utilisations
+from sizing.planner.configuration import Configuration
+from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.model_memory import ModelMemory, model_memory
 from sizing.planner.predict import mean_batch, representative_load, representative_terms
 from sizing.planner.simulated_check import PREDICTION_SEED
-from sizing.planner.tandem import PoolStage, TandemLoad
+from sizing.planner.step_models import StepModels
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Plan
     from sizing.latency.step import Term
+    from sizing.planner.offered_load import OfferedLoad
 
 TTFT_EQUATION = "Q5"
 """Equation of the phases of TTFT: all are read off the simulation."""
@@ -100,42 +102,47 @@ def explain_plan(plan: Plan) -> Explanation:
     Raises:
         InputError: an edited plan, whose pools do not carry its load.
     """
-    chosen, predicted = candidate_of(plan), plan.prediction
-    if max(utilisations(chosen).values()) >= 1:
+    chosen, predicted = Configuration.of_plan(plan), plan.prediction
+    known = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
+    models = StepModels(plan.inputs, {known: plan.step_model})
+    if max(utilisations(models, chosen).values()) >= 1:
         raise InputError(
             "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
         )
-    batch = mean_batch(chosen, predicted.tpot.mean_s)
+    load = models.load(chosen)
+    batch = mean_batch(load, chosen, predicted.tpot.mean_s)
     terms = _terms("TTFT", TTFT_EQUATION, predicted.ttft_parts_s, _source(plan))
     for role in ("prefill", "decode"):
-        terms += _step_terms(plan, chosen, role, batch)
-    prompt = float(chosen.tandem.computed_tokens.mean())
-    context = chosen.tandem.context[0]
+        terms += _step_terms(plan, models, chosen, role, batch)
+    prompt, context = float(load.computed_tokens.mean()), load.context[0]
     return Explanation(
         terms=tuple(terms),
         mean_prompt_tokens=prompt,
         mean_batch=batch,
         mean_context_tokens=context,
         interference=bounds.interference(
-            chosen.tandem,
+            load,
+            chosen.lanes(chosen.last),
             prefill_busy=predicted.utilisation_fraction.get("prefill", 0.0),
             mean_batch=batch,
         ),
         drafts=plan.inputs.engine.speculative_tokens,
         tokens_per_step=plan.inputs.engine.tokens_per_step,
-        busiest_experts=dict(_busiest_experts(plan, chosen, batch)),
+        busiest_experts=dict(_busiest_experts(models, chosen, batch)),
         group_wait_s=_group_wait_s(plan),
         memory=model_memory(plan, {"prefill": prompt, "decode": context, "mixed": context}),
     )
 
 
-def _busiest_experts(plan: Plan, chosen: Candidate, batch: float) -> Iterator[tuple[str, float]]:
+def _busiest_experts(
+    models: StepModels, chosen: Configuration, batch: float
+) -> Iterator[tuple[str, float]]:
     """Yield the imbalance that the experts of each step are timed with (eq. W11)."""
-    moe = plan.inputs.model.moe
+    moe = models.inputs.model.moe
     for role in ("prefill", "decode"):
-        shape, load = representative_load(chosen, role, batch)
+        shape, load = representative_load(models, chosen, role, batch)
         if moe is not None and shape.slicing.ep > 1:
-            tokens = verified(load, plan.inputs.engine).tokens * shape.slicing.dp
+            tokens = verified(load, models.inputs.engine).tokens * shape.slicing.dp
             yield role, float(busiest_share(moe, tokens, groups=shape.slicing.ep))
 
 
@@ -159,46 +166,14 @@ def _group_wait_s(plan: Plan) -> float:
     )
 
 
-def candidate_of(plan: Plan) -> Candidate:
-    """Return the configuration of a plan, spare replicas left out."""
-    roles = {pool.role: pool for pool in plan.pools}
-    decode = roles.get("mixed") or plan.pool("decode")
-    prefill = decode if "mixed" in roles else plan.pool("prefill")
-    layout = Layout(prefill=None if prefill is decode else _shape(prefill), decode=_shape(decode))
-    tandem = TandemLoad(
-        workload=plan.workload,
-        step_model=plan.step_model,
-        prefill=_stage(prefill),
-        decode=_stage(decode),
-        local_threshold_tokens=0 if prefill is decode else plan.routing.local_threshold_tokens,
-        routing=plan.routing.policy,
-        tokens_per_step=plan.inputs.engine.tokens_per_step,
-    )
-    context, deviation = tandem.context
-    most = max_decode_batch(plan.inputs, layout.decode, context=context, deviation=deviation)
-    return Candidate(layout=layout, max_batch=most, tandem=tandem)
-
-
-def _shape(pool: Pool) -> LayoutShape:
-    return LayoutShape(slicing=pool.slicing, gpu=pool.gpu)
-
-
-def _stage(pool: Pool) -> PoolStage:
-    lanes = pool.slicing.dp * pool.slicing.pp
-    return PoolStage(
-        replicas=(pool.replicas - pool.spare_replicas) * lanes,
-        max_batch_size=max(1, pool.max_num_seqs // pool.slicing.pp),
-        max_batched_tokens=pool.max_num_batched_tokens,
-    )
-
-
-def _step_terms(plan: Plan, chosen: Candidate, role: str, batch: float) -> list[ExplainedTerm]:
-    inputs = plan.inputs
-    source = _source(plan)
-    step = chosen.tandem.step_model.of(role)
+def _step_terms(
+    plan: Plan, models: StepModels, chosen: Configuration, role: str, batch: float
+) -> list[ExplainedTerm]:
+    inputs, source, load = plan.inputs, _source(plan), models.load(chosen)
+    step = load.step_model.of(role)
     if isinstance(step, StepCoefficients):
-        return _fitted_terms(step, chosen, role, batch, source)
-    found = representative_terms(inputs, chosen, role, batch)
+        return _fitted_terms(step, load, role, batch, source)
+    found = representative_terms(models, chosen, role, batch)
     total = sum(float(np.sum(term.seconds)) for term in found)
     return [
         ExplainedTerm(
@@ -233,17 +208,17 @@ def _achieved(term: Term, plan: Plan) -> float | None:
 
 
 def _fitted_terms(
-    step: StepCoefficients, chosen: Candidate, role: str, batch: float, source: str
+    step: StepCoefficients, load: OfferedLoad, role: str, batch: float, source: str
 ) -> list[ExplainedTerm]:
     """Return the terms of eq. S1 at the load's mean lengths."""
     if role == "prefill":
-        n = float(chosen.tandem.computed_tokens.mean())
-        cached = float(chosen.tandem.cached_tokens.mean())
+        n = float(load.computed_tokens.mean())
+        cached = float(load.cached_tokens.mean())
         work, equation = step.per_prefill_token_s * n, "S2"
         parts = {"attention": step.per_pair_s * n * (cached + (n + 1) / 2)}
     else:
         work, equation = step.per_sequence_s * batch, "S3"
-        read = step.per_context_token_s * batch * chosen.tandem.context[0]
+        read = step.per_context_token_s * batch * load.context[0]
         parts = {"KV cache": read}
     parts = {"base": step.base_s, "weights or compute": max(step.stream_s, work), **parts}
     return _terms(f"{role} step", equation, parts, source)

@@ -289,4 +289,5 @@ def pages_of(inputs: Inputs, shape: LayoutShape) -> KvPages:
         slicing=shape.slicing,
         block_size=block_size(inputs),
         drafts=inputs.engine.speculative_tokens,
+        one_pool=inputs.engine.one_kv_pool,
     )

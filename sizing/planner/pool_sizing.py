@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.plan import Inputs
 from sizing.planner import bounds
-from sizing.planner.candidates import (
-    Candidate,
-    cost,
-    cost_of,
-    fewest_by_utilisation,
-    step_limit_s,
-    unloaded_checks,
-)
-from sizing.planner.error_model import step_errors
-from sizing.planner.simulated_check import MAX_REPLICAS, SloSimulator
+from sizing.planner.candidates import fewest_by_utilisation, step_limit_s, unloaded_checks
+from sizing.planner.configuration import Configuration, cost, cost_of
+from sizing.planner.edge import RESOLUTION, least
+from sizing.planner.error_model import AS_PREDICTED, StepErrors, step_errors
+from sizing.planner.simulated_check import MAX_REPLICAS, Simulations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from sizing.planner.error_model import StepErrors
-    from sizing.planner.result import Found
-    from sizing.planner.simulated_check import Simulations
+    from sizing.planner.result import Found, PlanVerdict
+    from sizing.planner.step_models import StepModels
 
 BATCH_DEVIATIONS = 2.0
 """Standard deviations of a Poisson number by which an estimated decode batch is below its limit."""
@@ -33,16 +27,8 @@ BATCH_DEVIATIONS = 2.0
 MAX_SWAPS = 4
 """Replicas of one pool that are tried in place of some of the other."""
 
-QUICK_STEP = 0.03
-"""Search step of quick mode, as a share of a pool and of a limit."""
-
 PRECISE_STEP = 1 / 64
 """Search step of precise mode, as a share of a pool: chance moves large pools by more than one."""
-
-ROLES = ("prefill", "decode")
-
-Sizes = tuple[int, int]
-"""Replicas of prefill and decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,45 +37,61 @@ class PoolSizing:
     The sizing of one layout and batch limit.
 
     Attributes:
-        simulator: judges sizes, with steps as slow as the confidence asks for.
-        candidate: one replica per pool, with step times as predicted.
-        lowest: fewest replicas of prefill and decode.
+        errors: factors under which sizes must hold.
+        quick: whether one short run decides; see `Simulations.holds`.
+        lowest: the configuration with the fewest replicas that may hold.
         below: cost that a configuration has to stay below.
     """
 
-    inputs: Inputs
-    simulator: SloSimulator
-    candidate: Candidate
-    lowest: Sizes
+    simulations: Simulations
+    errors: StepErrors
+    quick: bool
+    lowest: Configuration
     below: float
     max_gpus: int
 
-    def cost(self, sizes: Sizes) -> float:
+    def cost(self, chosen: Configuration) -> float:
         """Return the cost of a configuration."""
-        return cost(self.inputs, self.candidate.sized(*sizes))
+        return cost(self.simulations.inputs, chosen)
 
-    def affordable(self, sizes: Sizes) -> bool:
+    def affordable(self, chosen: Configuration) -> bool:
         """Return whether a configuration is cheap enough to be simulated."""
-        gpus = self.candidate.sized(*sizes).gpus
-        return self.cost(sizes) < self.below and gpus <= self.max_gpus
+        return self.cost(chosen) < self.below and chosen.gpus <= self.max_gpus
 
     def step(self, count: int) -> int:
         """Return the search step in replicas: 1, or a share of a large pool."""
-        return max(1, int(count * (PRECISE_STEP if self.simulator.precise else QUICK_STEP)))
+        return max(1, int(count * (RESOLUTION if self.quick else PRECISE_STEP)))
 
-    def tight(self, sizes: Sizes) -> bool:
+    def tight(self, chosen: Configuration) -> bool:
         """Return whether quick mode is done: sizes 3 % smaller would not hold."""
-        if self.simulator.precise or self.step(max(sizes)) == 1:
+        if not self.quick or self.step(max(chosen.replicas.values())) == 1:
             return False
-        check = self.simulator.verdict(self.candidate.sized(*sizes)).check
-        return check is not None and 1 - QUICK_STEP < check.ratio <= 1
+        check = self.verdict(chosen).check
+        return check is not None and 1 - RESOLUTION < check.ratio <= 1
 
-    def holds(self, sizes: Sizes) -> bool:
-        """Return whether sizes are affordable and hold the SLO when simulated."""
-        return self.affordable(sizes) and self.simulator.verdict(self.candidate.sized(*sizes)).holds
+    def verdict(self, chosen: Configuration) -> PlanVerdict:
+        """Simulate a configuration."""
+        return self.simulations.holds(chosen, self.errors, quick=self.quick)
+
+    def holds(self, chosen: Configuration) -> bool:
+        """Return whether a configuration is affordable and holds the SLO when simulated."""
+        return self.affordable(chosen) and self.verdict(chosen).holds
+
+    def least(
+        self, chosen: Configuration, role: str, *, guess: int, floor: int, ceiling: int
+    ) -> Configuration | None:
+        """Return the same with the fewest replicas of a pool that hold; `None`: none do."""
+        count = least(
+            lambda many: self.holds(chosen.sized({role: many})),
+            guess,
+            floor,
+            ceiling,
+            step=self.step(guess),
+        )
+        return None if count is None else chosen.sized({role: count})
 
 
-def size_split_pools(sizing: PoolSizing, guess: Sizes) -> Candidate | None:
+def size_split_pools(sizing: PoolSizing, guess: Configuration) -> Configuration | None:
     """
     Find the cheapest sizes near *guess*: each pool as small as it can be, then swaps.
 
@@ -98,33 +100,20 @@ def size_split_pools(sizing: PoolSizing, guess: Sizes) -> Candidate | None:
     grown = _grown(sizing, guess)
     if grown is None:
         return None
-    (prefill_count, decode_count), floor = grown
-    if sizing.tight((prefill_count, decode_count)):
-        return sizing.candidate.sized(prefill_count, decode_count)
-    prefill_count = _shrunk(
-        sizing, lambda many: sizing.holds((many, decode_count)), (floor[0], prefill_count), at=0
-    )
-    decode_count = _shrunk(
-        sizing, lambda many: sizing.holds((prefill_count, many)), (floor[1], decode_count), at=1
-    )
-    return sizing.candidate.sized(*_swapped(sizing, (prefill_count, decode_count)))
+    chosen, floors = grown
+    if sizing.tight(chosen):
+        return chosen
+    for role, floor in floors.items():
+        count, lowest = chosen.replicas[role], sizing.lowest.replicas[role]
+        # From next to a size that was simulated and failed, else from the one that holds.
+        near = floor - 1 + sizing.step(count) if floor > lowest else count
+        chosen = sizing.least(chosen, role, guess=near, floor=floor, ceiling=count) or chosen
+    return _swapped(sizing, chosen)
 
 
-def _shrunk(
-    sizing: PoolSizing, holds: Callable[[int], bool], span: tuple[int, int], *, at: int
-) -> int:
-    """
-    Return the fewest replicas of one pool: fewer than the first are known to fail, the last hold.
-
-    The search begins next to a size that was simulated and failed, else at the size that holds.
-    """
-    floor, count = span
-    step = sizing.step(count)
-    guess = floor - 1 + step if floor > sizing.lowest[at] else count
-    return least_near(holds, guess, floor, count, step=step) or count
-
-
-def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
+def _grown(
+    sizing: PoolSizing, guess: Configuration
+) -> tuple[Configuration, Mapping[str, int]] | None:
     """
     Grow the bottleneck pool until the SLO holds; `None` where that costs too much.
 
@@ -134,87 +123,77 @@ def _grown(sizing: PoolSizing, guess: Sizes) -> tuple[Sizes, Sizes] | None:
     Returns:
         Sizes that hold, and per pool the fewest replicas that are not known to fail.
     """
-    floor, step = list(sizing.lowest), [0, 0]
-    sizes = [max(pair) for pair in zip(guess, sizing.lowest, strict=True)]
+    lowest = sizing.lowest.replicas
+    floor, step = dict(lowest), dict.fromkeys(lowest, 0)
+    chosen = guess.sized({role: max(guess.replicas[role], lowest[role]) for role in lowest})
     while True:
-        chosen = sizing.candidate.sized(*sizes)
-        if not sizing.affordable(chosen.sizes):  # one pool gets all the money that is left
-            for at in (0, 1):
-                most = _most(sizing, chosen.sizes, at)
-                found = _replaced(chosen.sizes, at, most)
-                if sizing.lowest[at] <= most < sizes[at] and sizing.holds(found):
-                    return found, sizing.lowest
+        if not sizing.affordable(chosen):  # one pool gets all the money that is left
+            for role, count in chosen.replicas.items():
+                most = _most(sizing, chosen, role)
+                if lowest[role] <= most < count and sizing.holds(chosen.sized({role: most})):
+                    return chosen.sized({role: most}), lowest
             return None
-        verdict = sizing.simulator.verdict(chosen)
+        verdict = sizing.verdict(chosen)
         if verdict.holds:
-            return chosen.sizes, (floor[0], floor[1])
-        if verdict.exhausted or max(sizes) > MAX_REPLICAS:
+            return chosen, floor
+        if verdict.exhausted or max(chosen.replicas.values()) > MAX_REPLICAS:
             return None
-        at = ROLES.index(verdict.bottleneck_role)
-        floor[at] = sizes[at] + 1
-        step[at] = max(sizing.step(sizes[at]), sizes[at] // 48, 2 * step[at])
-        most = _most(sizing, chosen.sizes, at)
-        limited = sizing.below < np.inf and most > sizes[at]
-        sizes[at] = most if limited else sizes[at] + step[at]
+        role = verdict.bottleneck_role
+        count = chosen.replicas[role]
+        floor[role] = count + 1
+        step[role] = max(sizing.step(count), count // 48, 2 * step[role])
+        most = _most(sizing, chosen, role)
+        limited = sizing.below < np.inf and most > count
+        chosen = chosen.sized({role: most if limited else count + step[role]})
 
 
-def _most(sizing: PoolSizing, sizes: Sizes, at: int) -> int:
+def _most(sizing: PoolSizing, chosen: Configuration, role: str) -> int:
     """Return the most replicas of one pool that are affordable beside the other pool."""
-    shapes = [sizing.candidate.layout.shapes[role] for role in ROLES]
-    own, other, beside = shapes[at], shapes[1 - at], sizes[1 - at]
-    most = (sizing.max_gpus - beside * other.gpus) // own.gpus
-    rest = sizing.below - beside * cost_of(sizing.inputs, other)
+    inputs, own = sizing.simulations.inputs, chosen.layout.shapes[role]
+    without = chosen.sized({role: 0})
+    most = (sizing.max_gpus - without.gpus) // own.gpus
+    rest = sizing.below - cost(inputs, without)
     if rest < np.inf:
-        most = min(most, int(np.ceil(rest / cost_of(sizing.inputs, own) - 1e-9)) - 1)
+        most = min(most, int(np.ceil(rest / cost_of(inputs, own) - 1e-9)) - 1)
     return most
 
 
-def _replaced(sizes: Sizes, at: int, count: int) -> Sizes:
-    return (count, sizes[1]) if at == 0 else (sizes[0], count)
-
-
-def _swapped(sizing: PoolSizing, sizes: Sizes) -> Sizes:
+def _swapped(sizing: PoolSizing, chosen: Configuration) -> Configuration:
     """Try fewer replicas of one pool with a few more of the other, where that is cheaper."""
-    best = sizes
-    if sizing.step(max(sizes)) > 1:  # one replica of so many is less than the search resolves
-        return best
-    for more, fewer in ((0, 1), (1, 0)):
+    best = chosen
+    if sizing.step(max(chosen.replicas.values())) > 1:
+        return best  # one replica of so many is less than the search resolves
+    for more, fewer in permutations(chosen.replicas):
         for extra in range(1, MAX_SWAPS + 1):
-            found = _replaced(_replaced(best, fewer, best[fewer] - 1), more, best[more] + extra)
-            if found[fewer] < sizing.lowest[fewer] or sizing.cost(found) >= sizing.cost(best):
+            count, added = best.replicas[fewer] - 1, best.replicas[more] + extra
+            swapped = best.sized({fewer: count, more: added})
+            if count < sizing.lowest.replicas[fewer] or sizing.cost(swapped) >= sizing.cost(best):
                 break
-            if sizing.holds(found):
-                best = found
+            if sizing.holds(swapped):
+                best = swapped
                 break
     return best
 
 
-def size_mixed_pool(sizing: PoolSizing) -> Candidate | None:
+def size_mixed_pool(sizing: PoolSizing) -> Configuration | None:
     """Find the fewest replicas of an aggregated pool, starting at the fluid estimate."""
-    candidate = sizing.candidate
-    most = int(
-        min(MAX_REPLICAS, sizing.below / cost_of(sizing.inputs, candidate.layout.decode) + 1)
-    )
-    most = min(most, sizing.max_gpus // candidate.layout.decode.gpus)
-    while most >= 1 and not sizing.affordable((0, most)):
-        most -= 1
-    floor = sizing.lowest[1]
+    lowest, simulations = sizing.lowest, sizing.simulations
+    floor = lowest.replicas["mixed"]
+    most = min(MAX_REPLICAS, _most(sizing, lowest, "mixed"))
     if most < floor:
         return None
-    guess = min(most, fluid_replicas(sizing.inputs, candidate, floor))
-    if sizing.below < np.inf and not sizing.holds((0, most)):
+    guess = fluid_replicas(simulations.models, lowest, AS_PREDICTED)
+    if guess.replicas["mixed"] > most:
+        guess = lowest.sized({"mixed": most})
+    if sizing.below < np.inf and not sizing.holds(lowest.sized({"mixed": most})):
         return None  # a single failure ends the search
-    if sizing.holds((0, guess)) and sizing.tight((0, guess)):
-        return candidate.sized(0, guess)
-    found = least_near(
-        lambda many: sizing.holds((0, many)), guess, floor, most, step=sizing.step(guess)
-    )
-    return None if found is None else candidate.sized(0, found)
+    if sizing.holds(guess) and sizing.tight(guess):
+        return guess
+    near = guess.replicas["mixed"]
+    return sizing.least(lowest, "mixed", guess=near, floor=floor, ceiling=most)
 
 
-def estimated_sizes(
-    candidate: Candidate, inputs: Inputs, errors: StepErrors, lowest: Sizes
-) -> Sizes:
+def estimated_sizes(models: StepModels, lowest: Configuration, errors: StepErrors) -> Configuration:
     """
     Estimate the replicas of split pools that hold the SLO: where the simulations start.
 
@@ -225,9 +204,8 @@ def estimated_sizes(
         without an idle group a prompt waits for the rest of a step
 
     Args:
-        candidate: one replica per pool, with step times as predicted.
-        errors: factors on step times and latencies that the confidence asks for.
         lowest: replicas below which no size holds.
+        errors: factors on step times and latencies that the confidence asks for.
 
     Source:
         Erlang's C; a busy pool empties its queue like one server P times as fast (Lee and Longton).
@@ -236,38 +214,37 @@ def estimated_sizes(
         Policies that leave one replica idle while another has a queue, interference, and that
         prefill spaces the prompts for decode: a simulation decides.
     """
-    slow, slos = candidate.with_errors(errors), inputs.scenario.promises
-    tandem = slow.tandem
-    limit = tandem.decode.max_batch_size
+    load, slos = models.load(lowest, errors), models.inputs.scenario.promises
+    limit = lowest.batch_limit
     batch = max(1.0, (np.sqrt(BATCH_DEVIATIONS**2 / 4 + limit) - BATCH_DEVIATIONS / 2) ** 2)
-    step_s = bounds.decode_step_s(tandem, batch)
-    tokens_per_s = tandem.workload.requests_per_s * float(tandem.output_tokens.mean())
-    pace_s = bounds.pace_s(tandem, batch)
-    decode = int(np.ceil(tokens_per_s * pace_s / batch / slow.layout.decode.lanes - 1e-9))
-    unloaded = [each for each in unloaded_checks(candidate, slos, errors) if each.metric == "ttft"]
-    left_s = min(each.limit_s - each.seconds for each in unloaded)
+    step_s = bounds.decode_step_s(load, batch)
+    tokens_per_s = load.workload.requests_per_s * float(load.output_tokens.mean())
+    pace_s = bounds.pace_s(load, batch)
+    decode = int(np.ceil(tokens_per_s * pace_s / batch / lowest.layout.decode.lanes - 1e-9))
+    unloaded = unloaded_checks(models, lowest, errors)
+    left_s = min(each.limit_s - each.seconds for each in unloaded if each.metric == "ttft")
     slack_s = max(0.0, left_s - step_s) / errors.ttft
     level = max(slo.level for slo in slos.values())
-    load, service_s = bounds.prefill_load(tandem), bounds.prefill_s(tandem)
+    busy, service_s = models.busy(lowest, "prefill", errors), bounds.prefill_s(load)
     variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
-    jobs = slack_s / (load / tandem.prefill_requests_per_s)
-    shape = slow.layout.shapes["prefill"]
+    jobs = slack_s / (busy / load.prefill_requests_per_s)
+    shape = lowest.layout.shapes["prefill"]
 
     def late(replicas: int) -> float:
         servers = replicas * shape.lanes
-        spare = max(1e-9, servers - load)
-        queued = float(_erlang_c(servers, load) * np.exp(-jobs * 2 * spare / variation))
+        spare = max(1e-9, servers - busy)
+        queued = float(_erlang_c(servers, busy) * np.exp(-jobs * 2 * spare / variation))
         in_step = (
             0.0
             if shape.slicing.dp == 1
-            else _erlang_c(replicas * shape.slicing.pp, load) * max(0.0, 1 - jobs)
+            else _erlang_c(replicas * shape.slicing.pp, busy) * max(0.0, 1 - jobs)
         )
         return max(queued, in_step)
 
-    count = lowest[0]
+    count = lowest.replicas["prefill"]
     while count < MAX_REPLICAS and late(count) > 1 - level:
         count += max(1, count // 32)
-    return count, max(lowest[1], decode)
+    return lowest.sized({"prefill": count, "decode": max(lowest.replicas["decode"], decode)})
 
 
 def _erlang_c(servers: int, load: float) -> float:
@@ -280,54 +257,20 @@ def _erlang_c(servers: int, load: float) -> float:
     return blocked / (1 - load / servers * (1 - blocked))
 
 
-def fluid_replicas(inputs: Inputs, slow: Candidate, lowest: int) -> int:
+def fluid_replicas(models: StepModels, lowest: Configuration, errors: StepErrors) -> Configuration:
     """
     Estimate the aggregated replicas that hold TPOT, where each prompt delays all other tokens.
 
         (docs/model.md, eq. T6)
     """
-    limit_s = step_limit_s(slow.tandem, inputs.scenario.promises) / slow.tandem.tokens_per_step
-    count = lowest
-    while count < MAX_REPLICAS:
-        pace_s, batch = bounds.steady_decode(slow.sized(0, count).tandem, split=False)
+    load, chosen = models.load(lowest, errors), lowest
+    limit_s = step_limit_s(load, models.inputs.scenario.promises) / load.tokens_per_step
+    while (count := chosen.replicas["mixed"]) < MAX_REPLICAS:
+        pace_s, batch = bounds.steady_decode(load, chosen.lanes("mixed"))
         if pace_s <= limit_s and batch < np.inf:
             break
-        count = max(count + 1, int(count * 1.05))
-    return count
-
-
-def between(holds: Callable[[int], bool], low: int, high: int, *, step: int) -> int:
-    """Bisect between *low*, which fails, and *high*, which holds, down to *step*; return *high*."""
-    while high - low > step:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def least_near(
-    holds: Callable[[int], bool], guess: int, floor: int, ceiling: int, *, step: int
-) -> int | None:
-    """
-    Return the smallest count from *floor* to *ceiling* that *holds*, searched from *guess* on.
-
-    A larger count never fails where a smaller one holds. Strides double away from the guess, then
-    the last one is halved down to *step*.
-    """
-    guess, stride = min(max(guess, floor), ceiling), step
-    if holds(guess):
-        high, low = guess, guess - stride
-        while low >= floor and holds(low):
-            high, stride = low, 2 * stride
-            low = high - stride
-        low = max(low, floor - 1)
-    else:
-        low, high = guess, min(guess + stride, ceiling)
-        while not holds(high):
-            if high >= ceiling:
-                return None
-            stride *= 2
-            low, high = high, min(high + stride, ceiling)
-    return between(holds, low, high, step=step)
+        chosen = chosen.sized({"mixed": max(count + 1, int(count * 1.05))})
+    return chosen
 
 
 CONFIDENCES = (0.5, 0.8, 0.95)
@@ -347,17 +290,15 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
     inputs = simulations.inputs
     if inputs.calibration is not None:
         return {}
-    planned, gpus = inputs.scenario.search.confidence_fraction, best.candidate.gpus
+    planned, gpus = inputs.scenario.search.confidence_fraction, best.configuration.gpus
     found = {planned: gpus}
-    before: Candidate | None = None
+    before: Configuration | None = None
     for confidence in CONFIDENCES:
         if confidence not in found:
             if confidence > planned and max(found) == planned:
-                before = best.candidate
-            errors = step_errors(inputs, confidence)
-            simulator = SloSimulator(simulations, errors, precise=False)
-            before = sized_again(inputs, best, simulator, before)
-            if before is None or simulator.exhausted:
+                before = best.configuration
+            before = sized_again(simulations, best, step_errors(inputs, confidence), before)
+            if before is None or simulations.exhausted:
                 break
             # Chance in a quick run must not make a lower confidence need more GPUs.
             found[confidence] = (min if confidence < planned else max)(before.gpus, gpus)
@@ -365,42 +306,36 @@ def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int
 
 
 def sized_again(
-    inputs: Inputs, best: Found, simulator: SloSimulator, floor: Candidate | None = None
-) -> Candidate | None:
-    """Size a plan's layout with the simulator's step times, from the sizes of *floor* on."""
-    chosen = best.candidate
-    split, errors = chosen.layout.prefill is not None, simulator.errors
-    smallest = chosen.sized(1 if split else 0, 1)
-    if any(each.ratio > 1 for each in unloaded_checks(smallest, inputs.scenario.promises, errors)):
+    simulations: Simulations,
+    best: Found,
+    errors: StepErrors,
+    floor: Configuration | None = None,
+) -> Configuration | None:
+    """Size a plan's layout by quick runs with other errors, from the sizes of *floor* on."""
+    chosen, models = best.configuration, simulations.models
+    if any(each.ratio > 1 for each in unloaded_checks(models, chosen, errors)):
         return None  # no number of replicas makes a single request quicker
-    slow = smallest.with_errors(errors)
-    lowest = fewest_by_utilisation(slow, inputs)
+    lowest = fewest_by_utilisation(models, chosen, errors)
     if floor is not None:
-        lowest = (max(lowest[0], floor.sizes[0]), max(lowest[1], floor.sizes[1]))
+        least = lowest.replicas
+        lowest = lowest.sized({role: max(least[role], floor.replicas[role]) for role in least})
     sizing = PoolSizing(
-        inputs=inputs,
-        simulator=simulator,
-        candidate=smallest,
+        simulations=simulations,
+        errors=errors,
+        quick=True,
         lowest=lowest,
-        below=2 * MAX_PLANS * cost(inputs, chosen),
+        below=2 * MAX_PLANS * cost(models.inputs, chosen),
         max_gpus=MAX_PLANS * chosen.gpus,
     )
-    if split:
-        return size_split_pools(sizing, _guess(inputs, best, errors, lowest))
-    return size_mixed_pool(sizing)
-
-
-def _guess(
-    inputs: Inputs, best: Found, errors: StepErrors, lowest: tuple[int, int]
-) -> tuple[int, int]:
-    """Guess sizes with other step times: the plan's, as much larger as their estimate is."""
-    one = best.candidate.sized(1, 1)
+    if chosen.last == "mixed":
+        return size_mixed_pool(sizing)
+    # The plan's sizes, as much larger as their estimate is.
     before, after = (
-        estimated_sizes(one, inputs, each, fewest_by_utilisation(one.with_errors(each), inputs))
+        estimated_sizes(models, fewest_by_utilisation(models, chosen, each), each).replicas
         for each in (best.errors, errors)
     )
-    guess = [
-        max(floor, round(size * new / old))
-        for size, new, old, floor in zip(best.candidate.sizes, after, before, lowest, strict=True)
-    ]
-    return guess[0], guess[1]
+    guess = {
+        role: max(lowest.replicas[role], round(count * after[role] / before[role]))
+        for role, count in chosen.replicas.items()
+    }
+    return size_split_pools(sizing, chosen.sized(guess))

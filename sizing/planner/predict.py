@@ -24,12 +24,14 @@ from sizing.network.network_cost import Spanning, spanning
 from sizing.planner import bounds
 from sizing.planner.candidates import (
     largest_batch,
+    most_sequences,
     one_replica_each,
     utilisations,
-    with_load,
 )
+from sizing.planner.configuration import Configuration, with_load
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import StepErrors, interval_around, validation
+from sizing.planner.edge import Band, highest
+from sizing.planner.error_model import AS_PREDICTED, interval_around, validation
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
@@ -38,7 +40,7 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.simulated_check import Simulations
 from sizing.planner.slo import Check, missed_limits
 from sizing.planner.step_models import StepModels
 from sizing.planner.users import covering_rates
@@ -49,10 +51,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from sizing.evidence.interval import PredictionInterval
     from sizing.latency.load import StepLoad
     from sizing.latency.step import Term
-    from sizing.planner.candidates import Candidate, Promises
+    from sizing.planner.candidates import Promises
+    from sizing.planner.intervals import PredictionInterval
+    from sizing.planner.offered_load import OfferedLoad
     from sizing.simulation.outcome import Outcome
 
 POOL_SIZE = re.compile(
@@ -60,8 +63,10 @@ POOL_SIZE = re.compile(
     r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
     re.IGNORECASE,
 )
-HEADROOM_STEP = 0.03
-"""Load factor to which the headroom is resolved."""
+HEADROOM = Band(least=0.97, aim=0.985, most=1.0)
+"""
+Shares of the tightest limit that the highest rate of a plan uses up: all of it in a quick run.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +147,7 @@ def predict(
     first = _shape(inputs, sizes["prefill"]) if split else None
     layout = Layout(prefill=first, decode=_shape(inputs, last))
     _check_layout(inputs, layout)
-    replicas = (sizes["prefill"].replicas if split else 0, last.replicas)
+    replicas = {role: size.replicas for role, size in sizes.items()}
     load = inputs.scenario.workload
     if load.has_users:
         found = covering_rates(load, partial(_at_rates, inputs, layout, replicas))
@@ -153,7 +158,7 @@ def predict(
 
 
 def _at_rates(
-    inputs: Inputs, layout: Layout, replicas: tuple[int, int], load: WorkloadSpec
+    inputs: Inputs, layout: Layout, replicas: Mapping[str, int], load: WorkloadSpec
 ) -> tuple[PoolPrediction | NegativeAnswer, Prediction | None]:
     """Predict at some rates of the users."""
     try:
@@ -163,14 +168,13 @@ def _at_rates(
     return found, found.prediction
 
 
-def _predicted(inputs: Inputs, layout: Layout, replicas: tuple[int, int]) -> PoolPrediction:
-    """Predict pools of so many replicas for prefill and decode."""
-    smallest = one_replica_each(inputs, layout, StepModels(inputs))
-    split = layout.prefill is not None
-    if split:
-        smallest = smallest.limited(max(1, largest_batch(smallest, inputs.scenario.promises)))
-    chosen = smallest.sized(*replicas)
-    predicted = _simulated(inputs, chosen)
+def _predicted(inputs: Inputs, layout: Layout, replicas: Mapping[str, int]) -> PoolPrediction:
+    """Predict pools of so many replicas."""
+    models = StepModels(inputs)
+    chosen = one_replica_each(models, layout).sized(replicas)
+    if layout.prefill is not None:
+        chosen = chosen.limited(max(1, largest_batch(models, chosen, AS_PREDICTED)))
+    predicted = _simulated(models, chosen)
     missed = slo_misses(predicted, inputs.scenario.promises)
     named = deployment(inputs, chosen).pools
     return PoolPrediction(
@@ -179,8 +183,8 @@ def _predicted(inputs: Inputs, layout: Layout, replicas: tuple[int, int]) -> Poo
         prediction=predicted,
         meets_slo=not missed,
         misses=missed,
-        spanning=spanning(inputs, named, chosen.tandem.step_model.path),
-        validated_on=validation(inputs, split=split),
+        spanning=spanning(inputs, named, models.load(chosen).step_model.path),
+        validated_on=validation(inputs, split=layout.prefill is not None),
     )
 
 
@@ -201,14 +205,14 @@ def _sizes(inputs: Inputs, texts: Mapping[str, str | None]) -> dict[str, PoolSiz
     return sizes
 
 
-def _simulated(inputs: Inputs, chosen: Candidate) -> Prediction:
+def _simulated(models: StepModels, chosen: Configuration) -> Prediction:
     """Simulate the pools, unless their queues grow without end."""
-    load = inputs.scenario.workload
+    load = models.inputs.scenario.workload
     rate = load.requests_per_s
-    capacity = rate / max(utilisations(chosen).values())
+    capacity = rate / max(utilisations(models, chosen).values())
     if capacity > rate:
-        outcome = Simulations(inputs).predicted(chosen)
-        predicted = prediction_of(inputs, chosen, outcome)
+        outcome = Simulations(models).predicted(chosen)
+        predicted = prediction_of(models, chosen, outcome)
         capacity = predicted.capacity_requests_per_s
         if capacity > rate:
             return predicted
@@ -264,8 +268,9 @@ def _check_layout(inputs: Inputs, layout: Layout) -> None:
         raise InputError(options, str(layout), rule)
 
 
-def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Prediction:
+def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -> Prediction:
     """Read the prediction off a simulation with step times as predicted."""
+    inputs, offered = models.inputs, models.load(chosen)
     load = inputs.scenario.workload
     parts = {name: float(part[outcome.counts].mean()) for name, part in outcome.parts_s.items()}
     around = {name: interval_around(name, inputs) for name in ("ttft", "tpot")}
@@ -281,12 +286,13 @@ def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Predic
         )
         for at, each in enumerate(load.classes)
     }
-    used = utilisations(chosen)
-    if chosen.layout.prefill is not None:
+    used = utilisations(models, chosen)
+    if offered.split:
         slower = bounds.interference(
-            chosen.tandem,
+            offered,
+            chosen.lanes("decode"),
             prefill_busy=outcome.busy_fraction["prefill"],
-            mean_batch=mean_batch(chosen, tpot.mean_s),
+            mean_batch=mean_batch(offered, chosen, tpot.mean_s),
         )
         used = {role: share * (1 + slower[role]) for role, share in used.items()}
     return Prediction(
@@ -294,33 +300,33 @@ def prediction_of(inputs: Inputs, chosen: Candidate, outcome: Outcome) -> Predic
         tpot=tpot,
         itl=itl,
         e2e=e2e,
-        output_tokens_per_s=load.requests_per_s * float(chosen.tandem.output_tokens.mean()),
+        output_tokens_per_s=load.requests_per_s * float(offered.output_tokens.mean()),
         capacity_requests_per_s=load.requests_per_s / max(used.values()),
         utilisation_fraction=used,
-        bottleneck=bottlenecks(inputs, chosen, parts, tpot.mean_s),
+        bottleneck=bottlenecks(models, chosen, parts, tpot.mean_s),
         ttft_parts_s=parts,
         by_class=by_class,
     )
 
 
-def headroom(inputs: Inputs, chosen: Candidate, capacity_requests_per_s: float) -> Headroom:
-    """Bisect the largest load factor, up to capacity, at which quick simulations hold the SLO."""
-    rate = inputs.scenario.workload.requests_per_s
-    low, high = 1.0, max(1.0, capacity_requests_per_s / rate)
-    used = utilisations(chosen)
-    full = f"{max(used, key=lambda role: used[role])} saturates"
-    binds = full
-    simulator = SloSimulator(Simulations(inputs), StepErrors(), precise=False)
-    while high - low > HEADROOM_STEP * low:
-        middle = (low + high) / 2
-        verdict = simulator.verdict(chosen.at_rate(middle * rate))
-        if verdict.holds:
-            low = middle
-        else:
-            high = middle
+def headroom(models: StepModels, chosen: Configuration, capacity_requests_per_s: float) -> Headroom:
+    """Return the largest load factor, up to capacity, at which quick simulations hold the SLO."""
+    rate = models.inputs.scenario.workload.requests_per_s
+    shares = utilisations(models, chosen)
+    binds = full = f"{max(shares, key=lambda role: shares[role])} saturates"
+    simulations = Simulations(models)
+
+    def used(factor: float) -> float:
+        nonlocal binds
+        verdict = simulations.at_rate(factor * rate).holds(chosen, AS_PREDICTED, quick=True)
+        if not verdict.holds:
             pool = f"{verdict.bottleneck_role} pool"
             binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
-    return Headroom(load_factor=low, binds=binds)
+        return verdict.used
+
+    most = max(1.0, capacity_requests_per_s / rate)
+    found = highest(used, 1.0, most, guess=most**0.5, band=HEADROOM)
+    return Headroom(load_factor=found or 1.0, binds=binds)
 
 
 def _latency(
@@ -345,14 +351,14 @@ def _latency(
     )
 
 
-def mean_batch(chosen: Candidate, tpot_s: float) -> float:
+def mean_batch(load: OfferedLoad, chosen: Configuration, tpot_s: float) -> float:
     """Return the sequences of a decode step, by Little's law: those that come while one decodes."""
-    stay_s = float(chosen.tandem.output_tokens.mean()) * tpot_s
-    return chosen.tandem.workload.requests_per_s * stay_s / chosen.tandem.decode.replicas
+    stay_s = float(load.output_tokens.mean()) * tpot_s
+    return load.workload.requests_per_s * stay_s / chosen.lanes(chosen.last)
 
 
 def bottlenecks(
-    inputs: Inputs, chosen: Candidate, parts_s: Mapping[str, float], tpot_s: float
+    models: StepModels, chosen: Configuration, parts_s: Mapping[str, float], tpot_s: float
 ) -> dict[str, str]:
     """
     Return the bottleneck of each phase by role.
@@ -362,60 +368,59 @@ def bottlenecks(
     most of its time on.
     """
     waits = parts_s[PREFILL_QUEUE] > parts_s[PREFILL]
-    if chosen.layout.prefill is None:
+    if chosen.last == "mixed":
         return {"mixed": "queue" if waits else "compute"}
-    batch, context = mean_batch(chosen, tpot_s), chosen.tandem.context[0]
-    limit = chosen.tandem.decode.max_batch_size
-    words = {
-        role: _step_bound(inputs, chosen, role, batch, context) for role in ("prefill", "decode")
-    }
+    inputs, load, limit = models.inputs, models.load(chosen), chosen.batch_limit
+    batch = mean_batch(load, chosen, tpot_s)
+    words = {role: _step_bound(models, chosen, role, batch) for role in chosen.replicas}
     most = inputs.engine_on(chosen.layout.decode.gpu).max_num_seqs
-    full = limit == chosen.max_batch < most and inputs.calibration is None
+    full = limit == most_sequences(models, chosen) < most and inputs.calibration is None
     if full and batch > limit / 2:
         words["decode"] = "capacity"
     if waits:
         words["prefill"] = "queue"
-    if parts_s[DECODE_QUEUE] > float(chosen.tandem.output_tokens.mean()) * tpot_s:
+    if parts_s[DECODE_QUEUE] > float(load.output_tokens.mean()) * tpot_s:
         words["decode"] = "queue"
     return words
 
 
 def representative_terms(
-    inputs: Inputs, chosen: Candidate, role: str, batch: float
+    models: StepModels, chosen: Configuration, role: str, batch: float
 ) -> tuple[Term, ...]:
     """Split a step of *role* at the load's mean lengths into the terms of eq. S5."""
-    shape, load = representative_load(chosen, role, batch)
-    return step_terms(Machine.of(inputs, shape.gpu), load, slicing=shape.slicing)
+    shape, load = representative_load(models, chosen, role, batch)
+    return step_terms(Machine.of(models.inputs, shape.gpu), load, slicing=shape.slicing)
 
 
-def representative_load(chosen: Candidate, role: str, batch: float) -> tuple[LayoutShape, StepLoad]:
+def representative_load(
+    models: StepModels, chosen: Configuration, role: str, batch: float
+) -> tuple[LayoutShape, StepLoad]:
     """Return the replica of *role*, and its step at the load's mean lengths."""
-    tandem, decode = chosen.tandem, chosen.layout.decode
+    load, decode = models.load(chosen), chosen.layout.decode
     if role == "prefill":
-        tokens, cached = (float(x.mean()) for x in (tandem.computed_tokens, tandem.cached_tokens))
+        tokens, cached = (float(x.mean()) for x in (load.computed_tokens, load.cached_tokens))
         return chosen.layout.prefill or decode, prefill_load(tokens, cached)
-    return decode, decode_load(max(1.0, batch), tandem.context[0])
+    return decode, decode_load(max(1.0, batch), load.context[0])
 
 
-def _step_bound(inputs: Inputs, chosen: Candidate, role: str, batch: float, context: float) -> str:
+def _step_bound(models: StepModels, chosen: Configuration, role: str, batch: float) -> str:
     """Return what takes most of a step, kernel launches left out."""
-    step = chosen.tandem.step_model.of(role)
+    load = models.load(chosen)
+    step = load.step_model.of(role)
     if isinstance(step, StepCoefficients):
-        return _fitted_bound(step, chosen, role, batch, context)
+        return _fitted_bound(step, load, role, batch)
     seconds = dict.fromkeys(BOUNDS, 0.0)
-    for term in representative_terms(inputs, chosen, role, batch):
+    for term in representative_terms(models, chosen, role, batch):
         seconds[term.bound] += float(np.sum(term.seconds))
     del seconds["launch"]
     return max(seconds, key=lambda bound: seconds[bound])
 
 
-def _fitted_bound(
-    step: StepCoefficients, chosen: Candidate, role: str, batch: float, context: float
-) -> str:
+def _fitted_bound(step: StepCoefficients, load: OfferedLoad, role: str, batch: float) -> str:
     """Compare what a fitted step reads, weights and cache, with what grows with tokens."""
     if role == "prefill":
-        n = float(chosen.tandem.computed_tokens.mean())
+        n = float(load.computed_tokens.mean())
         compute = step.per_prefill_token_s * n + step.per_pair_s * n * n / 2
         return "compute" if compute >= step.stream_s else "memory bandwidth"
-    read = max(step.stream_s, step.per_context_token_s * batch * context)
+    read = max(step.stream_s, step.per_context_token_s * batch * load.context[0])
     return "compute" if step.per_sequence_s * batch > read else "memory bandwidth"

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.planner.candidates import Candidate
+from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import spare_replicas
+from sizing.planner.edge import SATURATED
 from sizing.planner.error_model import StepErrors
 from sizing.planner.slo import Check
+from sizing.planner.step_models import StepModels
 from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -35,6 +37,11 @@ class PlanVerdict:
     check: Check | None = None
     exhausted: bool = False
 
+    @property
+    def used(self) -> float:
+        """Share of the tightest limit that is used up; `SATURATED` where there is no latency."""
+        return SATURATED if self.check is None else self.check.ratio
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -42,6 +49,7 @@ class Found:
     The cheapest configuration that holds the SLO.
 
     Attributes:
+        models: steps that it was simulated with.
         predicted: the run that the prediction is read from; `None` until the search is over.
         errors: factors on step times and latencies under which it was simulated.
         verdicts: one per seed; empty where it was not simulated.
@@ -50,7 +58,8 @@ class Found:
         interrupted: whether the search was stopped, so that this is the best so far.
     """
 
-    candidate: Candidate
+    configuration: Configuration
+    models: StepModels = field(repr=False, compare=False)
     predicted: Outcome | None = field(default=None, repr=False)
     errors: StepErrors = field(default_factory=StepErrors)
     verdicts: tuple[PlanVerdict, ...] = ()
@@ -105,20 +114,20 @@ def fits_nowhere(inputs: Inputs, rules: list[str]) -> Infeasible:
     )
 
 
-def _nearest(unloaded: list[tuple[Check, Candidate]]) -> tuple[Check, Candidate]:
+def _nearest(unloaded: list[tuple[Check, Configuration]]) -> tuple[Check, Configuration]:
     return min(unloaded, key=lambda pair: (pair[0].ratio, pair[1].gpus, pair[1].layout.order))
 
 
-def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infeasible:
+def below_floor(unloaded: list[tuple[Check, Configuration]], inputs: Inputs) -> Infeasible:
     """Return that a single request on an idle system already misses the SLO."""
-    check, candidate = _nearest(unloaded)
+    check, nearest = _nearest(unloaded)
     kinds = " or ".join(inputs.kinds)
     return Infeasible(
         reason=f"no number of {kinds} holds the SLO: {check.name} of a request without any"
         f" load is already {seconds(check.seconds)}",
         binds="SLO floor",
-        nearest=str(candidate),
-        nearest_gpus=candidate.gpus,
+        nearest=str(nearest),
+        nearest_gpus=nearest.gpus,
         missed_by=f"{check.name} {seconds(check.seconds)}, limit {seconds(check.limit_s)}"
         f" ({check.ratio:.2f} times)",
         way_out=f"a limit well above {seconds(check.seconds)}, a faster GPU, a smaller model,"
@@ -127,10 +136,10 @@ def below_floor(unloaded: list[tuple[Check, Candidate]], inputs: Inputs) -> Infe
 
 
 def too_many(
-    unloaded: list[tuple[Check, Candidate]], inputs: Inputs, *, max_gpus: int
+    unloaded: list[tuple[Check, Configuration]], inputs: Inputs, *, max_gpus: int
 ) -> Infeasible:
     """Return that no pools that the search considers hold the SLO under the load."""
-    check, candidate = _nearest(unloaded)
+    check, nearest = _nearest(unloaded)
     lora = inputs.engine.lora
     few = lora is not None and lora.max_loras < lora.adapters
     slots = "more engine.max_loras (requests wait for adapters to leave), " if few else ""
@@ -138,8 +147,8 @@ def too_many(
         reason=f"no pools of up to {max_gpus} GPUs hold the SLO under"
         f" {inputs.scenario.workload.requests_per_s:g} requests/s",
         binds="SLO",
-        nearest=str(candidate),
-        nearest_gpus=candidate.gpus,
+        nearest=str(nearest),
+        nearest_gpus=nearest.gpus,
         missed_by=f"nothing on an idle system ({check.name} {seconds(check.seconds)} of"
         f" {seconds(check.limit_s)}), too much under load",
         way_out=f"{slots}a larger cluster.max_gpus, a looser SLO, or a lower"
@@ -147,49 +156,62 @@ def too_many(
     )
 
 
-def over_budget(best: Candidate, inputs: Inputs, *, needed: int) -> Infeasible:
+def over_budget(best: Configuration, inputs: Inputs, *, needed: int) -> Infeasible:
     """Return that the SLO can be held, but with more GPUs than the budget has."""
-    budget = inputs.cluster.max_gpus
     spares = {role: count for role, count in spare_replicas(inputs, best).items() if count}
     each = " and ".join(f"{count} {role}" for role, count in spares.items())
     with_spares = f" with {each} spare replicas" if spares else ""
-    return Infeasible(
-        reason=f"the SLO needs {needed} {' and '.join(best.gpus_by_kind)}{with_spares},"
-        f" cluster.max_gpus is {budget}",
-        binds="max_gpus",
-        nearest=str(best),
-        nearest_gpus=needed,
-        missed_by=f"{needed - budget} GPUs",
+    return _beyond(
+        best,
+        inputs,
+        needed=needed,
+        reason=f"the SLO needs {needed} {' and '.join(best.gpus_by_kind)}{with_spares}",
         way_out=f"cluster.max_gpus = {needed}, a looser SLO, or a lower rate",
     )
 
 
-def beyond_capacity(lowest: Candidate, inputs: Inputs) -> Infeasible:
+def beyond_capacity(lowest: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the load takes more GPUs than the budget has, even without queues."""
-    budget, load = inputs.cluster.max_gpus, inputs.scenario.workload
-    share = inputs.scenario.search.max_utilisation_fraction
-    return Infeasible(
+    load, share = inputs.scenario.workload, inputs.scenario.search.max_utilisation_fraction
+    return _beyond(
+        lowest,
+        inputs,
+        needed=lowest.gpus,
+        about="at least ",
         reason=f"{load.requests_per_s:g} requests/s take at least {lowest.gpus}"
-        f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%},"
-        f" cluster.max_gpus is {budget}",
-        binds="max_gpus",
-        nearest=str(lowest),
-        nearest_gpus=lowest.gpus,
-        missed_by=f"at least {lowest.gpus - budget} GPUs",
+        f" {' and '.join(lowest.gpus_by_kind)} at a utilisation of at most {share:.0%}",
         way_out=f"a lower {load.demand_key}, shorter prompts or answers, or more GPUs"
         " (cluster.max_gpus)",
     )
 
 
-def far_over_budget(sized: Candidate, inputs: Inputs) -> Infeasible:
+def far_over_budget(sized: Configuration, inputs: Inputs) -> Infeasible:
     """Return that the pools are estimated so far over the budget that none is simulated."""
+    return _beyond(
+        sized,
+        inputs,
+        needed=sized.gpus,
+        about="about ",
+        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (an estimate)",
+        way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
+    )
+
+
+def _beyond(
+    nearest: Configuration,
+    inputs: Inputs,
+    *,
+    needed: int,
+    reason: str,
+    way_out: str,
+    about: str = "",
+) -> Infeasible:
     budget = inputs.cluster.max_gpus
     return Infeasible(
-        reason=f"the SLO needs about {sized.gpus} {' and '.join(sized.gpus_by_kind)} (an"
-        f" estimate), cluster.max_gpus is {budget}",
+        reason=f"{reason}, cluster.max_gpus is {budget}",
         binds="max_gpus",
-        nearest=str(sized),
-        nearest_gpus=sized.gpus,
-        missed_by=f"about {sized.gpus - budget} GPUs",
-        way_out=f"cluster.max_gpus = {sized.gpus} or so, a looser SLO, or a lower rate",
+        nearest=str(nearest),
+        nearest_gpus=needed,
+        missed_by=f"{about}{needed - budget} GPUs",
+        way_out=way_out,
     )

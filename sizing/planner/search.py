@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from sizing.planner import bounds
 from sizing.planner.candidates import (
-    BoundedCandidate,
     Candidates,
     batch_limits,
-    cost,
-    cost_of,
     fewest_by_utilisation,
     list_candidates,
 )
+from sizing.planner.configuration import Configuration, cost, cost_of
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.edge import RESOLUTION
 from sizing.planner.error_model import step_errors
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.pool_sizing import (
-    QUICK_STEP,
     PoolSizing,
-    Sizes,
     estimated_sizes,
     gpus_by_confidence,
     size_mixed_pool,
@@ -41,17 +38,16 @@ from sizing.planner.result import (
     over_budget,
     too_many,
 )
-from sizing.planner.simulated_check import Simulations, SloSimulator, verify_sizes
+from sizing.planner.simulated_check import Simulations, verified
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from minicluster.plan import Inputs
-    from sizing.planner.candidates import Candidate
     from sizing.planner.layout import LayoutShape
 
-    Told = Callable[[Candidate], None]
+    Told = Callable[[Configuration], None]
 
 __all__ = ["Found", "Infeasible", "search"]
 
@@ -108,13 +104,15 @@ class QuickLook:
 
     Attributes:
         denied: the quick runs found no sizes that hold at an acceptable cost.
-        cost: cost of `sizes`: of those that hold, else of the estimated ones.
+        lowest: the fewest replicas that may hold.
+        sized: those that hold, else as estimated.
+        cost: cost of `sized`.
     """
 
     denied: bool
+    lowest: Configuration
+    sized: Configuration
     cost: float
-    bounded: BoundedCandidate
-    sizes: Sizes
 
 
 class LayoutSearch:
@@ -125,15 +123,14 @@ class LayoutSearch:
         self.inputs = inputs
         self.told, self.told_cost = told, NO_LIMIT
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
-        self.candidates: Candidates = list_candidates(inputs, StepModels(inputs), self.errors)
-        self.simulations = Simulations(inputs)
-        self.simulator = SloSimulator(self.simulations, self.errors)
-        self.quick = SloSimulator(self.simulations, self.errors, precise=False)
+        self.models = StepModels(inputs)
+        self.candidates: Candidates = list_candidates(self.models, self.errors)
+        self.simulations = Simulations(self.models)
         self._longer: dict[LayoutShape | None, float] = {}
         """Prefill replicas of a shape that held, over those that were estimated."""
         self.best: Found | None = None
-        self.estimate: Candidate | None = None
-        self.far_over_budget: Candidate | None = None
+        self.estimate: Configuration | None = None
+        self.far_over_budget: Configuration | None = None
 
     def run(self) -> Found | Infeasible:
         """Search; after an interrupt, return the best configuration so far, marked as such."""
@@ -150,55 +147,62 @@ class LayoutSearch:
         mixed = None if wanted == "split" else self._mixed(split)
         found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
         # Of equal ones split pools, with steadier TPOT.
-        best = min(found, key=lambda each: cost(self.inputs, each.candidate), default=None)
+        best = min(found, key=lambda each: cost(self.inputs, each.configuration), default=None)
         if best is None:
             return self._infeasible()
         self.best = replace(best, other=self._comparison(best, split, mixed))
-        needed = sum(gpus_with_spares(self.inputs, best.candidate).values())
+        needed = sum(gpus_with_spares(self.inputs, best.configuration).values())
         if needed > self.inputs.cluster.max_gpus:
-            return over_budget(best.candidate, self.inputs, needed=needed)
+            return over_budget(best.configuration, self.inputs, needed=needed)
         others = gpus_by_confidence(self.simulations, best)
         self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
         return self.best
 
-    def quick_split(self, near: Candidate | None, below: float, *, least: float) -> Found | None:
+    def quick_split(
+        self, near: Configuration | None, below: float, *, least: float
+    ) -> Found | None:
         """
         Return the cheapest split pools by quick runs, unverified; `None`: none cost less.
 
         Args:
-            near: pools that probably hold: where they do, only cheaper ones are looked for.
+            near: pools of another search that probably hold: where they do, only cheaper ones are
+                looked for.
             below: cost that pools have to stay below.
             least: cost that no pools stay below.
         """
-        known = None if near is None else self._like(near)
-        if known is not None and cost(self.inputs, known) < below:
-            held = self.quick.verdict(known).holds
-            known, below = (known, cost(self.inputs, known)) if held else (None, below)
-            if known is not None and below <= least:
-                return self._found(known)
-        else:
+        known = next(
+            (
+                each.limited(near.batch_limit).sized(near.replicas)
+                for each in self.candidates.split
+                if near is not None and each.layout == near.layout
+            ),
+            None,
+        )
+        if known is not None and cost(self.inputs, known) >= below:
             known = None
-        looks = [each for each in self._looks(below / (1 + QUICK_STEP)) if not each.denied]
+        if known is not None:
+            if self.simulations.holds(known, self.errors, quick=True).holds:
+                below = cost(self.inputs, known)
+                if below <= least:
+                    return self._found(known)
+            else:
+                known = None
+        looks = [each for each in self._looks(below / (1 + RESOLUTION)) if not each.denied]
         best = min(looks, key=lambda each: each.cost, default=None)
         if best is not None and best.cost < below:
-            known = self._as_predicted(best.bounded.slow).sized(*best.sizes)
+            known = best.sized
         return None if known is None else self._found(known)
-
-    def _like(self, near: Candidate) -> Candidate | None:
-        """Return pools as those of another search; `None` where this one has no such layout."""
-        found = [each for each in self.candidates.split if each.layout == near.layout]
-        return found[0].limited(_batch_limit(near)).sized(*near.sizes) if found else None
 
     def quick_mixed(self) -> Found | None:
         """Return the cheapest aggregated pool by quick runs, unverified; `None`: none holds."""
-        return self._mixed_below(NO_LIMIT, self.quick)
+        return self._mixed_below(NO_LIMIT, quick=True)
 
     def _so_far(self) -> Found:
         """Return the best within `cluster.max_gpus` so far: verified, else as estimated."""
         budget = self.inputs.cluster.max_gpus
-        if self.best is not None and self.best.candidate.gpus <= budget:
+        if self.best is not None and self.best.configuration.gpus <= budget:
             return replace(self._predicted(self.best), interrupted=True)
-        near = self.estimate if self.best is None else self.best.candidate
+        near = self.estimate if self.best is None else self.best.configuration
         if near is None:
             raise KeyboardInterrupt("nothing found so far")
         if near.gpus > budget:
@@ -207,7 +211,7 @@ class LayoutSearch:
         return replace(self._predicted(self._found(near)), interrupted=True)
 
     def _predicted(self, found: Found) -> Found:
-        return replace(found, predicted=self.simulations.predicted(found.candidate))
+        return replace(found, predicted=self.simulations.predicted(found.configuration))
 
     def _infeasible(self) -> Infeasible:
         unloaded = list(self.candidates.unloaded)
@@ -217,8 +221,7 @@ class LayoutSearch:
             return far_over_budget(self.far_over_budget, self.inputs)
         # The fewest GPUs that could carry the load if there were no queues.
         known = (*self.candidates.split, *self.candidates.mixed)
-        slow = [each.with_errors(self.errors) for each in known]
-        sized = [each.sized(*fewest_by_utilisation(each, self.inputs)) for each in slow]
+        sized = [fewest_by_utilisation(self.models, each, self.errors) for each in known]
         lowest = min(sized, key=lambda each: (each.gpus, each.layout.order))
         if lowest.gpus > self.inputs.cluster.max_gpus:
             return beyond_capacity(lowest, self.inputs)
@@ -235,13 +238,13 @@ class LayoutSearch:
         best: Found | None = None
         below, known = NO_LIMIT, set[Layout]()
         for _ in range(ROUNDS):
-            looks = self._looks(below / (1 + QUICK_STEP), but=known)
+            looks = self._looks(below / (1 + RESOLUTION), but=known)
             promised = min((each.cost for each in looks if not each.denied), default=NO_LIMIT)
             best = self._split_of([each for each in looks if best is None or not each.denied], best)
-            if best is None or cost(self.inputs, best.candidate) <= promised:
+            if best is None or cost(self.inputs, best.configuration) <= promised:
                 break
-            below = cost(self.inputs, best.candidate)
-            known |= {each.bounded.slow.layout for each in looks}
+            below = cost(self.inputs, best.configuration)
+            known |= {each.lowest.layout for each in looks}
         return None if best is None else choose_local_threshold(self.simulations, best)
 
     def _split_of(self, looks: list[QuickLook], best: Found | None = None) -> Found | None:
@@ -255,21 +258,21 @@ class LayoutSearch:
         looks = sorted(looks, key=lambda each: (each.denied, each.cost))
         costs = [each.cost for each in looks if not each.denied]
         cheapest = min(costs, default=NO_LIMIT)
-        for growth in (1 + QUICK_STEP, NO_LIMIT):
+        for growth in (1 + RESOLUTION, NO_LIMIT):
             for look in tuple(looks):
-                below = NO_LIMIT if best is None else cost(self.inputs, best.candidate)
+                below = NO_LIMIT if best is None else cost(self.inputs, best.configuration)
                 if look.cost * ESTIMATE_TOLERANCE >= below:
                     continue
                 if look.denied and (below <= cheapest or growth < NO_LIMIT):
                     continue
                 following = min((each for each in costs if each > look.cost), default=look.cost)
                 below = min(below, following * growth)
-                candidate = self._size(look.bounded, look.sizes, self.simulator, below)
-                found = None if candidate is None else self._verified(candidate, below)
+                sized = self._size(look.lowest, look.sized, below, quick=False)
+                found = None if sized is None else self._verified(sized, below)
                 if found is not None:
                     best = self.best = found
                     self._tell(found)
-                    self._learn(look.bounded, look.sizes, found.candidate.sizes)
+                    self._learn(look.sized, found.configuration)
                     looks.remove(look)
         return best
 
@@ -289,15 +292,16 @@ class LayoutSearch:
         looks: list[QuickLook] = []
         worth = WORTH_A_LOOK
         held, tried = dict[Layout, float](), 0
-        todo = [each for each in self._estimated if each[0].slow.layout not in but]
+        todo = [each for each in self._estimated if each[0].layout not in but]
         if cheapest < NO_LIMIT:
             worth = 1.0
-            todo.sort(key=lambda each: cost(self.inputs, each[0].slow.sized(*each[1])))
-        for bounded, sizes in todo:
-            layout, below = bounded.slow.layout, cheapest * (1 + QUICK_STEP)
+            todo.sort(key=lambda each: cost(self.inputs, each[1]))
+        for lowest, estimated in todo:
+            layout, below = lowest.layout, cheapest * (1 + RESOLUTION)
             shape = layout.prefill
-            guess = ceil(sizes[0] * self._longer.get(shape, 1)), sizes[1]
-            estimate = cost(self.inputs, bounded.slow.sized(*guess))
+            longer = ceil(estimated.replicas["prefill"] * self._longer.get(shape, 1))
+            guess = estimated.sized({"prefill": longer})
+            estimate = cost(self.inputs, guess)
             least = estimate if shape in self._longer else estimate * ESTIMATE_TOLERANCE
             # What costs as much as another layout that holds, or a larger batch limit, is no help.
             if least >= cheapest * worth or estimate >= held.get(layout, NO_LIMIT):
@@ -307,115 +311,113 @@ class LayoutSearch:
             if tried >= (MOST_TRIED if promising else FINALISTS):
                 continue
             tried += 1
-            found = self._size(bounded, guess, self.quick, below)
-            held_by = guess if found is None else found.sizes
-            taken = cost(self.inputs, bounded.slow.sized(*held_by))
+            found = self._size(lowest, guess, below, quick=True)
+            sized = found or guess
+            taken = cost(self.inputs, sized)
             if found is not None:
                 cheapest, held[layout] = min(cheapest, taken), taken
-                self._learn(bounded, guess, held_by)
+                self._learn(guess, found)
             if found is not None or tried <= FINALISTS:
-                look = QuickLook(denied=found is None, cost=taken, bounded=bounded, sizes=held_by)
-                looks.append(look)
+                looks.append(
+                    QuickLook(denied=found is None, lowest=lowest, sized=sized, cost=taken)
+                )
         return looks
 
-    def _learn(self, bounded: BoundedCandidate, guess: Sizes, held: Sizes) -> None:
+    def _learn(self, guess: Configuration, held: Configuration) -> None:
         """Note how many prefill replicas held where so many were guessed."""
-        shape = bounded.slow.layout.prefill
-        self._longer[shape] = self._longer.get(shape, 1.0) * held[0] / guess[0]
+        shape, longer = guess.layout.prefill, held.replicas["prefill"] / guess.replicas["prefill"]
+        self._longer[shape] = self._longer.get(shape, 1.0) * longer
 
     def _size(
-        self, bounded: BoundedCandidate, guess: Sizes, simulator: SloSimulator, below: float
-    ) -> Candidate | None:
+        self, lowest: Configuration, guess: Configuration, below: float, *, quick: bool
+    ) -> Configuration | None:
         """Size the split pools of one layout and limit; `None` where they cost *below* or more."""
-        candidate = self._as_predicted(bounded.slow)
-        chosen = candidate.sized(*guess)
-        self.estimate = self.estimate or chosen
-        if bounded.bound >= below or cost(self.inputs, chosen) * ESTIMATE_TOLERANCE >= below:
+        self.estimate = self.estimate or guess
+        tolerated = cost(self.inputs, guess) * ESTIMATE_TOLERANCE
+        if max(cost(self.inputs, lowest), tolerated) >= below:
             return None
-        if chosen.gpus > self._max_gpus:
-            self.far_over_budget = self.far_over_budget or chosen
+        if guess.gpus > self._max_gpus:
+            self.far_over_budget = self.far_over_budget or guess
             return None
-        sizing = PoolSizing(
-            inputs=self.inputs,
-            simulator=simulator,
-            candidate=candidate,
-            lowest=bounded.lowest,
+        return size_split_pools(self._sizing(lowest, below, quick=quick), guess)
+
+    def _sizing(self, lowest: Configuration, below: float, *, quick: bool) -> PoolSizing:
+        return PoolSizing(
+            simulations=self.simulations,
+            errors=self.errors,
+            quick=quick,
+            lowest=lowest,
             below=below,
             max_gpus=self._max_gpus,
         )
-        return size_split_pools(sizing, guess)
 
     @property
     def _max_gpus(self) -> int:
         return SIMULATED_BUDGETS * self.inputs.cluster.max_gpus
 
     @cached_property
-    def _estimated(self) -> list[tuple[BoundedCandidate, Sizes]]:
+    def _estimated(self) -> list[tuple[Configuration, Configuration]]:
         """
-        Return layouts and batch limits with their estimated sizes, cheapest first.
+        Return the fewest replicas of layouts and batch limits with their estimates, cheapest first.
 
         The estimates err in the prefill queue, but rank what stands behind the same prefill pool:
-        the first of each prefill shape come before the others. Those whose bound is above an
-        estimate come last, with their fewest replicas: that estimate may be too low.
+        the first of each prefill shape come before the others. Those whose fewest replicas cost
+        more than an estimate come last, with these: that estimate may be too low.
         """
-        slow = [each.with_errors(self.errors) for each in self.candidates.split]
-        used = {each.layout: check.ratio for check, each in self.candidates.unloaded}
+        slack = {
+            each.layout: SLACK_CEILING - check.ratio for check, each in self.candidates.unloaded
+        }
         todo = sorted(
-            (bounded for each in slow for bounded in batch_limits(each, self.inputs)),
+            (
+                lowest
+                for each in self.candidates.split
+                for lowest in batch_limits(self.models, each, self.errors)
+            ),
             key=lambda each: (
-                each.bound / (SLACK_CEILING - used[each.slow.layout]),
-                each.slow.layout.order,
-                -_batch_limit(each.slow),
+                cost(self.inputs, each) / slack[each.layout],
+                each.layout.order,
+                -each.batch_limit,
             ),
         )
-        found: list[tuple[float, BoundedCandidate, Sizes]] = []
-        dearer: list[tuple[BoundedCandidate, Sizes]] = []
+        found: list[tuple[float, Configuration, Configuration]] = []
+        dearer: list[tuple[Configuration, Configuration]] = []
         below = NO_LIMIT
         max_gpus = MAX_BUDGETS * self.inputs.cluster.max_gpus
-        for bounded in todo:
-            lowest_gpus = bounded.slow.sized(*bounded.lowest).gpus
-            if lowest_gpus > max_gpus:
+        for lowest in todo:
+            if lowest.gpus > max_gpus:
                 continue
-            if bounded.bound * ESTIMATE_TOLERANCE >= below:
-                dearer.append((bounded, bounded.lowest))
+            if cost(self.inputs, lowest) * ESTIMATE_TOLERANCE >= below:
+                dearer.append((lowest, lowest))
                 continue
-            sizes = estimated_sizes(
-                self._as_predicted(bounded.slow), self.inputs, self.errors, bounded.lowest
-            )
-            estimate = cost(self.inputs, bounded.slow.sized(*sizes))
+            estimated = estimated_sizes(self.models, lowest, self.errors)
+            estimate = cost(self.inputs, estimated)
             below = min(below, estimate)
-            slack = SLACK_CEILING - used[bounded.slow.layout]
-            found.append((estimate / slack, bounded, sizes))
+            found.append((estimate / slack[lowest.layout], lowest, estimated))
         found.sort(key=lambda each: each[0])
-        firsts: set[LayoutShape | None] = set()
-        first: list[tuple[BoundedCandidate, Sizes]] = []
-        later: list[tuple[BoundedCandidate, Sizes]] = []
-        for _, bounded, sizes in found:
-            prefill = bounded.slow.layout.prefill
-            (later if prefill in firsts else first).append((bounded, sizes))
-            firsts.add(prefill)
+        shapes: set[LayoutShape | None] = set()
+        first: list[tuple[Configuration, Configuration]] = []
+        later: list[tuple[Configuration, Configuration]] = []
+        for _, lowest, estimated in found:
+            prefill = lowest.layout.prefill
+            (later if prefill in shapes else first).append((lowest, estimated))
+            shapes.add(prefill)
         return first + later + dearer
 
-    def _as_predicted(self, slow: Candidate) -> Candidate:
-        """Return a slow candidate with step times as predicted, its batch limit kept."""
-        known = (*self.candidates.split, *self.candidates.mixed)
-        return next(each for each in known if each.layout == slow.layout).limited(
-            _batch_limit(slow)
-        )
-
-    def _verified(self, chosen: Candidate, below: float) -> Found | None:
-        verified = verify_sizes(self.inputs, self.simulator, chosen, below)
-        return None if verified is None else self._found(*verified)
+    def _verified(self, chosen: Configuration, below: float) -> Found | None:
+        found = verified(self.simulations, chosen, self.errors, below)
+        return None if found is None else self._found(*found)
 
     def _tell(self, found: Found) -> None:
         """Tell of a configuration that holds, if it is the cheapest so far."""
-        taken = cost(self.inputs, found.candidate)
+        taken = cost(self.inputs, found.configuration)
         if self.told is not None and taken < self.told_cost:
             self.told_cost = taken
-            self.told(found.candidate)
+            self.told(found.configuration)
 
-    def _found(self, chosen: Candidate, verdicts: tuple[PlanVerdict, ...] = ()) -> Found:
-        return Found(candidate=chosen, errors=self.errors, verdicts=verdicts)
+    def _found(self, chosen: Configuration, verdicts: tuple[PlanVerdict, ...] = ()) -> Found:
+        return Found(
+            configuration=chosen, models=self.models, errors=self.errors, verdicts=verdicts
+        )
 
     # --- aggregated pools
 
@@ -426,63 +428,55 @@ class LayoutSearch:
         Quick runs choose the layout; where it may be cheaper than the split pools, precise runs
         verify it.
         """
-        below = NO_LIMIT if split is None else 2 * cost(self.inputs, split.candidate)
-        found = self._mixed_below(below, self.quick)
-        if found is None or 2 * cost(self.inputs, found.candidate) * (1 - QUICK_STEP) >= below:
+        below = NO_LIMIT if split is None else 2 * cost(self.inputs, split.configuration)
+        found = self._mixed_below(below, quick=True)
+        if found is None or 2 * cost(self.inputs, found.configuration) * (1 - RESOLUTION) >= below:
             return found
-        return self._mixed_below(below, self.simulator, first=found.candidate.layout)
+        return self._mixed_below(below, quick=False, first=found.configuration.layout)
 
     def _mixed_below(
-        self, below: float, simulator: SloSimulator, *, first: Layout | None = None
+        self, below: float, *, quick: bool, first: Layout | None = None
     ) -> Found | None:
         """
         Size the aggregated layouts with the shortest steps for the money below a cost.
 
-        A few in a row that cost no less end it, more where none has held so far; a precise
-        *simulator* also verifies one.
+        A few in a row that cost no less end it, more where none has held so far.
 
         Args:
+            quick: whether one short run decides; else what holds is verified, too.
             first: layout that probably costs least; the others are then soon ruled out.
         """
         best: Found | None = None
-        slow = [each.with_errors(self.errors) for each in self.candidates.mixed]
-        lowest = {each.layout: fewest_by_utilisation(each, self.inputs) for each in slow}
+        todo = [
+            fewest_by_utilisation(self.models, each, self.errors) for each in self.candidates.mixed
+        ]
 
-        def order(each: Candidate) -> tuple[Any, ...]:
+        def order(each: Configuration) -> tuple[Any, ...]:
             return each.layout != first, self._mixed_pace_s(each, below), each.layout.order
 
         failed = 0
-        for each in sorted(slow, key=order):
+        for lowest in sorted(todo, key=order):
             if failed >= (MOST_TRIED if best is None else FINALISTS):
                 break
-            if cost(self.inputs, each.sized(*lowest[each.layout])) >= below:
+            if cost(self.inputs, lowest) >= below:
                 continue
             failed += 1
-            sizing = PoolSizing(
-                inputs=self.inputs,
-                simulator=simulator,
-                candidate=self._as_predicted(each),
-                lowest=lowest[each.layout],
-                below=below,
-                max_gpus=self._max_gpus,
-            )
-            candidate = size_mixed_pool(sizing)
-            if candidate is None:
+            sized = size_mixed_pool(self._sizing(lowest, below, quick=quick))
+            if sized is None:
                 continue
-            found = (
-                self._verified(candidate, below) if simulator.precise else self._found(candidate)
-            )
+            found = self._found(sized) if quick else self._verified(sized, below)
             if found is not None:
-                if simulator.precise:
+                if not quick:
                     self._tell(found)
-                best, below, failed = found, cost(self.inputs, found.candidate), 0
+                best, below, failed = found, cost(self.inputs, found.configuration), 0
         return best
 
-    def _mixed_pace_s(self, slow: Candidate, below: float) -> float:
+    def _mixed_pace_s(self, lowest: Configuration, below: float) -> float:
         """Return the seconds per token (T6) of the most replicas that may be tried below a cost."""
-        shape = slow.layout.decode
+        shape = lowest.layout.decode
         most = min(below / cost_of(self.inputs, shape), self._max_gpus / shape.gpus)
-        pace_s, _ = bounds.steady_decode(slow.sized(0, max(1, int(most))).tandem, split=False)
+        load = self.models.load(lowest, self.errors)
+        pace_s, _ = bounds.steady_decode(load, max(1, int(most)) * shape.lanes)
         return pace_s
 
     def _comparison(self, best: Found, split: Found | None, mixed: Found | None) -> str:
@@ -492,11 +486,7 @@ class LayoutSearch:
         if best is mixed:
             if split is None:
                 return "split pools do not hold the SLO"
-            return f"split pools need {split.candidate.gpus} GPUs ({split.candidate})"
+            return f"split pools need {split.configuration.gpus} GPUs ({split.configuration})"
         if mixed is None:
             return "aggregated pools do not hold the SLO with twice as many GPUs"
-        return f"aggregated pools need {mixed.candidate.gpus} GPUs ({mixed.candidate})"
-
-
-def _batch_limit(candidate: Candidate) -> int:
-    return candidate.tandem.decode.max_batch_size
+        return f"aggregated pools need {mixed.configuration.gpus} GPUs ({mixed.configuration})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,24 +13,24 @@ from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import cost, utilisations
+from sizing.planner.candidates import utilisations
+from sizing.planner.configuration import Configuration, cost
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import StepErrors
+from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.result import PlanVerdict
 from sizing.planner.slo import Check
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
-from sizing.simulation.system import steady_decoding
+from sizing.simulation.system import System, steady_decoding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from minicluster.plan import Inputs
-    from minicluster.specs.workload import WorkloadSpec
     from minicluster.workload.arrivals import Arrivals
-    from sizing.planner.candidates import Candidate, Promises
+    from sizing.planner.candidates import Promises
+    from sizing.planner.offered_load import OfferedLoad
+    from sizing.planner.step_models import StepModels
     from sizing.simulation.outcome import Outcome
-    from sizing.simulation.system import System
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
@@ -77,14 +77,36 @@ BUDGET_REQUESTS = 1_500_000
 REPLICA_SETUP_REQUESTS = 8
 """Cost of setting up one simulated replica, in requests."""
 
-VerifiedSizes = tuple["Candidate", tuple[PlanVerdict, ...]]
+Verified = tuple["Configuration", tuple[PlanVerdict, ...]]
 """A configuration and its verdict for each of `SEEDS`."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """
+    What the simulations of one search share at every rate.
+
+    Attributes:
+        left: requests that may still be simulated.
+    """
+
+    left: int
+    exhausted: bool = False
+    systems: dict[tuple[Configuration, StepErrors], System] = field(default_factory=dict)
+    at_rate: dict[float, Simulations] = field(default_factory=dict)
+
+    def spent(self, requests: int) -> bool:
+        """Spend so many, if they are left."""
+        enough = requests <= self.left
+        self.left -= requests if enough else 0
+        self.exhausted = self.exhausted or not enough
+        return enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloRun:
     """
-    What a simulation says of the SLO.
+    Limits of the SLO in one simulation.
 
     Attributes:
         limits: every limit with whether it surely holds or is missed; `None`: chance may decide.
@@ -97,7 +119,7 @@ class SloRun:
     @property
     def tightest(self) -> Check:
         """The limit that is used up most."""
-        return self.late(StepErrors())
+        return self.late(AS_PREDICTED)
 
     @property
     def surely_holds(self) -> bool | None:
@@ -114,197 +136,192 @@ class SloRun:
 class Simulations:
     """The simulations of one search: each is made once, and all together have a budget."""
 
-    def __init__(self, inputs: Inputs, *, requests: int = BUDGET_REQUESTS) -> None:
-        """Start without any; *inputs* is what every candidate shares, *requests* the budget."""
-        self.inputs = inputs
-        slos = inputs.scenario.promises.values()
-        self._limits_itl = any(each.itl_s is not None for each in slos)
-        self._left = requests
-        self._systems: dict[Candidate, System] = {}
-        self._arrivals: dict[tuple[WorkloadSpec, int, int], Arrivals] = {}
-        self._runs: dict[tuple[Candidate, int, int], SloRun] = {}
-        self._predicted: dict[Candidate, Outcome] = {}
-
-    def run(self, slow: Candidate, *, requests: int, seed: int) -> SloRun | None:
+    def __init__(
+        self,
+        models: StepModels,
+        *,
+        requests: int = BUDGET_REQUESTS,
+        shared: _Shared | None = None,
+    ) -> None:
         """
-        Simulate a candidate with the step times that it has, unless that was done before.
+        Start without any.
+
+        Args:
+            models: steps under the load.
+            requests: budget, where none is *shared* with other rates of the load.
+        """
+        self.models, self.inputs = models, models.inputs
+        slos = self.inputs.scenario.promises.values()
+        self._limits_itl = any(each.itl_s is not None for each in slos)
+        self._shared = shared or _Shared(requests)
+        self._arrivals: dict[tuple[int, int], Arrivals] = {}
+        self._runs: dict[object, SloRun] = {}
+        self._predicted: dict[Configuration, Outcome] = {}
+
+    def at_rate(self, requests_per_s: float) -> Simulations:
+        """Return simulations of the same configurations at another rate, on the same budget."""
+        known = self._shared.at_rate
+        if requests_per_s not in known:
+            models = self.models.at_rate(requests_per_s)
+            known[requests_per_s] = Simulations(models, shared=self._shared)
+        return known[requests_per_s]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget did not last for a run."""
+        return self._shared.exhausted
+
+    def run(
+        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+    ) -> SloRun | None:
+        """
+        Simulate a configuration with steps so much slower, unless that was done before.
 
         `None` where the budget does not last for it.
         """
-        key = slow, requests, seed
+        key = chosen, errors.prefill, errors.decode, requests, seed
         if key not in self._runs:
-            share = requests + REPLICA_SETUP_REQUESTS * sum(slow.replicas.values())
-            if share > self._left:
+            share = requests + REPLICA_SETUP_REQUESTS * sum(chosen.replicas.values())
+            if not self._shared.spent(share):
                 return None
-            self._left -= share
-            outcome = self.outcome(slow, requests=requests, seed=seed)
+            outcome = self.outcome(chosen, errors, requests=requests, seed=seed)
             slos = self.inputs.scenario.promises
             limits = tuple(limits_of(outcome, slos))
             tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
             own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
-            role = _bottleneck_role(slow, outcome, tightest, own)
+            load = self.models.load(chosen, errors)
+            role = _bottleneck_role(chosen, load, outcome, tightest, own)
             self._runs[key] = SloRun(limits=limits, role=role)
         return self._runs[key]
 
-    def predicted(self, candidate: Candidate) -> Outcome:
+    def predicted(self, chosen: Configuration) -> Outcome:
         """
-        Simulate a candidate with step times as predicted: what its prediction is read from.
+        Simulate a configuration with step times as predicted: what its prediction is read from.
 
-        The seed is that of no run by which the search chose the candidate.
+        The seed is that of no run by which the search chose it.
         """
-        count = predicted_requests(candidate, self.inputs.scenario.promises)
-        return self.outcome(candidate, requests=count, seed=PREDICTION_SEED)
+        count = self.prediction_requests(chosen)
+        return self.outcome(chosen, AS_PREDICTED, requests=count, seed=PREDICTION_SEED)
 
-    def outcome(self, slow: Candidate, *, requests: int, seed: int) -> Outcome:
-        """Simulate a candidate with the step times that it has; a prediction is kept."""
-        if seed == PREDICTION_SEED and slow in self._predicted:
-            return self._predicted[slow]
-        tandem = slow.tandem
-        key = tandem.workload, requests, seed
-        if key not in self._arrivals:
-            self._arrivals[key] = drawn(tandem.workload, RequestSource(), count=requests, seed=seed)
-        arrivals = self._arrivals[key]
-        _, batch = bounds.steady_decode(tandem, split=slow.layout.prefill is not None)
-        limit, replicas = tandem.decode.max_batch_size, tandem.decode.replicas
-        decoding = steady_decoding(arrivals, int(min(batch, limit) * replicas), seed=seed)
-        system = self._system(slow)
+    def outcome(
+        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+    ) -> Outcome:
+        """Simulate a configuration with steps so much slower; a prediction's run is kept."""
         prediction = seed == PREDICTION_SEED
+        if prediction and chosen in self._predicted:
+            return self._predicted[chosen]
+        if (requests, seed) not in self._arrivals:
+            workload = self.inputs.scenario.workload
+            coming = drawn(workload, RequestSource(), count=requests, seed=seed)
+            self._arrivals[requests, seed] = coming
+        arrivals = self._arrivals[requests, seed]
+        load, lanes = self.models.load(chosen, errors), chosen.lanes(chosen.last)
+        _, batch = bounds.steady_decode(load, lanes)
+        decoding = steady_decoding(arrivals, int(min(batch, chosen.batch_limit) * lanes), seed=seed)
+        system = self._system(chosen, errors)
         gaps = prediction or self._limits_itl
         found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1, gaps=gaps)
         if prediction:
-            self._predicted[slow] = found
+            self._predicted[chosen] = found
         return found
 
-    def _system(self, slow: Candidate) -> System:
-        """Return what a candidate deploys: as many replicas as it has, of those of the smallest."""
-        one = slow.sized(*(min(1, count) for count in slow.sizes))
-        if one not in self._systems:
-            deployed = deployed_system(deployment(self.inputs, one), one.tandem.step_model)
-            self._systems[one] = deployed
-        found, tandem = self._systems[one], slow.tandem
-        prefill = found.prefill and replace(found.prefill, replicas=tandem.prefill.replicas)
-        decode = replace(found.decode, replicas=tandem.decode.replicas)
+    def _system(self, chosen: Configuration, errors: StepErrors) -> System:
+        """Return what a configuration deploys: its replicas of the smallest's pools."""
+        one = chosen.smallest
+        systems = self._shared.systems
+        if (one, errors) not in systems:
+            model = self.models.load(one, errors).step_model
+            systems[one, errors] = deployed_system(deployment(self.inputs, one), model)
+        found = systems[one, errors]
+        prefill = found.prefill and replace(found.prefill, replicas=chosen.lanes("prefill"))
+        decode = replace(found.decode, replicas=chosen.lanes(chosen.last))
         return replace(found, prefill=prefill, decode=decode)
 
-
-class SloSimulator:
-    """Verdicts on candidates, with steps that take *errors* times as long as predicted."""
-
-    def __init__(
-        self, simulations: Simulations, errors: StepErrors, *, precise: bool = True
-    ) -> None:
+    def holds(
+        self, chosen: Configuration, errors: StepErrors, *, seed: int = 0, quick: bool = False
+    ) -> PlanVerdict:
         """
-        Keep what verdicts are made of.
-
-        Args:
-            precise: whether a limit must hold beyond chance; else the percentile of one shorter
-                run decides.
-        """
-        self.errors, self.precise = errors, precise
-        self.exhausted = False
-        self._latency_first = False
-        self._simulations, self._slos = simulations, simulations.inputs.scenario.promises
-
-    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:
-        """
-        Simulate whether every limit surely holds, or one does not.
+        Simulate whether every limit surely holds with errors so large, or one does not.
 
         What a run leaves open, though every percentile in it holds, is decided by one of at least
         `VERIFY_REQUESTS` with the verifying seed; what else is open counts as missed
-        (docs/model.md, eq. L4).
+        (docs/model.md, eq. L4). What holds with slow steps has to hold with latencies as far off as
+        those measured, too.
+
+        Args:
+            quick: whether the percentile of one shorter run decides; else a limit must hold
+                beyond chance.
         """
-        slow = candidate.with_errors(self.errors)
-        missed = PlanVerdict(holds=False, bottleneck_role=_last_role(candidate), requests=0)
-        used = utilisations(slow)
+        missed = PlanVerdict(holds=False, bottleneck_role=chosen.last, requests=0)
+        used = utilisations(self.models, chosen, errors)
         if max(used.values()) >= 1:
             return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
-        count = run_requests(slow, self._slos, precise=self.precise)
+        count = self.run_requests(chosen, errors, quick=quick)
         verdict = replace(missed, requests=count)
         try:
-            if self._latency_first:  # what denied the last candidate may deny this one, too
-                denied = self._denied_by_latency(verdict, candidate, seed)
-                if denied is not None:
-                    return denied
-            run = self._simulations.run(slow, requests=count, seed=seed)
-            short = self.precise and count < VERIFY_REQUESTS
+            run = self.run(chosen, errors, requests=count, seed=seed)
+            short = not quick and count < VERIFY_REQUESTS
             # A longer run has to decide; the search's own seed has to hold by itself.
             unsure = run is not None and run.surely_holds is None
             if run and short and unsure and (seed or run.tightest.ratio <= 1):
-                verdict, seed = replace(verdict, requests=VERIFY_REQUESTS), VERIFY_SEED
-                run = self._simulations.run(slow, requests=VERIFY_REQUESTS, seed=seed)
+                seed, verdict = VERIFY_SEED, replace(verdict, requests=VERIFY_REQUESTS)
+                run = self.run(chosen, errors, requests=VERIFY_REQUESTS, seed=seed)
         except NegativeAnswer:  # requests that preempt one another without end
             return verdict
         if run is None:
-            return self._exhausted(verdict)
-        holds = bool(run.surely_holds) if self.precise else run.tightest.ratio <= 1
+            return replace(verdict, exhausted=True)
+        holds = run.tightest.ratio <= 1 if quick else bool(run.surely_holds)
         verdict = replace(verdict, holds=holds, bottleneck_role=run.role, check=run.tightest)
-        self._latency_first = self._latency_first and holds
-        return self._checked(verdict, run, candidate, seed) if holds else verdict
-
-    def _checked(
-        self, verdict: PlanVerdict, slowed: SloRun, candidate: Candidate, seed: int
-    ) -> PlanVerdict:
-        """Check what holds with slow steps for latencies as far off as those measured."""
-        verifying = self.precise and seed != 0  # by the run that the prediction is read from, too
-        if not verifying and slowed.late(self.errors).ratio <= 1:
-            self._latency_first = False
+        verifying = seed != 0 and not quick  # by the run that the prediction is read from, too
+        if not holds or (not verifying and run.late(errors).ratio <= 1):
             return verdict  # steps as predicted are faster still
-        denied = self._denied_by_latency(verdict, candidate, seed)
-        if denied is None and verifying:
-            longer = predicted_requests(candidate, self._slos)
-            return replace(verdict, requests=verdict.requests + longer)
-        return denied or verdict
+        if verifying:
+            count, seed = self.prediction_requests(chosen), PREDICTION_SEED
+        late = self._late(chosen, errors, requests=count, seed=seed)
+        if late is None:
+            return replace(verdict, requests=verdict.requests + count * verifying)
+        return replace(late, requests=verdict.requests, check=late.check or verdict.check)
 
-    def _denied_by_latency(
-        self, verdict: PlanVerdict, candidate: Candidate, seed: int
+    def _late(
+        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
     ) -> PlanVerdict | None:
         """Deny what misses with latencies as far off as those measured; `None`: it holds."""
-        count = verdict.requests
-        if seed and self.precise:
-            count, seed = predicted_requests(candidate, self._slos), PREDICTION_SEED
-        run = self._simulations.run(candidate, requests=count, seed=seed)
+        run = self.run(chosen, AS_PREDICTED, requests=requests, seed=seed)
+        missed = PlanVerdict(holds=False, bottleneck_role=chosen.last, requests=requests)
         if run is None:
-            return self._exhausted(verdict)
-        late = run.late(self.errors)
+            return replace(missed, exhausted=True)
+        late = run.late(errors)
         if late.ratio <= 1:
             return None
-        self._latency_first = True
-        split = candidate.layout.prefill is not None
-        role = "prefill" if split and late.metric == "ttft" else _last_role(candidate)
+        role = "prefill" if late.metric == "ttft" and chosen.last == "decode" else chosen.last
         role = run.role if late.metric == "e2e" else role
-        return replace(verdict, holds=False, bottleneck_role=role, check=late)
+        return replace(missed, bottleneck_role=role, check=late)
 
-    def _exhausted(self, verdict: PlanVerdict) -> PlanVerdict:
-        self.exhausted = True
-        return replace(verdict, holds=False, exhausted=True)
+    def run_requests(self, chosen: Configuration, errors: StepErrors, *, quick: bool) -> int:
+        """
+        Return the requests of a run, within bounds: a multiple of what the system holds.
 
+        Of each class of requests there are enough to judge its percentile.
 
-def run_requests(slow: Candidate, slos: Promises, *, precise: bool) -> int:
-    """
-    Return the requests of a run, within bounds: a multiple of what the system holds.
+        A precise run also lasts for several relaxation times of the prefill queue, in each of
+        which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
+        """
+        load, slos = self.models.load(chosen, errors), self.inputs.scenario.promises
+        full_pace_s = bounds.pace_s(load, chosen.batch_limit)
+        stay_s = max(slo.ttft_s for slo in slos.values()) + full_pace_s * float(
+            load.output_tokens.mean()
+        )
+        inside = (QUICK_STAYS if quick else RUN_STAYS) * load.workload.requests_per_s * stay_s
+        if not quick:
+            rho = min(utilisations(self.models, chosen, errors).get("prefill", 0.0), 0.99)
+            inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
+        if len(slos) > 1:
+            inside = max(inside, CLASS_REQUESTS / load.workload.rarest_fraction)
+        return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
 
-    Of each class of requests there are enough to judge its percentile.
-
-    A precise run also lasts for several relaxation times of the prefill queue, in each of
-    which about 4 rho / (1 - rho)^2 requests come (docs/model.md, eq. L4).
-    """
-    tandem = slow.tandem
-    full_pace_s = bounds.pace_s(tandem, tandem.decode.max_batch_size)
-    stay_s = max(slo.ttft_s for slo in slos.values()) + full_pace_s * float(
-        tandem.output_tokens.mean()
-    )
-    inside = (RUN_STAYS if precise else QUICK_STAYS) * tandem.workload.requests_per_s * stay_s
-    if precise:
-        rho = min(utilisations(slow).get("prefill", 0.0), 0.99)
-        inside = max(inside, RUN_RELAXATIONS * 4 * rho / (1 - rho) ** 2)
-    if len(slos) > 1:
-        inside = max(inside, CLASS_REQUESTS / tandem.workload.rarest_fraction)
-    return int(np.clip(100 * np.ceil(inside / 100), MIN_REQUESTS, MAX_REQUESTS))
-
-
-def predicted_requests(candidate: Candidate, slos: Promises) -> int:
-    """Return the requests of the run that a prediction is read from."""
-    return max(run_requests(candidate, slos, precise=True), VERIFY_REQUESTS)
+    def prediction_requests(self, chosen: Configuration) -> int:
+        """Return the requests of the run that a prediction is read from."""
+        return max(self.run_requests(chosen, AS_PREDICTED, quick=False), VERIFY_REQUESTS)
 
 
 def limits_of(outcome: Outcome, slos: Promises) -> list[tuple[Check, bool | None]]:
@@ -338,7 +355,11 @@ def limits_of(outcome: Outcome, slos: Promises) -> list[tuple[Check, bool | None
 
 
 def _bottleneck_role(
-    candidate: Candidate, outcome: Outcome, check: Check, own: NDArray[np.bool_]
+    chosen: Configuration,
+    load: OfferedLoad,
+    outcome: Outcome,
+    check: Check,
+    own: NDArray[np.bool_],
 ) -> str:
     """
     Return the pool that a limit asks for: prefill where late requests wait longer for it.
@@ -349,41 +370,36 @@ def _bottleneck_role(
     Args:
         own: requests of the check's class that count.
     """
-    if candidate.layout.prefill is None or check.metric not in {"ttft", "e2e"}:
-        return _last_role(candidate)
+    if not load.split or check.metric not in {"ttft", "e2e"}:
+        return chosen.last
     latency_s = outcome.ttft_s if check.metric == "ttft" else outcome.e2e_s
     late = own & (latency_s >= check.seconds)
     waits = {name: float(part[late].mean()) for name, part in outcome.parts_s.items()}
     decode_s = waits[DECODE_QUEUE]
     if check.metric == "e2e":
-        alone_s = bounds.pace_s(candidate.tandem, 1) * (outcome.output_tokens[late] - 1)
+        alone_s = bounds.pace_s(load, 1) * (outcome.output_tokens[late] - 1)
         decoding_s = outcome.e2e_s[late] - outcome.ttft_s[late]
         decode_s += max(0.0, float((decoding_s - alone_s).mean()))
     return "prefill" if waits[PREFILL_QUEUE] >= decode_s else "decode"
 
 
-def _last_role(candidate: Candidate) -> str:
-    return "mixed" if candidate.layout.prefill is None else "decode"
-
-
-def verify_sizes(
-    inputs: Inputs, simulator: SloSimulator, chosen: Candidate, below: float
-) -> VerifiedSizes | None:
+def verified(
+    simulations: Simulations, chosen: Configuration, errors: StepErrors, below: float
+) -> Verified | None:
     """
     Grow the bottleneck pool until the SLO holds under every seed.
 
     Returns:
-        The sizes and their verdicts; `None` where they would cost *below* or more.
+        The configuration and its verdicts; `None` where it would cost *below* or more.
     """
-    while cost(inputs, chosen) < below:
-        verdicts = tuple(simulator.verdict(chosen, seed=seed) for seed in SEEDS)
+    while cost(simulations.inputs, chosen) < below:
+        verdicts = tuple(simulations.holds(chosen, errors, seed=seed) for seed in SEEDS)
         missed = next((each for each in verdicts if not each.holds), None)
         if missed is None:
             return chosen, verdicts
         if missed.exhausted or max(chosen.replicas.values()) > MAX_REPLICAS:
             return None
-        sizes = list(chosen.sizes)
-        grown = 0 if missed.bottleneck_role == "prefill" else 1
-        sizes[grown] += max(1, sizes[grown] // 64)
-        chosen = chosen.sized(*sizes)
+        role = missed.bottleneck_role
+        count = chosen.replicas[role]
+        chosen = chosen.sized({role: count + max(1, count // 64)})
     return None

@@ -189,7 +189,7 @@ def layout_grid(plan: Plan) -> NodeGrid:
 
 def _said(point: DesignPoint) -> str:
     slo = "holds the SLO" if point.meets_slo else "misses the SLO"
-    batch = point.candidate.tandem.decode.max_batch_size
+    batch = point.configuration.batch_limit
     return f"{point.label} batch {batch}: {point.gpus} GPUs, {slo}"
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from minicluster.plan.prediction import Confidence
     from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import RequestClass, WorkloadSpec
-    from sizing.planner.class_pools import ClassPlans, Planned
+    from sizing.planner.plan import ClassPlans, Planned
     from sizing.planner.predict import PoolPrediction
 
 

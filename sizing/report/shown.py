@@ -13,8 +13,8 @@ from minicluster.pages.page import Text as Paragraph
 from minicluster.pages.shown import columns_of, sections_of
 from minicluster.plan import Plan, Prediction
 from sizing.evidence.validate import Validated, record
-from sizing.planner.class_pools import ClassPlans
 from sizing.planner.explanation import Explanation
+from sizing.planner.plan import ClassPlans
 from sizing.planner.predict import PoolPrediction
 from sizing.planner.studies.capacity import Capacity, CapacityPoint
 from sizing.planner.studies.day import Day

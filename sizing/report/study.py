@@ -129,7 +129,7 @@ def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
     kept = sorted((at for at in range(len(points)) if front.kept[at]), key=lambda at: front.xs[at])
     rows = (
         (
-            f"{points[at].label} batch {points[at].candidate.tandem.decode.max_batch_size}",
+            f"{points[at].label} batch {points[at].configuration.batch_limit}",
             f"{front.xs[at]:,.4g}",
             f"{front.ys[at]:,.4g}",
             verdict(holds=points[at].meets_slo),

@@ -14,9 +14,8 @@ from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Text, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
 from minicluster.plan import Plan, to_json
-from sizing.planner.build_plan import NoPlan
-from sizing.planner.class_pools import ClassPlans, plan_classes
 from sizing.planner.explanation import explain_plan
+from sizing.planner.plan import ClassPlans, NoPlan, plan_classes
 from sizing.planner.predict import predict
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.result import layout_of
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sizing.planner.candidates import Candidate
+    from sizing.planner.configuration import Configuration
     from sizing.planner.predict import PoolPrediction
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
@@ -194,7 +193,7 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
 def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
     so_far = st.empty()
 
-    def told(found: Candidate) -> None:
+    def told(found: Configuration) -> None:
         kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in found.gpus_by_kind.items())
         so_far.markdown(
             f"### {kinds} hold the limits\n`{found}`, so far: fewer are looked for, and the figures"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from minicluster.errors import InputError
-from sizing.planner.budget import budgets
+from sizing.planner.plan import budgets
 from sizing.ui import answer, dropped, form
 from sizing.ui.style import STYLE, lines
 

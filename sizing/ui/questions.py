@@ -12,7 +12,7 @@ from minicluster.pages.page import Section, Text
 from minicluster.plan import Inputs
 from minicluster.workload.day_profile import COLUMNS, read_profile
 from sizing.catalog import find_profile
-from sizing.planner.build_plan import at_planned_rate
+from sizing.planner.plan import at_planned_rate
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.day import DayOptions, day
 from sizing.planner.studies.decisions import decisions

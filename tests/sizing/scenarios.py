@@ -9,7 +9,7 @@ from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec,
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing import catalog
-from sizing.planner.build_plan import build_plan
+from sizing.planner.plan import build_plan
 from sizing.planner.search import Found, search
 
 LARGE = ScenarioSpec(

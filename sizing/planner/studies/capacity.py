@@ -11,9 +11,8 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan import Prediction
-from sizing.planner.budget import budgets
-from sizing.planner.class_pools import own_inputs
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.plan import budgets, own_inputs
 from sizing.planner.predict import prediction_of
 from sizing.planner.studies.cost import Running, require_price, running_of
 from sizing.planner.studies.defaults import THINK_S
@@ -235,17 +234,15 @@ class _Pools:
         if held is None:
             return CapacityPoint(gpus=gpus, reason=self.search.reason(gpus))
         rate = held.rate if rate is None else rate
-        chosen, load = held.candidate.at_rate(rate), self.inputs.scenario.workload
-        scenario = replace(self.inputs.scenario, workload=load.at_rate(rate))
-        outcome = self.search.simulations.predicted(chosen)
-        predicted = prediction_of(replace(self.inputs, scenario=scenario), chosen, outcome)
+        chosen, at = held.configuration, self.search.simulations.at_rate(rate)
+        predicted = prediction_of(at.models, chosen, at.predicted(chosen))
         kinds = gpus_with_spares(self.inputs, chosen)
         return CapacityPoint(
             gpus=gpus,
             used_gpus=sum(kinds.values()),
             requests_per_s=rate,
             layout=str(chosen),
-            max_num_seqs=chosen.tandem.decode.max_batch_size,
+            max_num_seqs=chosen.batch_limit,
             users=rate * (predicted.e2e.mean_s + self.think_s),
             prediction=predicted,
             running=running_of(self.inputs, kinds, predicted.output_tokens_per_s),
@@ -303,7 +300,7 @@ class _OwnPools:
         return 0.0 if held is None else held.rate / self.shares[name]
 
     def _used(self, held: Held) -> Counter[str]:
-        return Counter(gpus_with_spares(self.inputs, held.candidate))
+        return Counter(gpus_with_spares(self.inputs, held.configuration))
 
     def _point(
         self, gpus: int, rate: float, tightest: str, division: dict[str, int]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.specs.cluster import topology_of
 from sizing.latency.collectives import pools_meet
-from sizing.planner.candidates import with_load
+from sizing.planner.configuration import with_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,13 +19,11 @@ from minicluster.plan.scaling import (
 from minicluster.specs.checks import not_negative
 from minicluster.specs.scaling import HOLD_S, MARGIN
 from minicluster.workload.day_profile import DAY_S
-from sizing.planner.budget import search_within_budgets
-from sizing.planner.build_plan import NoPlan, build_plan
-from sizing.planner.candidates import with_load
-from sizing.planner.class_pools import sharing_classes
-from sizing.planner.error_model import step_errors
+from sizing.planner.configuration import with_load
+from sizing.planner.edge import least
+from sizing.planner.plan import NoPlan, build_plan, search_within_budgets, sharing_classes
 from sizing.planner.result import Infeasible
-from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.simulated_check import Simulations
 from sizing.planner.studies.defaults import ATTAINMENT, INTERVAL_S
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.workload.day_profile import DayProfile
-    from sizing.planner.candidates import Candidate
+    from sizing.planner.result import Found
 
 SHARES = tuple(tenth / 10 for tenth in range(11))
 """Static shares of each pool's replicas that are compared, rounded up."""
@@ -177,7 +175,7 @@ def day(
     pools = scaled_pools(plan)
     starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
     rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))
-    checked = _Checked(inputs, found.candidate, pools)
+    checked = _Checked(found, pools)
     floors = dict.fromkeys(
         tuple(max(1, math.ceil(share * pool.most - 1e-9)) for pool in pools) for share in SHARES
     )
@@ -190,7 +188,7 @@ def day(
     return Day(
         options=options,
         classes=classes,
-        layout=str(found.candidate),
+        layout=str(found.configuration),
         static_gpus=runs[-1].static_gpus,
         static_gpu_hours=runs[-1].gpu_hours,
         requests_per_s=tuple(rates.tolist()),
@@ -252,11 +250,10 @@ def _ordered(
 class _Checked:
     """Which rates so many replicas hold: simulated once, and remembered."""
 
-    def __init__(self, inputs: Inputs, chosen: Candidate, pools: Sequence[ScaledPool]) -> None:
-        self._chosen, self._pools = chosen, pools
+    def __init__(self, planned: Found, pools: Sequence[ScaledPool]) -> None:
+        self._planned, self._pools = planned, pools
         self._all = tuple(pool.most for pool in pools)
-        errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
-        self._simulator = SloSimulator(Simulations(inputs, requests=ENDLESS), errors, precise=False)
+        self._simulations = Simulations(planned.models, requests=ENDLESS)
         self._bounds: dict[Replicas, tuple[float, float]] = {}
 
     def holds(self, replicas: Sequence[Replicas], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -279,18 +276,20 @@ class _Checked:
         if count == self._all:
             low = math.inf  # the plan is for the highest rate of the day
         left = [rate for rate in descending if low < rate < high]
-        at = 0  # the highest first: mostly it holds
-        while left:
-            if self._at(count, left[at]):
-                low, left = left[at], left[:at]
-            else:
-                high, left = left[at], left[at + 1 :]
-            at = len(left) // 2
+        # The highest first: mostly it holds.
+        at = least(lambda at: self._at(count, left[at]), 0, 0, len(left) - 1) if left else None
+        if at is not None:
+            low, high = left[at], left[at - 1] if at else high
+        elif left:
+            high = left[-1]
         self._bounds[count] = low, high
 
     def _at(self, count: Replicas, rate: float) -> bool:
         """Simulate so many replicas, less the spares, at one rate."""
-        needed = [max(1, each - pool.spares) for each, pool in zip(count, self._pools, strict=True)]
-        prefill, decode = needed if len(needed) > 1 else (0, needed[0])
-        chosen = self._chosen.sized(prefill, decode).at_rate(rate)
-        return self._simulator.verdict(chosen).holds
+        needed = {
+            pool.role: max(1, each - pool.spares)
+            for each, pool in zip(count, self._pools, strict=True)
+        }
+        chosen = self._planned.configuration.sized(needed)
+        at = self._simulations.at_rate(rate)
+        return at.holds(chosen, self._planned.errors, quick=True).holds

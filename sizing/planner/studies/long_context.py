@@ -21,6 +21,7 @@ from sizing.latency.memory import kv_space_bytes
 from sizing.latency.pipeline import GROUPS, chunked_prefill, group_of
 from sizing.latency.roofline import multiply_dtype
 from sizing.latency.step import Machine, step_s, step_terms
+from sizing.planner.edge import least
 from sizing.planner.layout import legal_degrees, takes
 
 if TYPE_CHECKING:
@@ -316,17 +317,16 @@ def _fewest(inputs: Inputs, tokens: int) -> Timed | None:
     limit_s, layers = inputs.scenario.slo.ttft_s, inputs.model.num_layers
     best: Timed | None = None
     for tp in reversed(_degrees(inputs)):
+
+        def served(stages: int, tp: int = tp) -> Timed | None:
+            found = timed(inputs, tokens, Slicing(tp=tp, pp=stages))
+            return found if found.ttft_s <= limit_s and _serves(inputs, found) else None
+
         most = min(layers, (best.gpus if best else inputs.cluster.max_gpus) // tp)
-        low, high = 0, most + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            found = timed(inputs, tokens, Slicing(tp=tp, pp=middle))
-            if found.ttft_s <= limit_s and _serves(inputs, found):
-                high = middle
-                if best is None or (found.gpus, found.ttft_s) < (best.gpus, best.ttft_s):
-                    best = found
-            else:
-                low = middle
+        fewest = least(lambda stages: served(stages) is not None, most // 2, 1, most)
+        found = served(fewest) if most and fewest else None
+        if found and (best is None or (found.gpus, found.ttft_s) < (best.gpus, best.ttft_s)):
+            best = found
     return best
 
 

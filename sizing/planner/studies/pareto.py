@@ -9,14 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
-from sizing.planner.candidates import (
-    Candidate,
-    largest_batch,
-    list_candidates,
-    utilisations,
-    with_search,
-)
-from sizing.planner.error_model import StepErrors
+from sizing.planner.candidates import largest_batch, list_candidates, utilisations
+from sizing.planner.configuration import Configuration, with_search
+from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
 from sizing.planner.simulated_check import Simulations
@@ -65,7 +60,7 @@ class DesignPoint:
     tokens_per_s_per_gpu: float
     tokens_per_s_per_user: float
     meets_slo: bool
-    candidate: Candidate
+    configuration: Configuration
 
 
 def design_points(inputs: Inputs) -> tuple[DesignPoint, ...]:
@@ -88,50 +83,48 @@ def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
     Ignores:
         Aggregated pools, and the budget `cluster.max_gpus`.
     """
-    seen: set[tuple[str, int]] = set()
-    simulations = Simulations(inputs)
-    inputs = with_search(inputs, pools="split")
-    for smallest in list_candidates(inputs, StepModels(inputs), StepErrors()).split:
-        for candidate in _sizes(smallest, inputs):
-            key = (str(candidate), candidate.tandem.decode.max_batch_size)
-            found = None if key in seen else _design_point(candidate, simulations)
-            seen.add(key)
+    seen: set[Configuration] = set()
+    models = StepModels(with_search(inputs, pools="split"))
+    simulations = Simulations(models)
+    for smallest in list_candidates(models, AS_PREDICTED).split:
+        for chosen in _sizes(models, smallest):
+            found = None if chosen in seen else _design_point(simulations, chosen)
+            seen.add(chosen)
             if found is not None:
                 yield found
 
 
-def _sizes(smallest: Candidate, inputs: Inputs) -> Iterator[Candidate]:
+def _sizes(models: StepModels, smallest: Configuration) -> Iterator[Configuration]:
     """Yield batch limits and, for each, replicas at several utilisations."""
-    most = max(1, largest_batch(smallest, inputs.scenario.promises))
+    most = max(1, largest_batch(models, smallest, AS_PREDICTED))
     for share in BATCH_SHARES:
         limited = smallest.limited(max(1, int(most * share)))
-        needed = utilisations(limited.sized(1, 1)).values()
+        needed = utilisations(models, limited).items()
         for used in UTILISATIONS:
-            replicas = [max(1, int(np.ceil(each / used))) for each in needed]
-            yield limited.sized(*replicas)
+            yield limited.sized({role: max(1, int(np.ceil(each / used))) for role, each in needed})
 
 
-def _design_point(candidate: Candidate, simulations: Simulations) -> DesignPoint | None:
+def _design_point(simulations: Simulations, chosen: Configuration) -> DesignPoint | None:
     """Simulate one configuration; `None` where a pool saturates."""
-    if max(utilisations(candidate).values()) >= 1:
+    inputs, models = simulations.inputs, simulations.models
+    if max(utilisations(models, chosen).values()) >= 1:
         return None
-    inputs = simulations.inputs
     slo = inputs.scenario.slo
-    outcome = simulations.outcome(candidate, requests=REQUESTS, seed=0)
-    predicted = prediction_of(inputs, candidate, outcome)
+    outcome = simulations.outcome(chosen, AS_PREDICTED, requests=REQUESTS, seed=0)
+    predicted = prediction_of(models, chosen, outcome)
     return DesignPoint(
-        label=str(candidate),
-        deployable=profile_rule(inputs, candidate.layout) is None,
-        gpus=candidate.gpus,
-        power_w=inputs.power_w(candidate.gpus_by_kind),
-        price_usd_per_hour=inputs.price_usd_per_hour(candidate.gpus_by_kind),
+        label=str(chosen),
+        deployable=profile_rule(inputs, chosen.layout) is None,
+        gpus=chosen.gpus,
+        power_w=inputs.power_w(chosen.gpus_by_kind),
+        price_usd_per_hour=inputs.price_usd_per_hour(chosen.gpus_by_kind),
         ttft_s=predicted.ttft.at(slo.percentile),
         tpot_s=predicted.tpot.at(slo.percentile),
         output_tokens_per_s=predicted.output_tokens_per_s,
-        tokens_per_s_per_gpu=predicted.output_tokens_per_s / candidate.gpus,
+        tokens_per_s_per_gpu=predicted.output_tokens_per_s / chosen.gpus,
         tokens_per_s_per_user=0.0 if not predicted.tpot.mean_s else 1 / predicted.tpot.mean_s,
         meets_slo=not slo_misses(predicted, inputs.scenario.promises),
-        candidate=candidate,
+        configuration=chosen,
     )
 
 

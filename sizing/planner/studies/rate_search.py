@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log
 from typing import TYPE_CHECKING
 
 from sizing.planner.candidates import (
-    Candidate,
     batch_limits,
     fewest_by_utilisation,
     list_candidates,
     unloaded_checks,
     utilisations,
 )
+from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.edge import LEAST_SHARE, RESOLUTION, STRIDE, Band, factor_to, highest, least
 from sizing.planner.error_model import step_errors
 from sizing.planner.pool_sizing import estimated_sizes, fluid_replicas
 from sizing.planner.result import below_floor, fits_nowhere
 from sizing.planner.search import SLACK_CEILING
-from sizing.planner.simulated_check import SEEDS, Simulations, SloSimulator
+from sizing.planner.simulated_check import SEEDS, Simulations
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minicluster.plan import Inputs
-    from sizing.planner.pool_sizing import Sizes
     from sizing.planner.result import PlanVerdict
 
 FINALISTS = 2
 """Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
-
-RESOLUTION = 0.03
-"""Relative step to which quick runs resolve the rate, and by which precise runs lower it."""
 
 TOO_LOW = 0.85
 """Share of a rate that holds below which an estimate is not worth a simulation."""
@@ -41,30 +41,20 @@ FAR_TOO_LOW = 0.6
 OPTIONS = 6
 """Layouts and batch limits of each kind whose rates are estimated: the highest by utilisation."""
 
-LEAST_SHARE = 1e-3
-"""Share of the rate by utilisation below which nothing is tried: the SLO does not hold there."""
-
 PRECISE = 0.95
 """Share of a limit up to which a latency of a precise run may come: beyond, chance may decide."""
 
-QUICK = (0.86, 0.91, 0.95)
+QUICK = Band(least=0.86, aim=0.91, most=0.95)
 """
-The least share that a quick run is to use up of its tightest limit, the share that is aimed at, and
-the most: it is too short for the bursts that a precise run has.
+Shares of its tightest limit that the highest rate uses up in a quick run, which is too short for
+the bursts that a precise one has.
 """
 
-STEEPNESS = 1.5
-"""Per cent by which a latency near its limit changes, for each by which the rate does."""
+MOST_LOWERED = int(log(1 / LEAST_SHARE) / log(1 + RESOLUTION))
+"""Steps by which an estimated rate may be below the one by utilisation."""
 
-STRIDE = 1.15
-"""Factor by which one run changes the rate at most; it is squared from run to run."""
-
-INSENSITIVE = 2.0
-"""Factor that a run may change the rate by, from which on one that missed has to: some latencies
-miss their limit by little at any rate."""
-
-SATURATED = 2.0
-"""Share of a limit that stands for no latency at all: a pool that no run was needed for."""
+USUAL = 8
+"""Steps by which it usually is: queues take about a fifth."""
 
 UTILISATION = "pool saturates"
 """Limit that binds if no latency limit does."""
@@ -73,17 +63,18 @@ MAX_SHIFTS = 4
 """Moves of replicas from one pool to the other at one rate."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A configuration at a rate, and what is missed first above it."""
+    """
+    A configuration at a rate, requests/s.
 
-    candidate: Candidate
-    binds: str
+    Attributes:
+        binds: what is missed first above the rate; empty: not known yet.
+    """
 
-    @property
-    def rate(self) -> float:
-        """Requests/s."""
-        return self.candidate.tandem.workload.requests_per_s
+    configuration: Configuration
+    rate: float
+    binds: str = ""
 
 
 class RateSearch:
@@ -92,58 +83,56 @@ class RateSearch:
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
-        self.known = list_candidates(inputs, StepModels(inputs), self.errors)
+        self.models = StepModels(inputs)
+        self.known = list_candidates(self.models, self.errors)
         self.split = [
-            each.limited(bounded.slow.tandem.decode.max_batch_size)
+            each.limited(lowest.batch_limit)
             for each in self.known.split
-            for bounded in batch_limits(each.with_errors(self.errors), inputs)
+            for lowest in batch_limits(self.models, each, self.errors)
         ]
         self.mixed = list(self.known.mixed)
 
     def highest(self, gpus: int, before: Held | None) -> Held | None:
         """Return the highest rate of *gpus*: at least *before*, that of fewer GPUs."""
-        self.simulations = Simulations(self.inputs)
-        self.quick = SloSimulator(self.simulations, self.errors, precise=False)
+        self.simulations = Simulations(self.models)
         climbed: list[Held] = []
         for guess in self._finalists(gpus, before):
             highest = max((each.rate for each in climbed), default=0.0)
             floor = max(_above(before), TOO_LOW * highest)
-            if _rate(guess) >= TOO_LOW * floor:
-                found = self._climbed(guess, gpus, floor, highest or _rate(guess))
+            if guess.rate >= TOO_LOW * floor:
+                found = self._climbed(guess, gpus, floor, highest or guess.rate)
                 climbed += [] if found is None else [found]
         return self._verified(climbed, _above(before)) or before
 
-    def _finalists(self, gpus: int, before: Held | None) -> list[Candidate]:
+    def _finalists(self, gpus: int, before: Held | None) -> list[Held]:
         """
         Return the configurations with the highest estimated rates: split ones, then aggregated.
 
         The best layout of fewer GPUs comes first: it carries about as much a GPU.
         """
-        found = []
+        found: list[Held] = []
         for options in (self.split, self.mixed):
             guesses = [self._estimated(each, gpus) for each in self._promising(options, gpus)]
             ranked = sorted((each for each in guesses if each), key=self._rank)
-            found += list({each.layout: each for each in reversed(ranked)}.values())[
-                : -FINALISTS - 1 : -1
-            ]
-        highest = max((_rate(each) for each in found), default=0.0)
-        found = [each for each in found if _rate(each) >= FAR_TOO_LOW * highest]
+            best = {each.configuration.layout: each for each in reversed(ranked)}
+            found += list(best.values())[: -FINALISTS - 1 : -1]
+        highest = max((each.rate for each in found), default=0.0)
+        found = [each for each in found if each.rate >= FAR_TOO_LOW * highest]
         if before is None:
             return found
-        known, per_gpu = before.candidate.layout, before.rate / self._gpus(before.candidate)
-        return [
-            each.at_rate(max(per_gpu * gpus, _rate(each))) if each.layout == known else each
-            for each in sorted(found, key=lambda each: each.layout != known)
-        ]
+        known, per_gpu = before.configuration.layout, before.rate / self._gpus(before.configuration)
+        first = [each for each in found if each.configuration.layout == known]
+        others = [each for each in found if each.configuration.layout != known]
+        return [replace(each, rate=max(per_gpu * gpus, each.rate)) for each in first] + others
 
-    def _rank(self, guess: Candidate) -> float:
+    def _rank(self, guess: Held) -> float:
         """Return less for what probably carries more: TTFT under load is not in eq. T6."""
-        if guess.layout.prefill is not None:
-            return -_rate(guess)
-        checks = unloaded_checks(guess, self.inputs.scenario.promises, self.errors)
-        return -_rate(guess) * (SLACK_CEILING - max(check.ratio for check in checks))
+        if guess.configuration.layout.prefill is not None:
+            return -guess.rate
+        checks = unloaded_checks(self.models, guess.configuration, self.errors)
+        return -guess.rate * (SLACK_CEILING - max(check.ratio for check in checks))
 
-    def _promising(self, options: list[Candidate], gpus: int) -> list[Candidate]:
+    def _promising(self, options: list[Configuration], gpus: int) -> list[Configuration]:
         """Return the options with the highest rates by utilisation and slack, a few of them."""
         used = {each.layout: check.ratio for check, each in self.known.unloaded}
         known = [(self._ceiling(each, gpus)[0], each) for each in options]
@@ -153,102 +142,93 @@ class RateSearch:
         )
         return [each for _, each in ranked[:OPTIONS]]
 
-    def _ceiling(self, option: Candidate, gpus: int) -> tuple[float, Sizes]:
+    def _ceiling(self, option: Configuration, gpus: int) -> tuple[float, Configuration]:
         """Return the rate at the allowed utilisation, and the sizes that reach it; 0: none fit."""
-        slow = option.sized(1, 1).with_errors(self.errors)
-        most = self.inputs.scenario.search.max_utilisation_fraction * _rate(option)
-        load = utilisations(slow)
-        last = load.get("decode") or load["mixed"]
-        found: tuple[float, Sizes] = (0.0, (0, 0))
-        if option.layout.prefill is None:
-            count = self._fitting(option, gpus, 0)
-            return most * count / last, (0, count)
-        for prefill in range(1, gpus // option.layout.prefill.gpus + 1):
-            decode = self._fitting(option, gpus, prefill)
-            rate = most * min(prefill / load["prefill"], decode / last)
-            if rate <= found[0]:
+        most = self.inputs.scenario.search.max_utilisation_fraction
+        most *= self.inputs.scenario.workload.requests_per_s
+        used = utilisations(self.models, option.smallest, self.errors)
+        best, prefill = (0.0, option), option.layout.prefill
+        for count in range(1, gpus // prefill.gpus + 1) if prefill else (0,):
+            sized = self._filled(option, gpus, {"prefill": count} if prefill else {})
+            if sized is None:
+                break
+            rate = most * min(sized.replicas[role] / used[role] for role in used)
+            if rate <= best[0]:
                 break  # the rate rises to the best division, then falls
-            found = rate, (prefill, decode)
-        return found
+            best = rate, sized
+        return best
 
-    def _fitting(self, option: Candidate, gpus: int, prefill: int) -> int:
-        """Return the most decode or mixed replicas that fit beside those of prefill."""
-        first, each = option.layout.prefill, option.layout.decode.gpus
-        count = (gpus - (0 if first is None else prefill * first.gpus)) // each
-        while count > 0 and self._gpus(option.sized(prefill, count)) > gpus:
+    def _filled(
+        self, option: Configuration, gpus: int, others: Mapping[str, int]
+    ) -> Configuration | None:
+        """Return *others*, by role, with all that decode beside them; `None`: none fit."""
+        sized = option.sized({**others, option.last: 0})
+        count = max(0, (gpus - sized.gpus) // option.layout.decode.gpus)
+        while count > 0 and self._gpus(sized.sized({option.last: count})) > gpus:
             count -= 1
-        return max(0, count)
+        return sized.sized({option.last: count}) if count else None
 
-    def _gpus(self, chosen: Candidate) -> int:
+    def _gpus(self, chosen: Configuration) -> int:
         return sum(gpus_with_spares(self.inputs, chosen).values())
 
-    def _estimated(self, option: Candidate, gpus: int) -> Candidate | None:
+    def _estimated(self, option: Configuration, gpus: int) -> Held | None:
         """Return the option at the highest rate whose estimated sizes (eq. L2, T6) fit."""
-        high, sizes = self._ceiling(option, gpus)
-        low, best = high * LEAST_SHARE, sizes
-        while high > low * (1 + RESOLUTION):
-            middle = (low * high) ** 0.5
-            one = option.at_rate(middle).sized(min(1, sizes[0]), 1)
-            slow = one.with_errors(self.errors)
-            lowest = fewest_by_utilisation(slow, self.inputs)
-            wanted = (
-                estimated_sizes(one, self.inputs, self.errors, lowest)
-                if sizes[0]
-                else (0, fluid_replicas(self.inputs, slow, lowest[1]))
-            )
-            if self._gpus(one.sized(*wanted)) <= gpus:
-                low, best = middle, wanted
-            else:
-                high = middle
-        most = self._fitting(option, gpus, best[0])
-        return option.at_rate(low).sized(best[0], most) if most else None
+        ceiling, _ = self._ceiling(option, gpus)
+        estimate = fluid_replicas if option.last == "mixed" else estimated_sizes
+
+        def rate(lowered: int) -> float:
+            return ceiling / (1 + RESOLUTION) ** lowered
+
+        def wanted(lowered: int) -> Configuration:
+            models = self.models.at_rate(rate(lowered))
+            lowest = fewest_by_utilisation(models, option, self.errors)
+            return estimate(models, lowest, self.errors)
+
+        at = least(lambda each: self._gpus(wanted(each)) <= gpus, USUAL, 1, MOST_LOWERED)
+        if at is None:
+            return None
+        first = {role: count for role, count in wanted(at).replicas.items() if role == "prefill"}
+        sized = self._filled(option, gpus, first)
+        return None if sized is None else Held(configuration=sized, rate=rate(at))
 
     # --- simulations
 
-    def _climbed(self, guess: Candidate, gpus: int, floor: float, rate: float) -> Held | None:
-        """
-        Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*.
+    def _climbed(self, guess: Held, gpus: int, floor: float, rate: float) -> Held | None:
+        """Find the rate that quick runs hold, from *rate* on; `None`: none above *floor*."""
+        ceiling = self._ceiling(guess.configuration, gpus)[0]
+        best, binds = guess, UTILISATION
 
-        Each run says how near its tightest limit is, and so about how far away the rate is that
-        uses up as much of it as `QUICK` says; between a rate that is low enough and one that is
-        not, it is bisected.
-        """
-        ceiling = self._ceiling(guess, gpus)[0]
-        low, high, best, binds, stride = floor, ceiling, None, UTILISATION, STRIDE
-        while low <= rate < high > low * (1 + RESOLUTION) and high > ceiling * LEAST_SHARE:
-            tried, verdict = self._held((best or guess).at_rate(rate), gpus)
-            ratio = SATURATED if verdict.check is None else verdict.check.ratio
-            if tried is None or ratio > QUICK[-1]:
-                high, binds = rate, _limit(verdict)
+        def used(rate: float) -> float:
+            nonlocal best, binds
+            held, verdict = self._held(best.configuration, rate, gpus)
+            share = verdict.used if held else max(verdict.used, 1.0)
+            if held is None or share > QUICK.most:
+                binds = _limit(verdict)
             else:
-                best, low = tried, rate
-                if ratio >= QUICK[0] and high < ceiling:
-                    break
-            rate *= min(max(_factor(ratio, QUICK[1]), 1 / stride), stride)
-            if best is None and stride > INSENSITIVE:
-                rate = min(rate, high / stride)
-            known = best is not None and not low * (1 + RESOLUTION / 2) < rate < high
-            overshot = rate < low and high > low * STRIDE**2  # what fewer GPUs carry holds
-            if known or overshot:
-                rate = (low * high) ** 0.5
-            stride = min(stride**2, 1 / LEAST_SHARE)
-        return None if best is None else Held(best, binds)
+                best = held
+            return share
 
-    def _held(self, chosen: Candidate, gpus: int) -> tuple[Candidate | None, PlanVerdict]:
-        """Return sizes that hold at the candidate's rate, if any do, and the last verdict."""
-        tried: list[Candidate] = []
+        found = highest(used, floor, ceiling, guess=rate, band=QUICK)
+        return None if found is None else replace(best, binds=binds)
+
+    def _held(
+        self, chosen: Configuration, rate: float, gpus: int
+    ) -> tuple[Held | None, PlanVerdict]:
+        """Return sizes that hold at a rate, if any do, and the last verdict."""
+        tried: list[Configuration] = []
+        at = self.simulations.at_rate(rate)
         while True:
-            verdict = self.quick.verdict(chosen)
+            verdict = at.holds(chosen, self.errors, quick=True)
             if verdict.holds:
-                return chosen, verdict
+                return Held(configuration=chosen, rate=rate), verdict
             tried.append(chosen)
             # Replicas move to the pool that the missed limit asks for, from the other one.
-            prefill, wanted = chosen.sizes[0], verdict.bottleneck_role == "prefill"
-            moved = prefill + max(1, prefill // 32) * (1 if wanted else -1)
-            decode = self._fitting(chosen, gpus, moved) if prefill and moved > 0 else 0
-            chosen = chosen.sized(moved, decode)
-            if not decode or chosen in tried or len(tried) == MAX_SHIFTS:
+            prefill, wanted = chosen.replicas.get("prefill", 0), verdict.bottleneck_role
+            moved = prefill + max(1, prefill // 32) * (1 if wanted == "prefill" else -1)
+            shifted = self._filled(chosen, gpus, {"prefill": moved}) if prefill and moved else None
+            if shifted is None or shifted in tried or len(tried) == MAX_SHIFTS:
                 return None, verdict
+            chosen = shifted
 
     def _verified(self, climbed: list[Held], floor: float) -> Held | None:
         """
@@ -257,21 +237,20 @@ class RateSearch:
         The configuration with the highest rate is tried first; what it misses lowers its rate, and
         another one may be the highest then.
         """
-        precise = SloSimulator(self.simulations, self.errors)
         left = list(climbed)
         while left:
             found = max(left, key=lambda each: each.rate)
             left.remove(found)
-            verdicts = (precise.verdict(found.candidate, seed=seed) for seed in SEEDS)
+            at = self.simulations.at_rate(found.rate)
+            verdicts = (at.holds(found.configuration, self.errors, seed=seed) for seed in SEEDS)
             missed = next((each for each in verdicts if not each.holds), None)
             if missed is None:
                 return found
             if missed.exhausted:
                 return None
-            ratio = SATURATED if missed.check is None else missed.check.ratio
-            factor = min(max(_factor(ratio, PRECISE), 1 / STRIDE), 1 - RESOLUTION)
+            factor = min(max(factor_to(PRECISE, missed.used), 1 / STRIDE), 1 - RESOLUTION)
             if found.rate * factor > floor:
-                left.append(replace(found, candidate=found.candidate.at_rate(found.rate * factor)))
+                left.append(replace(found, rate=found.rate * factor))
         return None
 
     def reason(self, gpus: int) -> str:
@@ -282,15 +261,10 @@ class RateSearch:
         options = [*self.split, *self.mixed]
         if not options:
             return below_floor(unloaded, self.inputs).reason
-        least = min(self._gpus(each.sized(min(1, each.sizes[0]), 1)) for each in options)
+        least = min(self._gpus(each.smallest) for each in options)
         if least > gpus:
             return f"the smallest layout that may hold the SLO has {least} GPUs"
         return "no rate holds the SLO in simulations"
-
-
-def _factor(ratio: float, wanted: float) -> float:
-    """Return the factor on a rate by which the share of its tightest limit becomes *wanted*."""
-    return float((wanted / ratio) ** (1 / STEEPNESS))
 
 
 def _limit(verdict: PlanVerdict) -> str:
@@ -303,7 +277,3 @@ def _limit(verdict: PlanVerdict) -> str:
 
 def _above(best: Held | None) -> float:
     return 0.0 if best is None else best.rate * (1 + RESOLUTION)
-
-
-def _rate(candidate: Candidate) -> float:
-    return candidate.tandem.workload.requests_per_s

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
-from sizing.planner.build_plan import NoPlan
-from sizing.planner.class_pools import plan_classes
+from sizing.planner.plan import NoPlan, plan_classes
 from sizing.planner.result import Infeasible
 from sizing.planner.studies.cost import Running, running_of
 

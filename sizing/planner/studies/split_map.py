@@ -12,16 +12,14 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
-from sizing.planner.build_plan import at_planned_rate
-from sizing.planner.candidates import cost, cost_of, with_search
-from sizing.planner.class_pools import sharing_classes
+from sizing.planner.configuration import cost, cost_of, with_search
 from sizing.planner.error_model import step_errors
+from sizing.planner.offered_load import QUANTILES
+from sizing.planner.plan import at_planned_rate, sharing_classes
 from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
-from sizing.planner.simulated_check import SloSimulator
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links
 from sizing.planner.studies.sweep import MAX_POINTS, Swept
-from sizing.planner.tandem import QUANTILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -258,24 +256,24 @@ class _Pools:
             found = search.quick_mixed()
             self.mixed[key] = found, 0.0 if found is None else _variance(inputs, search, found)
         mixed, mixed_variance = self.mixed[key]
-        below = NO_LIMIT if mixed is None else MOST * cost(inputs, mixed.candidate)
+        below = NO_LIMIT if mixed is None else MOST * cost(inputs, mixed.configuration)
         split = self._split(search, below, point.y if self.link == 1 else point.x)
         if split is None and mixed is None:
             return replace(point, reason="no pools hold the SLO in quick runs")
         if mixed is not None:
             point = replace(
                 point,
-                mixed_gpus=mixed.candidate.gpus,
-                mixed_cost=cost(inputs, mixed.candidate),
-                mixed_layout=str(mixed.candidate),
+                mixed_gpus=mixed.configuration.gpus,
+                mixed_cost=cost(inputs, mixed.configuration),
+                mixed_layout=str(mixed.configuration),
             )
         if split is None:
             return point
         point = replace(
             point,
-            split_gpus=split.candidate.gpus,
-            split_cost=cost(inputs, split.candidate),
-            split_layout=str(split.candidate),
+            split_gpus=split.configuration.gpus,
+            split_cost=cost(inputs, split.configuration),
+            split_layout=str(split.configuration),
         )
         if point.split_cost is None or point.mixed_cost is None:
             return point
@@ -288,7 +286,7 @@ class _Pools:
         before = self.split.get(along)
         if before is None and along in self.split and self.link is not None:
             return None
-        near = None if before is None else before.candidate
+        near = None if before is None else before.configuration
         least = 0.0 if near is None or self.link is None else cost(search.inputs, near)
         found = search.quick_split(near, below, least=least)
         if found is not None or self.link is not None:
@@ -308,11 +306,12 @@ def _mixed_key(inputs: Inputs, search: LayoutSearch) -> object:
     """Return all that aggregated pools depend on: no link, unless a replica crosses it."""
     steps = []
     for each in search.candidates.mixed:
-        model = each.tandem.step_model
-        path = replace(model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
-        tandem = replace(each.tandem, step_model=replace(model, path=path))
-        steps.append(replace(each, tandem=tandem))
-    return inputs.scenario.slo, repr(inputs.scenario.search), search.errors, tuple(steps)
+        load = search.models.load(each)
+        path = replace(load.step_model.path, transfer_base_s=0.0, transfer_per_token_s=0.0)
+        model = replace(load.step_model, path=path)
+        steps.append((each, model, load.prefill, load.decode, load.tokens_per_step))
+    scenario = inputs.scenario
+    return scenario.workload, scenario.slo, repr(scenario.search), search.errors, tuple(steps)
 
 
 def sign_confidence(one: float, other: float, variance: float) -> float:
@@ -333,10 +332,9 @@ def _variance(inputs: Inputs, search: LayoutSearch, found: Found) -> float:
     """Return the variance of the logarithm of what a layout needs to cost."""
     here = inputs.scenario.search.confidence_fraction
     there = SURE if here < (MIDDLE + SURE) / 2 else MIDDLE
-    simulator = SloSimulator(search.simulations, step_errors(inputs, there), precise=False)
-    other = sized_again(inputs, found, simulator)
-    cost_here = cost(inputs, found.candidate)
-    rounding = max(cost_of(inputs, shape) for shape in found.candidate.layout.shapes.values())
+    other = sized_again(search.simulations, found, step_errors(inputs, there))
+    cost_here = cost(inputs, found.configuration)
+    rounding = max(cost_of(inputs, shape) for shape in found.configuration.layout.shapes.values())
     variance = (rounding / cost_here) ** 2 / 12
     if other is not None and inputs.calibration is None:
         quantiles = abs(NormalDist().inv_cdf(here) - NormalDist().inv_cdf(there))

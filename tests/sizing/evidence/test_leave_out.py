@@ -11,10 +11,11 @@ import pytest
 from sizing import catalog
 from sizing.evidence.errors import class_of
 from sizing.evidence.evidence import HeldOutCoverage, leave_out, read_evidence
-from sizing.evidence.interval import Labels, RowResidual
+from sizing.evidence.interval_fit import RowResidual
 from sizing.evidence.row import kind_of
 from sizing.evidence.splits import SPLITS
 from sizing.planner.error_model import interval_around, validation
+from sizing.planner.intervals import Labels
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import SPLIT, row

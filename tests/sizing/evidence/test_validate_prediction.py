@@ -10,9 +10,14 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row_config import nearest_engine, row_config
-from sizing.evidence.row_system import row_system
+from sizing.evidence.row_system import row_inputs, row_system
 from sizing.latency.load import decode_load, prefill_load
 from sizing.latency.step import step_s, step_terms
+from sizing.planner.configuration import Configuration
+from sizing.planner.deployment import deployment
+from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.step_models import StepModels
+from sizing.simulation.planned import deployed_system
 from tests.sizing.evidence.rows import SPLIT, row
 
 
@@ -194,3 +199,23 @@ def test_the_default_kv_dtype_is_the_checkpoints(model: str, engine: str, dtype:
     """Only checkpoints with scales for it have an fp8 cache, or where the engine does it itself."""
     assert row_config(row(model=model, engine=engine)).machine.model.kv_dtype == dtype
     assert row_config(row(model=model, kv_dtype="bf16")).machine.model.kv_dtype == "bf16"
+
+
+def test_a_row_is_deployed_as_a_plan_is() -> None:
+    """Its pool and steps are those of a plan's configuration, but for the rules of its engine."""
+    one = row(concurrency="64", max_num_seqs="64")
+    inputs = row_inputs(one, row_config(one))
+    layout = Layout(
+        prefill=None, decode=LayoutShape(slicing=one.groups[0].slicing, gpu=inputs.gpu.name)
+    )
+    chosen = Configuration(layout=layout, replicas={"mixed": 1}, max_batch={"mixed": 64})
+    model = StepModels(inputs, sequences=64).of(layout)
+    planned = deployed_system(deployment(inputs, chosen), model)
+    measured = row_system(one, row_config(one))
+    assert measured.decode.limits == replace(planned.decode.limits, scheduled_ahead=True)
+    assert measured.path == planned.path
+    for tokens, batch in ((0, 8), (1024, 16), (3000, 0)):
+        prompts = [(tokens, 0)] if tokens else []
+        assert measured.decode.step.step_s(prompts, batch, 1200 * batch) == pytest.approx(
+            planned.decode.step.step_s(prompts, batch, 1200 * batch)
+        )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sizing.evidence.errors import summarise
 from sizing.evidence.evidence import leave_out, tried
-from sizing.evidence.interval import DISTANCES, LEVELS, Labels, RowResidual, fit_intervals
+from sizing.evidence.interval_fit import RowResidual, fit_intervals
+from sizing.planner.intervals import DISTANCES, LEVELS, Labels
 
 KNOWN = ("loaded dense", "vllm", "f1", "Hopper", "m1", "c1")
 

@@ -17,8 +17,8 @@ from sizing.latency.load import decode_load
 from sizing.latency.step import Machine, step_s
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.spares import availability_of
-from sizing.planner.build_plan import build_plan
 from sizing.planner.layout import Layout
+from sizing.planner.plan import build_plan
 from sizing.planner.predict import predict
 from sizing.planner.search import Found, search
 from sizing.planner.step_models import StepModels

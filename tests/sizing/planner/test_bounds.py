@@ -15,16 +15,17 @@ from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import Candidate, one_replica_each, utilisations
+from sizing.planner.candidates import one_replica_each, utilisations
+from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import StepErrors
+from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.layout import Layout, LayoutShape
-from sizing.planner.pool_sizing import PoolSizing, between, least_near, size_split_pools
+from sizing.planner.offered_load import QUANTILES
+from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import PlanVerdict
-from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.simulated_check import Simulations
 from sizing.planner.step_models import StepModels
-from sizing.planner.tandem import QUANTILES
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at
@@ -41,16 +42,19 @@ VARIED = replace(
 )
 
 
-def started(case: Inputs, layout: Layout = SPLIT, **interference: float) -> Candidate:
-    """Return one replica a pool, whose steps the other pool may slow."""
-    found = one_replica_each(case, layout, StepModels(case))
-    model = replace(found.tandem.step_model, interference=Interference(**interference))
-    return replace(found, tandem=replace(found.tandem, step_model=model))
+def started(
+    case: Inputs, layout: Layout = SPLIT, **interference: float
+) -> tuple[StepModels, Configuration]:
+    """Return steps, which the other pool may slow, and one replica a pool."""
+    one = one_replica_each(StepModels(case), layout)
+    model = StepModels(case).of(layout, one.local_threshold_tokens)
+    model = replace(model, interference=Interference(**interference))
+    return StepModels(case, {(layout, one.local_threshold_tokens, AS_PREDICTED): model}), one
 
 
-def simulated(case: Inputs, chosen: Candidate, requests: int = 3000) -> Outcome:
+def simulated(models: StepModels, chosen: Configuration, requests: int = 3000) -> Outcome:
     """Simulate a configuration with step times as predicted."""
-    return Simulations(case).outcome(chosen, requests=requests, seed=0)
+    return Simulations(models).outcome(chosen, AS_PREDICTED, requests=requests, seed=0)
 
 
 @pytest.mark.parametrize("layout", [SPLIT, MIXED], ids=["split", "mixed"])
@@ -59,9 +63,9 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
     """At next to no load the percentiles of TTFT and TPOT are the bounds', within a percent."""
     search = replace(VARIED.search, local_threshold_tokens=threshold)
     case = at(1e-3, replace(VARIED, search=search))
-    chosen = started(case, layout)
-    outcome = simulated(case, chosen)
-    found = bounds.unloaded_s(chosen.tandem, split=layout is SPLIT)
+    models, chosen = started(case, layout)
+    outcome = simulated(models, chosen)
+    found = bounds.unloaded_s(models.load(chosen))
     for name in ("ttft", "tpot"):
         values = outcome.series(name)[0]
         assert found[name].mean() == pytest.approx(values.mean(), rel=0.01), name
@@ -74,14 +78,15 @@ def test_a_request_alone_takes_what_the_bound_says(layout: Layout, threshold: in
 def test_a_prefill_step_holds_what_takes_half_as_long_again(tokens: int) -> None:
     """As many equal prompts as take at most 1.5 times as long as one, within the token budget."""
     load = replace(SMALL.workload, input_tokens=Lengths.fixed(tokens), prefix_tokens=0)
-    tandem = started(at(1.0, replace(SMALL, workload=load))).tandem
-    count, budget = tandem.prefill.max_batch_size, tandem.prefill.max_batched_tokens
-    longest_s = 1.5 * bounds.prefill_batch_s(tandem, 1)
+    models, chosen = started(at(1.0, replace(SMALL, workload=load)))
+    offered = models.load(chosen)
+    count, budget = offered.prefill.max_batch_size, offered.prefill.max_batched_tokens
+    longest_s = 1.5 * bounds.prefill_batch_s(offered, 1)
 
     assert count == 1 or (
-        count * tokens <= budget and bounds.prefill_batch_s(tandem, count) <= longest_s
+        count * tokens <= budget and bounds.prefill_batch_s(offered, count) <= longest_s
     )
-    assert (count + 1) * tokens > budget or bounds.prefill_batch_s(tandem, count + 1) > longest_s
+    assert (count + 1) * tokens > budget or bounds.prefill_batch_s(offered, count + 1) > longest_s
     assert (count > 1) == (tokens <= 200)
 
 
@@ -98,7 +103,8 @@ def test_the_context_of_classes_is_met_as_often_as_their_tokens() -> None:
     means, variances, met = np.array([1100, 4050]), np.array([200, 100]) ** 2 / 12, [6 / 7, 1 / 7]
     mean = means @ met
     spread = (variances + (means - mean) ** 2) @ met
-    one = started(at(1.0)).tandem
+    models, chosen = started(at(1.0))
+    one = models.load(chosen)
     for classes, expected in (((chat,), (1100, 200 / 12**0.5)), (both, (mean, spread**0.5))):
         rate = sum(each.requests_per_s for each in classes)
         load = WorkloadSpec(requests_per_s=rate, classes=classes)
@@ -137,24 +143,24 @@ def test_no_simulation_is_below_a_bound(layout: Layout, drawn_case: dict[str, An
     load = replace(SMALL.workload, input_tokens=prompts, output_tokens=answers)
     search = replace(SMALL.search, local_threshold_tokens=threshold)
     case = at(rate, replace(SMALL, workload=load, search=search))
-    chosen = started(case, layout)
-    stage = replace(chosen.tandem.prefill, max_batch_size=drawn_case["together"])
-    chosen = replace(chosen, tandem=replace(chosen.tandem, prefill=stage))
-    chosen = chosen.limited(min(batch, chosen.max_batch)).sized(1, 1)
-    tandem = chosen.tandem
+    models, chosen = started(case, layout)
+    chosen = chosen.limited(min(batch, chosen.batch_limit))
+    if layout is SPLIT:
+        together = {"prefill": drawn_case["together"]}
+        chosen = replace(chosen, max_batch={**chosen.max_batch, **together})
+    offered = models.load(chosen)
     arrivals = drawn(case.scenario.workload, RequestSource(), count=QUANTILES, seed=batch)
-    lengths = np.random.default_rng(batch).permutation(tandem.all_tokens).astype(np.int64)
-    system = deployed_system(deployment(case, chosen), tandem.step_model)
+    lengths = np.random.default_rng(batch).permutation(offered.all_tokens).astype(np.int64)
+    system = deployed_system(deployment(case, chosen), offered.step_model)
     outcome = simulate(system, replace(arrivals, input_tokens=lengths), seed=1)
-    role, split = ("decode", True) if layout is SPLIT else ("mixed", False)
-    shares = {role: bounds.decode_load(tandem, split=split)}
-    if split and share < 1:
-        shares["prefill"] = bounds.prefill_load(tandem)
+    shares = {chosen.last: bounds.busy_decode(offered)}
+    if offered.split and share < 1:
+        shares["prefill"] = bounds.busy_prefill(offered)
     span_s = float((outcome.due_s + outcome.e2e_s).max() - outcome.due_s.min())
     for role, least in shares.items():
         busy_s, least_s = outcome.busy_fraction[role] * span_s, least / rate * QUANTILES
         assert busy_s >= least_s * (1 - 1e-9), (role, busy_s / least_s - 1)
-    alone = bounds.unloaded_s(tandem, split=split)
+    alone = bounds.unloaded_s(offered)
     assert (np.sort(outcome.ttft_s) >= alone["ttft"] * (1 - 1e-9)).all()
     assert outcome.tpot_s.mean() >= alone["tpot"].mean() * (1 - 1e-9)
 
@@ -163,11 +169,12 @@ def test_no_simulation_is_below_a_bound(layout: Layout, drawn_case: dict[str, An
 def test_no_simulation_beats_the_capacity(layout: Layout) -> None:
     """Overloaded pools finish as many requests a second as their capacity, and no more."""
     case = at(30.0, VARIED)
-    sizes = (2, 1) if layout is SPLIT else (0, 2)
-    chosen = started(case, layout).limited(64).sized(*sizes)
-    capacity = 30.0 / max(utilisations(chosen).values())
+    models, one = started(case, layout)
+    sizes = {"prefill": 2, "decode": 1} if layout is SPLIT else {"mixed": 2}
+    chosen = one.limited(64).sized(sizes)
+    capacity = 30.0 / max(utilisations(models, chosen).values())
     assert capacity < 25
-    outcome = simulated(case, chosen)
+    outcome = simulated(models, chosen)
     ends = np.sort(outcome.due_s + outcome.e2e_s)
     middle = ends[len(ends) // 4 : 3 * len(ends) // 4]
     achieved = (len(middle) - 1) / (middle[-1] - middle[0])
@@ -175,23 +182,34 @@ def test_no_simulation_beats_the_capacity(layout: Layout) -> None:
     assert achieved >= capacity * (0.93 if layout is SPLIT else 0.75)
 
 
-class Known(SloSimulator):
-    """A simulator of pools that hold from certain sizes on."""
+class Known(Simulations):
+    """Simulations of pools that hold from certain sizes on."""
 
-    def __init__(self, case: Inputs, least: tuple[int, int]) -> None:
-        super().__init__(Simulations(case), StepErrors())
+    def __init__(self, models: StepModels, least: tuple[int, int]) -> None:
+        super().__init__(models)
         self.least = least
 
-    def verdict(self, candidate: Candidate, *, seed: int = 0) -> PlanVerdict:  # noqa: ARG002
+    def holds(
+        self,
+        chosen: Configuration,
+        errors: StepErrors,  # noqa: ARG002
+        *,
+        seed: int = 0,  # noqa: ARG002
+        quick: bool = False,  # noqa: ARG002
+    ) -> PlanVerdict:
         """Return a verdict without a simulation."""
-        short = [a < b for a, b in zip(candidate.sizes, self.least, strict=True)]
+        short = [a < b for a, b in zip(chosen.replicas.values(), self.least, strict=True)]
         role = "" if not any(short) else "prefill" if short[0] else "decode"
         return PlanVerdict(holds=not any(short), bottleneck_role=role, requests=1)
 
 
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60))
-CASE = at(25.0)
-START = started(CASE)
+MODELS, START = started(at(25.0))
+
+
+def of_size(sizes: tuple[int, int]) -> Configuration:
+    """Return so many replicas of prefill and decode."""
+    return START.sized(dict(zip(("prefill", "decode"), sizes, strict=True)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -201,37 +219,20 @@ def test_the_fewest_replicas_are_found_from_any_guess(
 ) -> None:
     """The estimate decides nothing; what costs as much as what is known is not found."""
     sizing = PoolSizing(
-        inputs=CASE,
-        simulator=Known(CASE, least),
-        candidate=START,
-        lowest=(1, 1),
+        simulations=Known(MODELS, least),
+        errors=AS_PREDICTED,
+        quick=False,
+        lowest=START,
         below=float("inf"),
         max_gpus=500,
     )
-    found = size_split_pools(sizing, guess)
-    assert found is not None
-    assert found.sizes == least
+    assert size_split_pools(sizing, of_size(guess)) == of_size(least)
     tight = replace(sizing, below=500.0, max_gpus=sum(least) + 4)  # a pool grows to the budget
-    found = size_split_pools(tight, (max(1, least[0] - 10), least[1]))
-    assert found is not None
-    assert found.sizes == least
+    near = of_size((max(1, least[0] - 10), least[1]))
+    assert size_split_pools(tight, near) == of_size(least)
     for below, affordable in ((sum(least), False), (sum(least) + 1, True)):
-        found = size_split_pools(replace(sizing, below=below), least)
+        found = size_split_pools(replace(sizing, below=below), of_size(least))
         assert (found is not None) is affordable
-
-
-@given(threshold=st.integers(1, 300), guess=st.integers(1, 300), floor=st.integers(1, 50))
-def test_the_smallest_count_is_found_from_any_guess(threshold: int, guess: int, floor: int) -> None:
-    """It lies between floor and ceiling; `None` where nothing up to the ceiling holds."""
-    found = least_near(lambda count: count >= threshold, guess, floor, 200, step=1)
-    assert found == (None if threshold > 200 else max(threshold, floor))
-
-
-@given(threshold=st.integers(2, 300), step=st.integers(1, 40))
-def test_bisection_ends_within_a_step(threshold: int, step: int) -> None:
-    """What it returns holds, and is no more than a step above the smallest that does."""
-    found = between(lambda count: count >= threshold, 1, 300, step=step)
-    assert threshold <= found < threshold + step
 
 
 def test_utilisation_knows_the_interference() -> None:
@@ -240,9 +241,9 @@ def test_utilisation_knows_the_interference() -> None:
     slowed = {"prefill_fraction": 0.2, "prefill_per_sequence_fraction": 0.002}
     shares = []
     for between_pools in ({}, slowed, slowed | {"decode_fraction": 0.5}):
-        chosen = started(case, **between_pools).sized(1, 1)
-        outcome = simulated(case, chosen)
-        predicted = prediction_of(case, chosen, outcome)
+        models, chosen = started(case, **between_pools)
+        outcome = simulated(models, chosen)
+        predicted = prediction_of(models, chosen, outcome)
         used = predicted.utilisation_fraction
         assert used["prefill"] == pytest.approx(outcome.busy_fraction["prefill"], rel=0.05)
         assert predicted.capacity_requests_per_s == pytest.approx(4.0 / max(used.values()))
@@ -256,5 +257,5 @@ def test_the_context_of_equal_requests_by_hand() -> None:
     load = replace(
         SMALL.workload, input_tokens=Lengths.fixed(1000), output_tokens=Lengths.fixed(600)
     )
-    tandem = started(at(1.0, replace(SMALL, workload=load))).tandem
-    assert tandem.context == pytest.approx((1300, 600 / 12**0.5))
+    models, chosen = started(at(1.0, replace(SMALL, workload=load)))
+    assert models.load(chosen).context == pytest.approx((1300, 600 / 12**0.5))

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from minicluster.errors import InputError
-from sizing.planner.budget import search_within_budgets
-from sizing.planner.build_plan import NoPlan, plan
+from sizing.planner.plan import NoPlan, plan, search_within_budgets
 from sizing.planner.result import Found, Infeasible
 from sizing.planner.search import search
 from sizing.planner.studies.capacity import gpus_for_usd, gpus_within_budgets
@@ -32,14 +31,14 @@ def needed() -> int:
     """Return the GPUs that hold the SLO without a budget."""
     found = search(asked())
     assert isinstance(found, Found)
-    return found.candidate.gpus
+    return found.configuration.gpus
 
 
 def test_a_budget_that_is_enough_changes_nothing(needed: int) -> None:
     """At exactly what the plan takes it is the plan."""
     found = search_within_budgets(asked(max_usd_per_hour=2.0 * needed, max_power_w=700.0 * needed))
     assert isinstance(found, Found)
-    assert found.candidate.gpus == needed
+    assert found.configuration.gpus == needed
 
 
 def test_a_budget_that_is_too_small_is_an_answer(needed: int) -> None:
@@ -82,7 +81,7 @@ def test_of_several_gpus_the_cheaper_kind_is_taken() -> None:
     given = Scenario.load(SCENARIO, {**QUICK, **kinds})
     free = search_within_budgets(given)
     assert isinstance(free, Found)
-    assert set(free.candidate.gpus_by_kind) == {"h200-sxm"}
+    assert set(free.configuration.gpus_by_kind) == {"h200-sxm"}
     bought = plan(given.with_({"cost.max_usd_per_hour": 10}))
     assert bought.cost.price_usd_per_hour is not None
     assert bought.cost.price_usd_per_hour <= 10

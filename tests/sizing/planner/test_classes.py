@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sizing
 from minicluster.errors import InputError
-from minicluster.plan import Inputs, Plan, plan_from, to_json
+from minicluster.plan import Inputs, Plan, StepModel, plan_from, to_json
 from minicluster.specs.scenario import CostChoice
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.build_plan import NoPlan, plan
-from sizing.planner.candidates import cost_of_plan, list_candidates, utilisations
-from sizing.planner.class_pools import ClassPlans, own_inputs, plan_classes
-from sizing.planner.error_model import StepErrors
+from sizing.planner.candidates import list_candidates, utilisations
+from sizing.planner.configuration import cost_of_plan, with_load
+from sizing.planner.error_model import AS_PREDICTED
+from sizing.planner.plan import ClassPlans, NoPlan, own_inputs, plan, plan_classes
 from sizing.planner.step_models import StepModels
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
@@ -97,11 +98,12 @@ def test_two_classes_alike_are_one_of_the_summed_rate() -> None:
 def test_capacity_taken_by_a_mix_is_that_of_its_classes_together() -> None:
     """Prefill adds up exactly; decode steps that classes share cost no more than apart."""
     mix = of(CHAT, SUMMARIES)
-    candidates = list_candidates(mix, StepModels(mix), StepErrors()).split
-    for each in candidates[:3]:
-        apart = [replace(each, tandem=tandem) for tandem in each.tandem.by_class]
-        parts = [utilisations(one) for one in apart]
-        whole = utilisations(each)
+    steps: dict[Any, StepModel] = {}
+    models = StepModels(mix, steps)
+    apart = [StepModels(with_load(mix, load), steps) for load in mix.scenario.workload.apart]
+    for each in list_candidates(models, AS_PREDICTED).split[:3]:
+        parts = [utilisations(one, each) for one in apart]
+        whole = utilisations(models, each)
         for role, used in whole.items():
             assert used == pytest.approx(sum(part[role] for part in parts), rel=0.02)
 
@@ -273,7 +275,7 @@ def test_ctrl_c_leaves_no_pools_for_some_classes_only(
             raise KeyboardInterrupt
         return replace(built, inputs=given)
 
-    monkeypatch.setattr("sizing.planner.class_pools.plan", planned)
+    monkeypatch.setattr("sizing.planner.plan.plan", planned)
     found = plan_classes(of(CHAT, SUMMARIES))
     assert (list(found.chosen), found.own, found.interrupted) == ([""], {}, True)
 
@@ -284,7 +286,7 @@ def test_own_pools_may_take_all_the_gpus_there_are(
 ) -> None:
     built = proposed(of(CHAT, SUMMARIES))
     monkeypatch.setattr(
-        "sizing.planner.class_pools.plan",
+        "sizing.planner.plan.plan",
         lambda given, **_: replace(built, inputs=given),
     )
     mix, needed = of(CHAT, SUMMARIES), 2 * built.cost.gpus

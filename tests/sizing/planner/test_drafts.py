@@ -15,10 +15,10 @@ from minicluster.plan import read_plan, to_json
 from minicluster.specs.scenario import EngineChoice, ModelChoice
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing.planner import bounds
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
+from sizing.planner.plan import build_plan
 from sizing.planner.step_models import StepModels
 from sizing.report.tables import explanation_tables
 from tests.sizing.scenarios import LARGE, SMALL, found, inputs, proposed
@@ -74,15 +74,16 @@ def test_a_plan_carries_its_drafts_and_reads_them_back(tmp_path: Path) -> None:
 
 def test_the_bounds_count_tokens_of_a_step() -> None:
     """TPOT alone is a step over 1 + a, the gaps a step; decode's load falls by about as much."""
-    tandems = []
+    offered = []
     for accepted in (0.0, 1.0):
         given = drafting(1, accepted)
-        one = one_replica_each(given, Layout.split(8, 8, given.gpu.name), StepModels(given))
-        tandems.append(one.tandem)
-    none, all_ = (bounds.unloaded_s(tandem, split=True) for tandem in tandems)
+        models = StepModels(given)
+        one = one_replica_each(models, Layout.split(8, 8, given.gpu.name))
+        offered.append(models.load(one))
+    none, all_ = (bounds.unloaded_s(each) for each in offered)
     assert all_["itl"] == pytest.approx(none["itl"])
     assert all_["tpot"] == pytest.approx(none["tpot"] / 2)
-    loads = [bounds.decode_load(tandem, split=True) for tandem in tandems]
+    loads = [bounds.busy_decode(each) for each in offered]
     assert loads[1] == pytest.approx(loads[0] / 2, rel=0.02)
 
 

@@ -43,9 +43,7 @@ def deployed(gpu: str = "h100-sxm", **engine: object) -> Deployment:
     """Return one prefill and one decode replica at TP 1."""
     given_inputs = inputs(gpu, **engine)
     layout = Layout.split(1, 1, gpu)
-    return deployment(
-        given_inputs, one_replica_each(given_inputs, layout, StepModels(given_inputs))
-    )
+    return deployment(given_inputs, one_replica_each(StepModels(given_inputs), layout))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from minicluster.plan import Plan, to_json
 from minicluster.specs.scenario import ModelChoice
 from minicluster.specs.slicing import Slicing
 from sizing.planner import bounds
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each
-from sizing.planner.error_model import StepErrors
+from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout, LayoutShape
+from sizing.planner.plan import build_plan
 from sizing.planner.pool_sizing import estimated_sizes
 from sizing.planner.result import Found
 from sizing.planner.step_models import StepModels
@@ -41,8 +41,9 @@ def plan() -> Plan:
         LayoutShape(slicing=Slicing(dp=ranks, ep=ranks), gpu="h100-sxm") for ranks in (8, 16)
     )
     layout = Layout(prefill=prefill, decode=decode)
-    one = one_replica_each(given, layout, StepModels(given))
-    return build_plan(given, Found(candidate=one.limited(8).sized(2, 2)))
+    models = StepModels(given)
+    two = one_replica_each(models, layout).limited(8).sized({"prefill": 2, "decode": 2})
+    return build_plan(given, Found(configuration=two, models=models))
 
 
 def test_place_says_what_the_plan_says(plan: Plan, sizing: Sizing, tmp_path: Path) -> None:
@@ -82,9 +83,10 @@ def test_an_estimate_has_an_idle_group_where_a_step_is_too_long_to_wait_for(
         LayoutShape(slicing=Slicing(dp=ranks, ep=ranks), gpu="h100-sxm") for ranks in (8, 16)
     )
     layout = Layout(prefill=prefill, decode=decode)
-    one = one_replica_each(given, layout, StepModels(given)).limited(8)
-    groups, _ = estimated_sizes(one, given, StepErrors(), (1, 1))
-    assert (groups > bounds.prefill_load(one.tandem)) == needs_idle_groups
+    models = StepModels(given)
+    one = one_replica_each(models, layout).limited(8)
+    groups = estimated_sizes(models, one, AS_PREDICTED).replicas["prefill"]
+    assert (groups > bounds.busy_prefill(models.load(one))) == needs_idle_groups
 
 
 def test_each_rank_of_a_group_is_simulated_on_its_gpus(plan: Plan) -> None:

@@ -13,14 +13,16 @@ from minicluster.plan import Inputs, plan_from, to_json
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import one_replica_each, utilisations
-from sizing.planner.explanation import candidate_of, explain_plan
+from sizing.planner.configuration import Configuration
+from sizing.planner.error_model import AS_PREDICTED
+from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
 from sizing.planner.local_prefill_threshold import choose_local_threshold
+from sizing.planner.plan import build_plan
 from sizing.planner.result import Found
 from sizing.planner.search import search
-from sizing.planner.simulated_check import Simulations, SloSimulator
+from sizing.planner.simulated_check import Simulations
 from sizing.planner.step_models import StepModels
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import LARGE
@@ -60,12 +62,12 @@ def test_a_prefill_replica_is_saved(plain: Found) -> None:
     given = inputs()
     found = search(given)
     assert isinstance(found, Found)
-    assert plain.candidate.tandem.local_threshold_tokens == 0
-    assert found.candidate.replicas["prefill"] < plain.candidate.replicas["prefill"]
-    assert found.candidate.gpus < plain.candidate.gpus
+    assert plain.configuration.local_threshold_tokens == 0
+    assert found.configuration.replicas["prefill"] < plain.configuration.replicas["prefill"]
+    assert found.configuration.gpus < plain.configuration.gpus
     plan = plan_from(json.loads(to_json(build_plan(given, found))), place="plan.json")
     assert plan.routing.local_threshold_tokens > 0
-    assert candidate_of(plan).tandem == found.candidate.tandem
+    assert Configuration.of_plan(plan) == found.configuration
     arrivals = drawn(plan.workload, RequestSource(), count=20_000, seed=9)
     outcome = simulate_plan(plan, arrivals, seed=9)
     local = arrivals.input_tokens <= plan.routing.local_threshold_tokens
@@ -84,16 +86,17 @@ def test_prompts_that_are_all_alike_go_one_way(monkeypatch: pytest.MonkeyPatch) 
     alike = inputs(input_tokens=Lengths.fixed(2000))
     found = search(alike)
     assert isinstance(found, Found)
-    assert found.candidate.tandem.local_threshold_tokens == 0
-    monkeypatch.setattr(SloSimulator, "verdict", None)
-    assert choose_local_threshold(Simulations(alike), found) is found
-    assert choose_local_threshold(Simulations(inputs(0)), found) is found
+    assert found.configuration.local_threshold_tokens == 0
+    monkeypatch.setattr(Simulations, "holds", None)
+    assert choose_local_threshold(Simulations(found.models), found) is found
+    assert choose_local_threshold(Simulations(StepModels(inputs(0))), found) is found
 
 
 def test_a_threshold_above_all_prompts_leaves_the_prefill_pool_idle() -> None:
     """Its utilisation is nothing, and requests are served all the same."""
     given = inputs(20_000, requests_per_s=1.0)
-    chosen = one_replica_each(given, LAYOUT, StepModels(given)).sized(1, 2)
-    assert utilisations(chosen)["prefill"] < 1e-6
-    outcome = Simulations(given).outcome(chosen, requests=500, seed=0)
+    models = StepModels(given)
+    chosen = one_replica_each(models, LAYOUT).sized({"prefill": 1, "decode": 2})
+    assert utilisations(models, chosen)["prefill"] < 1e-6
+    outcome = Simulations(models).outcome(chosen, AS_PREDICTED, requests=500, seed=0)
     assert (outcome.prefill_of < 0).all()

@@ -94,7 +94,7 @@ def test_the_rate_holds_as_a_plan_does(curve: Capacity) -> None:
             assert getattr(each.prediction, name).at(slo.percentile) <= limit_s
         planned = search(inputs(f"workload.requests_per_s={each.requests_per_s}"))
         assert isinstance(planned, Found), planned
-        assert planned.candidate.gpus <= each.gpus
+        assert planned.configuration.gpus <= each.gpus
 
 
 def test_the_gpus_of_a_plan_carry_its_rate() -> None:
@@ -102,7 +102,7 @@ def test_the_gpus_of_a_plan_carry_its_rate() -> None:
     asked = inputs("workload.requests_per_s=30")
     planned = search(asked)
     assert isinstance(planned, Found)
-    (point,) = capacity(asked, [planned.candidate.gpus]).points
+    (point,) = capacity(asked, [planned.configuration.gpus]).points
     assert point.requests_per_s > 0.9 * 30
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +16,10 @@ from minicluster.specs.lora import LoraSpec
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, SearchChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.planner.build_plan import build_plan
 from sizing.planner.candidates import fewest_by_utilisation, one_replica_each
-from sizing.planner.error_model import StepErrors, step_errors
-from sizing.planner.explanation import candidate_of, explain_plan
+from sizing.planner.configuration import Configuration
+from sizing.planner.error_model import AS_PREDICTED, step_errors
+from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
@@ -28,6 +28,7 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
+from sizing.planner.plan import build_plan
 from sizing.planner.result import (
     beyond_capacity,
     far_over_budget,
@@ -36,7 +37,7 @@ from sizing.planner.result import (
     too_many,
 )
 from sizing.planner.search import Found, Infeasible, search
-from sizing.planner.simulated_check import VERIFY_SEED, Simulations, SloSimulator
+from sizing.planner.simulated_check import VERIFY_SEED, Simulations
 from sizing.planner.slo import Check
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
@@ -45,10 +46,10 @@ from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
 def test_more_load_costs_more_and_a_looser_slo_does_not() -> None:
     """More load never needs fewer GPUs; a looser TTFT or TPOT never costs more."""
     rates = (1.3, 8.0, 20.0, 60.0)
-    needed = [found(at(rate)).candidate.gpus for rate in rates]
+    needed = [found(at(rate)).configuration.gpus for rate in rates]
     assert needed == sorted(needed)
-    assert found(at(20.0, ttft_s=1.7)).candidate.gpus <= needed[2]
-    assert found(at(20.0, tpot_s=0.07)).candidate.gpus <= needed[2]
+    assert found(at(20.0, ttft_s=1.7)).configuration.gpus <= needed[2]
+    assert found(at(20.0, tpot_s=0.07)).configuration.gpus <= needed[2]
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
@@ -97,26 +98,27 @@ def test_the_figure_of_the_first_issue(rate: float, low: int, high: int, decode:
 def test_no_smaller_configuration_holds(case: Inputs) -> None:
     """Every layout, size and limit with fewer GPUs fails its simulation: pruning loses nothing."""
     answer = found(case)
-    best, simulator = answer.candidate.gpus, SloSimulator(Simulations(case), answer.errors)
-    models, tried = StepModels(case), 0
+    best, models, tried = answer.configuration.gpus, StepModels(case), 0
+    simulations = Simulations(models)
     shapes = [shape for shape in legal_shapes(case) if memory_rule(case, shape) is None]
     for prefill, decode in product(shapes, shapes):
         layout = Layout(prefill=prefill, decode=decode)
         if pairing_rule(case.model, layout):
             continue
-        start = one_replica_each(case, layout, models)
+        start = one_replica_each(models, layout)
         for many, few in product(range(1, best // prefill.gpus), range(1, best // decode.gpus)):
-            sized = start.sized(many, few)
+            sized = start.sized({"prefill": many, "decode": few})
             if sized.gpus >= best:
                 continue
             for limit in {
-                start.max_batch,
-                max(1, start.max_batch // 2),
-                max(1, start.max_batch // 4),
+                start.batch_limit,
+                max(1, start.batch_limit // 2),
+                max(1, start.batch_limit // 4),
             }:
                 smaller = sized.limited(limit)
                 assert not all(
-                    simulator.verdict(smaller, seed=seed).holds for seed in (0, VERIFY_SEED)
+                    simulations.holds(smaller, answer.errors, seed=seed).holds
+                    for seed in (0, VERIFY_SEED)
                 ), smaller
                 tried += 1
     assert tried >= 50
@@ -133,16 +135,15 @@ def test_the_bounds_are_optimistic(rate: float, share: float) -> None:
     full = replace(LARGE.search, max_utilisation_fraction=1.0)
     load = replace(LARGE.workload, requests_per_s=rate)
     given = inputs(replace(LARGE, workload=load, search=full))
-    start = one_replica_each(given, Layout.split(4, 8, "h100-sxm"), StepModels(given))
-    start = start.limited(max(1, int(share * start.max_batch)))
-    low_prefill, low_decode = fewest_by_utilisation(start, given)
-    simulator = SloSimulator(Simulations(given), StepErrors())
-    if low_prefill > 1:
-        fewer = start.sized(low_prefill - 1, 4 * low_decode)
-        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
-    if low_decode > 1:
-        fewer = start.sized(4 * low_prefill, low_decode - 1)
-        assert not simulator.verdict(fewer, seed=VERIFY_SEED).holds
+    models = StepModels(given)
+    start = one_replica_each(models, Layout.split(4, 8, "h100-sxm"))
+    start = start.limited(max(1, int(share * start.batch_limit)))
+    lowest = fewest_by_utilisation(models, start, AS_PREDICTED)
+    simulations = Simulations(models)
+    for role, other in permutations(lowest.replicas):
+        if lowest.replicas[role] > 1:
+            fewer = {role: lowest.replicas[role] - 1, other: 4 * lowest.replicas[other]}
+            assert not simulations.holds(lowest.sized(fewer), AS_PREDICTED, seed=VERIFY_SEED).holds
 
 
 def test_same_inputs_same_bytes_and_back() -> None:
@@ -166,10 +167,9 @@ def test_headroom_is_where_the_slo_breaks() -> None:
         (room.load_factor + (capacity / 5.0 - 1) / 8, False),
     ):
         loaded = at(5.0 * load_factor, LARGE)
-        chosen = candidate_of(plan)
-        chosen = replace(chosen, tandem=replace(chosen.tandem, workload=loaded.scenario.workload))
-        quick = SloSimulator(Simulations(loaded), StepErrors(), precise=False)
-        assert quick.verdict(chosen).holds is holds
+        simulations = Simulations(StepModels(loaded))
+        verdict = simulations.holds(Configuration.of_plan(plan), AS_PREDICTED, quick=True)
+        assert verdict.holds is holds
 
 
 def test_a_price_is_counted_only_where_given() -> None:
@@ -201,17 +201,17 @@ def test_explanation_adds_up() -> None:
     achieved = [t.achieved_fraction for t in explained.terms if t.achieved_fraction is not None]
     assert achieved
     assert max(achieved) < 1
-    assert candidate_of(plan).gpus == plan.cost.gpus
+    assert Configuration.of_plan(plan).gpus == plan.cost.gpus
 
 
 def test_configurations_are_told_as_they_are_found() -> None:
     """Each that is told holds and costs less than the one before; the last is the plan's."""
     told: list[int] = []
-    answer = search(at(20.0), told=lambda candidate: told.append(candidate.gpus))
+    answer = search(at(20.0), told=lambda chosen: told.append(chosen.gpus))
     assert isinstance(answer, Found)
     assert told
     assert told == sorted(set(told), reverse=True)
-    assert told[-1] == answer.candidate.gpus
+    assert told[-1] == answer.configuration.gpus
 
 
 @pytest.mark.parametrize("limit_s", [0.01, 0.05])
@@ -232,8 +232,7 @@ def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | 
         lora = LoraSpec(max_loras=slots, max_lora_rank=8, max_cpu_loras=20, adapters=20)
         given = replace(given, engine=replace(given.engine, lora=lora))
     wide, narrow = (
-        one_replica_each(at(20.0), Layout.split(tp, tp, "h100-sxm"), StepModels(at(20.0)))
-        for tp in (2, 1)
+        one_replica_each(StepModels(at(20.0)), Layout.split(tp, tp, "h100-sxm")) for tp in (2, 1)
     )
     limits = [Check(metric="ttft", percentile="p99", seconds=s, limit_s=1.0) for s in (0.5, 0.6)]
     nowhere = fits_nowhere(given, ["one", "another"])
@@ -253,7 +252,8 @@ def test_slots_for_adapters_are_named_where_they_may_be_the_reason(slots: int | 
 def test_refusals_count_the_gpus_beyond_the_budget(spares: int) -> None:
     given = with_search(20.0, spare_replicas=spares)
     tight = replace(given, cluster=replace(given.cluster, max_gpus=4))
-    five = one_replica_each(tight, Layout.split(1, 1, "h100-sxm"), StepModels(tight)).sized(3, 2)
+    one = one_replica_each(StepModels(tight), Layout.split(1, 1, "h100-sxm"))
+    five = one.sized({"prefill": 3, "decode": 2})
     found = (
         over_budget(five, tight, needed=7),
         beyond_capacity(five, tight),
@@ -273,7 +273,7 @@ def test_a_budget_too_small() -> None:
     assert answer.binds == "max_gpus"
     assert answer.nearest_gpus
     enough = replace(SMALL, cluster=replace(SMALL.cluster, max_gpus=answer.nearest_gpus))
-    assert found(inputs(enough)).candidate.gpus == answer.nearest_gpus
+    assert found(inputs(enough)).configuration.gpus == answer.nearest_gpus
 
 
 def test_pairs_that_the_connector_cannot_make() -> None:
@@ -311,17 +311,17 @@ def test_faster_hardware_never_needs_more(rate: float) -> None:
     """H200, with the compute of an H100 and more memory and bandwidth, takes no more GPUs."""
     load = replace(SMALL.workload, requests_per_s=rate)
     faster = replace(SMALL, workload=load, cluster=ClusterChoice(preset="h200-8", max_gpus=512))
-    assert found(inputs(faster)).candidate.gpus <= found(at(rate)).candidate.gpus
+    assert found(inputs(faster)).configuration.gpus <= found(at(rate)).configuration.gpus
 
 
 def test_the_cheaper_kind_of_pools_is_planned_and_the_other_named() -> None:
     """Two requests a second take one aggregated replica; twenty are cheaper split."""
     few, many = found(with_search(2.0)), found(with_search(20.0))
-    assert set(few.candidate.replicas) == {"mixed"}
-    assert few.candidate.gpus < found(with_search(2.0, pools="split")).candidate.gpus
+    assert set(few.configuration.replicas) == {"mixed"}
+    assert few.configuration.gpus < found(with_search(2.0, pools="split")).configuration.gpus
     assert len(few.verdicts) == 2
     assert "split pools need" in few.other
-    assert set(many.candidate.replicas) == {"prefill", "decode"}
+    assert set(many.configuration.replicas) == {"prefill", "decode"}
     assert "aggregated pools need" in many.other
 
 
@@ -370,15 +370,15 @@ def test_a_plan_holds_and_has_nothing_to_spare() -> None:
     """Fresh seeds and longer runs hold at the confidence's step times; a replica less does not."""
     given = at(6.0, LARGE)
     answer = found(given)
-    simulations = Simulations(given)
-    slow = answer.candidate.with_errors(answer.errors)
+    simulations, chosen = Simulations(StepModels(given)), answer.configuration
     for seed in (11, 12, 13):  # as long as it takes for a p99 not to be chance
-        run = simulations.run(slow, requests=40_000, seed=seed)
+        run = simulations.run(chosen, answer.errors, requests=40_000, seed=seed)
         assert run is not None
         assert run.tightest.ratio <= 1
-    prefill, decode = answer.candidate.replicas.values()
-    fewer = [(p, d) for p, d in ((prefill - 1, decode), (prefill, decode - 1)) if p and d]
-    runs = [simulations.run(slow.sized(*each), requests=12_000, seed=11) for each in fewer]
+    fewer = [
+        chosen.sized({role: count - 1}) for role, count in chosen.replicas.items() if count > 1
+    ]
+    runs = [simulations.run(each, answer.errors, requests=12_000, seed=11) for each in fewer]
     assert max(run.tightest.ratio for run in runs if run) > 1
 
 

@@ -138,7 +138,7 @@ def test_the_cost_of_a_design_is_gpus_watts_or_dollars_a_million_tokens() -> Non
     point = DesignPoint(
         label="", deployable=True, gpus=2, power_w=1400.0, price_usd_per_hour=5.0, ttft_s=1.0,
         tpot_s=0.1, output_tokens_per_s=700.0, tokens_per_s_per_gpu=350.0,
-        tokens_per_s_per_user=10.0, meets_slo=True, candidate=None,  # type: ignore[arg-type]
+        tokens_per_s_per_user=10.0, meets_slo=True, configuration=None,  # type: ignore[arg-type]
     )  # fmt: skip
     for by, cost in (("gpus", 2), ("watts", 1400), ("usd", 1e6 * 5 / 3600 / 700)):
         assert fronts([point], by=by)[0].xs == pytest.approx([cost])

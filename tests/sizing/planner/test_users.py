@@ -17,8 +17,7 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import ClassPrediction, Latency, Prediction, plan_from, to_json
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.build_plan import NoPlan, at_planned_rate
-from sizing.planner.class_pools import plan_classes
+from sizing.planner.plan import NoPlan, at_planned_rate, plan_classes
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.defaults import THINK_S

@@ -1,4 +1,4 @@
-"""The load, the step model and the sizes of the pools that a configuration stands for."""
+"""The requests that come, and the steps and limits of the pools that they are offered to."""
 
 from __future__ import annotations
 
@@ -24,38 +24,37 @@ NEXT_TO_NONE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStage:
+class StepLimits:
     """
-    One pool.
+    Limits of one step.
 
     Attributes:
-        replicas: engines behind the router.
-        max_batch_size: sequences that a step can hold, memory included.
-        max_batched_tokens: prompt tokens that a step can hold.
+        max_batch_size: sequences, memory included; of a prefill pool prompts.
+        max_batched_tokens: prompt tokens.
     """
 
-    replicas: int
     max_batch_size: int
     max_batched_tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TandemLoad:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfferedLoad:
     """
-    A prefill pool and a decode pool under a load, in the order in which serving runs them.
+    The requests of a scenario, and the steps of one batch of each pool that serves them.
 
     Attributes:
-        local_threshold_tokens: prompts up to this length are computed by their decode replica.
-        routing: policy among the prefill replicas.
-        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
+        split: whether a prefill pool computes the prompts above the local threshold; else one pool
+            does both, and *prefill* is of its steps that hold a prompt.
+        local_threshold_tokens: longest prompt that its decode replica computes.
+        tokens_per_step: mean tokens per sequence and decode step; above 1 with drafts.
     """
 
     workload: WorkloadSpec
     step_model: StepModel
-    prefill: PoolStage
-    decode: PoolStage
+    prefill: StepLimits
+    decode: StepLimits
+    split: bool
     local_threshold_tokens: int
-    routing: str
     tokens_per_step: float
 
     @cached_property
@@ -123,15 +122,8 @@ class TandemLoad:
     def _requests(self) -> EquallyLikely:
         return equally_likely(self.workload, QUANTILES)
 
-    def only(self, role: str) -> TandemLoad:
-        """Return the same with both pools as that of *role* is: one load for all that share it."""
-        stage = self.prefill if role == "prefill" else self.decode
-        step = self.step_model.of(role)
-        both = replace(self.step_model, prefill=step, decode=step)
-        return replace(self, prefill=stage, decode=stage, step_model=both)
-
-    @property
-    def by_class(self) -> tuple[TandemLoad, ...]:
+    @cached_property
+    def by_class(self) -> tuple[OfferedLoad, ...]:
         """The same under the requests of each class alone; itself where there are none."""
         if not self.workload.classes:
             return (self,)
