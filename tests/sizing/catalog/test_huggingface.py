@@ -331,7 +331,7 @@ def test_a_renamed_config_is_the_same_or_refused(model_type: str) -> None:
 
 
 HARMLESS: dict[str, object] = {
-    "_name_or_path": "x", "architectures": ["X"], "auto_map": {"AutoConfig": "x.Y"},
+    "_name_or_path": "x", "auto_map": {"AutoConfig": "x.Y"},
     "transformers_version": "4.51.0", "torch_dtype": "bfloat16", "bos_token_id": 1,
     "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True, "pretraining_tp": 1,
     "unsloth_fixed": True, "unsloth_version": "2025.1", "rope_theta": 500000.0, "mscale": 0.7,
@@ -361,6 +361,50 @@ def test_harmless_keys_change_nothing(model_type: str) -> None:
     if model_type == "nemotron_h" or FAMILIES[model_type].experts:
         own.pop("num_local_experts", None)
     assert replace(read({**config, **own}), config_hash=plain.config_hash) == plain
+
+
+CLASSES = [
+    ("llama", ["NemotronForCausalLM"]), ("llama", ["ArceeForCausalLM"]),
+    ("llama", ["PhiForCausalLM"]), ("llama", ["CohereForCausalLM"]), ("llama", "LlamaForCausalLM"),
+    ("qwen2", ["Qwen2MoeForCausalLM"]), ("gemma", ["Gemma2ForCausalLM"]),
+    ("mistral", ["MixtralForCausalLM"]), ("deepseek_v3", ["DeepseekV4ForCausalLM"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "named"), CLASSES)
+def test_a_class_of_another_family_is_refused(model_type: str, named: object) -> None:
+    """Also inside the text_config of a model with further modalities, whose own may be any."""
+    config = {**of_family(model_type), "architectures": named}
+    own = f"config.json: architectures is .*{model_type}"
+    for each in (config, {"model_type": "llava", "text_config": config}):
+        with pytest.raises(InputError, match=own):
+            read(each)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [
+        ("llama", None), ("llama", []), ("llama", ["LlamaForCausalLM"]),
+        ("llama", ["X", "LLaMAForCausalLM"]), ("gpt2", ["GPT2LMHeadModel"]),
+        ("phimoe", ["PhiMoEForCausalLM"]), ("mimo", ["MiMoForCausalLM"]),
+        ("kimi_k2", ["DeepseekV3ForCausalLM"]), ("Yi", ["LlamaForCausalLM"]),
+        ("qwen2_5_vl", ["Qwen2_5_VLForConditionalGeneration"]),
+        ("qwen3_5_text", ["Qwen3_5ForConditionalGeneration"]),
+    ],
+)  # fmt: skip
+def test_classes_of_the_family_are_read(model_type: str, named: object) -> None:
+    config = of_family(model_type)
+    outer = {"model_type": "x", "architectures": ["XForConditionalGeneration"]}
+    for each in ({**config, "architectures": named}, {**outer, "text_config": config}):
+        assert replace(read(each), config_hash="") == replace(read(config), config_hash="")
+
+
+@pytest.mark.parametrize("act", ["relu2", "gelu", "swish"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3", "deepseek_v3", "granite"])
+def test_activations_that_the_engine_refuses(model_type: str, act: str) -> None:
+    """Its gated feed-forward knows silu alone; another may have two matrices."""
+    with pytest.raises(InputError, match=r"hidden_act is .*expected .?silu"):
+        read({**of_family(model_type), "hidden_act": act})
 
 
 def test_no_pattern_covers_a_key_that_shapes() -> None:
