@@ -20,6 +20,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.models.auto import modeling_auto
 
 from sizing.catalog.huggingface.families import families, harmless
 
@@ -45,7 +46,15 @@ def family(model_type: str) -> dict[str, Any]:
     return {
         "renamed": dict(sorted(kind.attribute_map.items())),
         "defaults": dict(sorted(defaults.items())),
+        "architectures": sorted(_classes(model_type) | _classes(model_type.removesuffix("_text"))),
     }
+
+
+def _classes(model_type: str) -> set[str]:
+    """Return the classes of models of a model_type, for whatever task."""
+    tables = [each for each in vars(modeling_auto) if re.fullmatch(r"MODEL_.*MAPPING_NAMES", each)]
+    found = [getattr(modeling_auto, each).get(model_type, ()) for each in tables]
+    return {name for each in found for name in ([each] if isinstance(each, str) else each)}
 
 
 def _asked_for(kind: type[PreTrainedConfig]) -> set[str]:

@@ -25,6 +25,7 @@ class Family:
     also: tuple[str, ...] = ()
     fixed: dict[str, object] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
     gated_mlp: bool = True
     experts: bool = False
     expert_ffn: str = "moe_intermediate_size"
@@ -40,10 +41,11 @@ class Family:
 
 
 class Library(NamedTuple):
-    """What the configuration class of a model_type says: other names of its keys, and defaults."""
+    """What the library says of a model_type: other names of keys, defaults, classes of models."""
 
     renamed: Mapping[str, str]
     defaults: Mapping[str, object]
+    architectures: tuple[str, ...]
 
 
 def families() -> dict[str, Family]:

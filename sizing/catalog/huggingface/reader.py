@@ -129,6 +129,7 @@ def _understood(
     text = config if inner is None else inner
     if not isinstance(text, Mapping):
         raise InputError(f"{place}: text_config", inner, "an object")
+    _same_family(text, {*row.architectures, *family.architectures}, place)
     own = {*row.renamed.values(), *family.renamed.values()}
     said = {**row.defaults, **family.defaults, **keys}
     only = {**family.fixed, **{key: said.get(other) for key, other in family.same.items()}}
@@ -150,6 +151,14 @@ def _understood(
         expected = f"no such key: {model_type} has none, so that what it shapes is not known"
         others = f"likewise {', '.join(odd[1:])}" if odd[1:] else None
         raise InputError(f"{place}: {odd[0]}", keys[odd[0]], expected, others)
+
+
+def _same_family(config: Mapping[str, object], classes: set[str], place: str) -> None:
+    """Refuse `architectures`, by which vLLM chooses a class, that are all another family's."""
+    named = config.get("architectures")
+    if named and not (isinstance(named, list) and classes & set(map(str, named))):
+        expected = f"one of model_type {config.get('model_type')}: {', '.join(sorted(classes))}"
+        raise InputError(f"{place}: architectures", named, expected)
 
 
 def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:

@@ -392,6 +392,9 @@ SHAPING: dict[str, object] = {
     "quantization": {"bits": 4, "group_size": 64}, "dual_chunk_attention_config": {"chunk": 8},
     "zero_expert_num": 2, "hc_mult": 4, "n_embd": 8, "parallel_attn": True, "d_model": 8,
     "position_embedding_type": "learned", "num_hidden_groups": 2, "share_attention": True,
+    "experts_per_token": 4, "num_experts_per_token": 4, "shared_kv_token": 2, "media_layers": 4,
+    "rotary_layers": 4, "rope_layers": 4, "fused_layers": 4, "fused_qkv_heads": 4, "alibi_x": 4,
+    "mrope_heads": 4, "router_bias_size": 4, "mtp_x": 4, "vision_layers": 4, "train_layers": 4,
 }  # fmt: skip
 """Keys of other families, and of none, that shape a model or may."""
 
@@ -422,7 +425,7 @@ def test_a_renamed_config_is_the_same_or_refused(model_type: str) -> None:
 
 
 HARMLESS: dict[str, object] = {
-    "_name_or_path": "x", "architectures": ["X"], "auto_map": {"AutoConfig": "x.Y"},
+    "_name_or_path": "x", "auto_map": {"AutoConfig": "x.Y"},
     "transformers_version": "4.51.0", "torch_dtype": "bfloat16", "bos_token_id": 1,
     "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True, "pretraining_tp": 1,
     "unsloth_fixed": True, "unsloth_version": "2025.1", "rope_theta": 500000.0, "mscale": 0.7,
@@ -454,17 +457,48 @@ def test_harmless_keys_change_nothing(model_type: str) -> None:
     assert replace(read({**config, **own}), config_hash=plain.config_hash) == plain
 
 
-NEAR_HARMLESS = (
-    "experts_per_token", "num_experts_per_token", "shared_kv_token", "media_layers", "alibi_x",
-    "rope_layers", "rotary_layers", "fused_layers", "fused_qkv_heads", "mrope_heads",
-    "router_bias_size", "mtp_x", "vision_layers", "num_version", "train_layers",
+CLASSES = [
+    ("llama", ["NemotronForCausalLM"]), ("llama", ["ArceeForCausalLM"]),
+    ("llama", ["PhiForCausalLM"]), ("llama", ["CohereForCausalLM"]), ("llama", "LlamaForCausalLM"),
+    ("qwen2", ["Qwen2MoeForCausalLM"]), ("gemma", ["Gemma2ForCausalLM"]),
+    ("mistral", ["MixtralForCausalLM"]), ("deepseek_v3", ["DeepseekV4ForCausalLM"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "named"), CLASSES)
+def test_a_class_of_another_family_is_refused(model_type: str, named: object) -> None:
+    """Also inside the text_config of a model with further modalities, whose own may be any."""
+    config = {**of_family(model_type), "architectures": named}
+    own = f"config.json: architectures is .*{model_type}"
+    for each in (config, {"model_type": "llava", "text_config": config}):
+        with pytest.raises(InputError, match=own):
+            read(each)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [
+        ("llama", None), ("llama", []), ("llama", ["LlamaForCausalLM"]),
+        ("llama", ["X", "LLaMAForCausalLM"]), ("gpt2", ["GPT2LMHeadModel"]),
+        ("phimoe", ["PhiMoEForCausalLM"]), ("mimo", ["MiMoForCausalLM"]),
+        ("kimi_k2", ["DeepseekV3ForCausalLM"]), ("Yi", ["LlamaForCausalLM"]),
+        ("qwen2_5_vl", ["Qwen2_5_VLForConditionalGeneration"]),
+        ("qwen3_5_text", ["Qwen3_5ForConditionalGeneration"]),
+    ],
 )  # fmt: skip
+def test_classes_of_the_family_are_read(model_type: str, named: object) -> None:
+    config = of_family(model_type)
+    outer = {"model_type": "x", "architectures": ["XForConditionalGeneration"]}
+    for each in ({**config, "architectures": named}, {**outer, "text_config": config}):
+        assert replace(read(each), config_hash="") == replace(read(config), config_hash="")
 
 
-@pytest.mark.parametrize("key", NEAR_HARMLESS)
-def test_keys_that_sound_harmless_are_refused(key: str) -> None:
-    with pytest.raises(InputError, match=f"{key} is 4, but there is no such key"):
-        read({**LLAMA, key: 4})
+@pytest.mark.parametrize("act", ["relu2", "gelu", "swish"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3", "deepseek_v3", "granite"])
+def test_activations_that_the_engine_refuses(model_type: str, act: str) -> None:
+    """Its gated feed-forward knows silu alone; another may have two matrices."""
+    with pytest.raises(InputError, match=r"hidden_act is .*expected .?silu"):
+        read({**of_family(model_type), "hidden_act": act})
 
 
 def test_no_pattern_covers_a_key_that_shapes() -> None:

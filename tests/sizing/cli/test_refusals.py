@@ -133,7 +133,6 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
         ("--time-unit s", "--trace is missing"),
         ("--trace /none --time-unit min", "--time-unit is 'min'; expected one of s, ms, us, ns"),
-        ("--trace /none --format sheet", "--format is 'sheet'; expected one of schedule, azure"),
         ("-o /none/x.csv --requests 10", "an existing folder"),
         ("--set cluster.max_gpus=3", "plan again"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),

@@ -181,7 +181,7 @@ def test_conversations_need_characters_per_token() -> None:
     write(page, {"ratio": "4"})
     assert page.get_by_key("0:workload.input_tokens").value == "100"
     assert page.get_by_key("0:workload.requests_per_s").value == "2"
-    assert "no arrivals in it" in shown(page)
+    assert "no arrivals are in it" in shown(page)
 
 
 @pytest.mark.parametrize(
