@@ -12,7 +12,7 @@ from sizing.planner import bounds
 from sizing.planner.candidates import fewest_by_utilisation, step_limit_s, unloaded_checks
 from sizing.planner.configuration import Configuration, cost, cost_of
 from sizing.planner.edge import RESOLUTION, least
-from sizing.planner.error_model import AS_PREDICTED, StepErrors, step_errors
+from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.simulated_check import MAX_REPLICAS, Simulations
 
 if TYPE_CHECKING:
@@ -273,36 +273,8 @@ def fluid_replicas(models: StepModels, lowest: Configuration, errors: StepErrors
     return chosen
 
 
-CONFIDENCES = (0.5, 0.8, 0.95)
-"""Confidences whose GPUs are printed beside the plan's."""
-
 MAX_PLANS = 2
 """Multiple of the plan's GPUs up to which other sizes are searched."""
-
-
-def gpus_by_confidence(simulations: Simulations, best: Found) -> dict[float, int]:
-    """
-    Return the GPUs that the plan's layout needs by confidence, with one quick run per size.
-
-    Empty on a calibrated machine, of whose errors nothing is known; without the confidences that
-    take more than `MAX_PLANS` times the plan's GPUs, or more simulation than the search has left.
-    """
-    inputs = simulations.inputs
-    if inputs.calibration is not None:
-        return {}
-    planned, gpus = inputs.scenario.search.confidence_fraction, best.configuration.gpus
-    found = {planned: gpus}
-    before: Configuration | None = None
-    for confidence in CONFIDENCES:
-        if confidence not in found:
-            if confidence > planned and max(found) == planned:
-                before = best.configuration
-            before = sized_again(simulations, best, step_errors(inputs, confidence), before)
-            if before is None or simulations.exhausted:
-                break
-            # Chance in a quick run must not make a lower confidence need more GPUs.
-            found[confidence] = (min if confidence < planned else max)(before.gpus, gpus)
-    return dict(sorted(found.items()))
 
 
 def sized_again(

@@ -12,7 +12,7 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.pages.shown import Shown
 from minicluster.phases import DECODE_QUEUE, PREFILL, PREFILL_QUEUE
-from minicluster.plan import ClassPrediction, Headroom, Latency, Pool, Prediction, Validation
+from minicluster.plan import ClassPrediction, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import WorkloadSpec
@@ -30,7 +30,6 @@ from sizing.planner.candidates import (
 )
 from sizing.planner.configuration import Configuration, with_load
 from sizing.planner.deployment import deployment
-from sizing.planner.edge import Band, highest
 from sizing.planner.error_model import AS_PREDICTED, interval_around, validation
 from sizing.planner.layout import (
     Layout,
@@ -63,10 +62,6 @@ POOL_SIZE = re.compile(
     r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
     re.IGNORECASE,
 )
-HEADROOM = Band(least=0.97, aim=0.985, most=1.0)
-"""
-Shares of the tightest limit that the highest rate of a plan uses up: all of it in a quick run.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,26 +302,6 @@ def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -
         ttft_parts_s=parts,
         by_class=by_class,
     )
-
-
-def headroom(models: StepModels, chosen: Configuration, capacity_requests_per_s: float) -> Headroom:
-    """Return the largest load factor, up to capacity, at which quick simulations hold the SLO."""
-    rate = models.inputs.scenario.workload.requests_per_s
-    shares = utilisations(models, chosen)
-    binds = full = f"{max(shares, key=lambda role: shares[role])} saturates"
-    simulations = Simulations(models)
-
-    def used(factor: float) -> float:
-        nonlocal binds
-        verdict = simulations.at_rate(factor * rate).holds(chosen, AS_PREDICTED, quick=True)
-        if not verdict.holds:
-            pool = f"{verdict.bottleneck_role} pool"
-            binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
-        return verdict.used
-
-    most = max(1.0, capacity_requests_per_s / rate)
-    found = highest(used, 1.0, most, guess=most**0.5, band=HEADROOM)
-    return Headroom(load_factor=found or 1.0, binds=binds)
 
 
 def _latency(

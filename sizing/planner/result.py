@@ -44,6 +44,20 @@ class PlanVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """
+    A configuration at the highest rate that it holds, requests/s.
+
+    Attributes:
+        binds: limit that is missed first above the rate.
+    """
+
+    configuration: Configuration
+    rate: float
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """
     The cheapest configuration that holds the SLO.
@@ -53,7 +67,7 @@ class Found:
         predicted: the run that the prediction is read from; `None` until the search is over.
         errors: factors on step times and latencies under which it was simulated.
         verdicts: one per seed; empty where it was not simulated.
-        gpus_by_confidence: GPUs of this layout at other confidences.
+        growth: its highest rate; `None`: not looked for yet.
         other: the cheapest of the other kind (split or aggregated), and why it is not the plan.
         interrupted: whether the search was stopped, so that this is the best so far.
     """
@@ -63,7 +77,7 @@ class Found:
     predicted: Outcome | None = field(default=None, repr=False)
     errors: StepErrors = field(default_factory=StepErrors)
     verdicts: tuple[PlanVerdict, ...] = ()
-    gpus_by_confidence: dict[float, int] = field(default_factory=dict)
+    growth: Held | None = None
     other: str = ""
     interrupted: bool = False
 
