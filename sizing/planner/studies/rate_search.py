@@ -11,7 +11,6 @@ from sizing.planner.candidates import (
     fewest_by_utilisation,
     list_candidates,
     unloaded_checks,
-    utilisations,
 )
 from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import gpus_with_spares
@@ -21,13 +20,13 @@ from sizing.planner.pool_sizing import estimated_sizes, fluid_replicas
 from sizing.planner.result import below_floor, fits_nowhere
 from sizing.planner.search import SLACK_CEILING
 from sizing.planner.simulated_check import SEEDS, Simulations
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from minicluster.plan import Inputs
-    from sizing.planner.result import PlanVerdict
+    from sizing.planner.simulated_check import PlanVerdict
 
 FINALISTS = 2
 """Layouts of each kind, split and aggregated, that are simulated: the highest by estimate."""
