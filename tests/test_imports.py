@@ -10,12 +10,12 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("minicluster", "sizing", "serving", "loadtest")
+PACKAGES = ("minicluster", "sizing", "loadtest")
 
 FLOORS = 9
 """Longest chain of modules of the planner, studies included, each of which imports the next."""
 
-PLAN_FILES = 110
+PLAN_FILES = 116
 """Files of ours that hold code and are imported by `sizing plan`."""
 
 
