@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sizing.planner.candidates import utilisations
 from sizing.planner.configuration import Configuration, cost_of, cost_of_gpu
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.edge import LEAST_SHARE, RESOLUTION, STRIDE, Band, factor_to, highest
-from sizing.planner.result import Held, PlanVerdict
-from sizing.planner.simulated_check import SEEDS, Simulations
+from sizing.planner.simulated_check import SEEDS, Held, PlanVerdict, Simulations
+from sizing.planner.step_models import utilisations
 
 if TYPE_CHECKING:
     from sizing.planner.error_model import StepErrors

@@ -34,6 +34,7 @@ from sizing.planner.configuration import (
     with_search,
 )
 from sizing.planner.deployment import deployment, gpus_with_spares, spare_replicas
+from sizing.planner.edge import covering_rates
 from sizing.planner.error_model import validation
 from sizing.planner.growth import edge
 from sizing.planner.layout import profile_rule
@@ -41,13 +42,12 @@ from sizing.planner.predict import prediction_of
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.users import covering_rates
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Prediction
     from minicluster.specs.workload import WorkloadSpec
-    from sizing.planner.result import Found
     from sizing.planner.search import Told
+    from sizing.planner.simulated_check import Found
     from sizing.simulation.outcome import Outcome
 
 

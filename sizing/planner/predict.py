@@ -18,19 +18,22 @@ from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.stats.shares import LEVELS
-from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import BOUNDS, Machine, step_terms
+from sizing.latency.op import decode_load, prefill_load
+from sizing.latency.step import step_terms
+from sizing.latency.term import BOUNDS, Machine
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner import bounds
-from sizing.planner.candidates import (
-    largest_batch,
-    most_sequences,
-    one_replica_each,
-    utilisations,
-)
+from sizing.planner.candidates import largest_batch, most_sequences, one_replica_each
 from sizing.planner.configuration import Configuration, with_load
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import AS_PREDICTED, interval_around, validation
+from sizing.planner.edge import covering_rates
+from sizing.planner.error_model import (
+    AS_PREDICTED,
+    Check,
+    interval_around,
+    missed_limits,
+    validation,
+)
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
@@ -40,9 +43,7 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.slo import Check, missed_limits
-from sizing.planner.step_models import StepModels
-from sizing.planner.users import covering_rates
+from sizing.planner.step_models import StepModels, utilisations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
-    from sizing.latency.load import StepLoad
-    from sizing.latency.step import Term
-    from sizing.planner.candidates import Promises
+    from sizing.latency.op import StepLoad
+    from sizing.latency.term import Term
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.error_model import Promises
     from sizing.planner.intervals import PredictionInterval
-    from sizing.planner.offered_load import OfferedLoad
     from sizing.simulation.outcome import Outcome
 
 POOL_SIZE = re.compile(

@@ -21,18 +21,15 @@ from sizing.planner.edge import RESOLUTION
 from sizing.planner.error_model import step_errors, validation
 from sizing.planner.growth import edge
 from sizing.planner.layout import Layout
-from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.pool_sizing import (
     PoolSizing,
+    choose_local_threshold,
     estimated_sizes,
     size_mixed_pool,
     size_split_pools,
 )
 from sizing.planner.result import (
-    Found,
-    Held,
     Infeasible,
-    PlanVerdict,
     below_floor,
     beyond_capacity,
     far_over_budget,
@@ -40,7 +37,7 @@ from sizing.planner.result import (
     over_budget,
     too_many,
 )
-from sizing.planner.simulated_check import Simulations, verified
+from sizing.planner.simulated_check import Found, Held, PlanVerdict, Simulations, verified
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
     from sizing.planner.layout import LayoutShape
 
     Told = Callable[[Configuration], None]
-
-__all__ = ["Found", "Infeasible", "search"]
 
 FINALISTS = 6
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""

@@ -19,7 +19,7 @@ from sizing.planner.plan import budgets, own_inputs
 from sizing.planner.predict import prediction_of
 from sizing.planner.result import below_floor, fits_nowhere
 from sizing.planner.search import LayoutSearch
-from sizing.planner.simulated_check import Simulations
+from sizing.planner.simulated_check import Held, Simulations
 from sizing.planner.studies.cost import Running, require_price, running_of
 from sizing.planner.studies.defaults import THINK_S
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minicluster.plan import Inputs
-    from sizing.planner.result import Held
 
 MAX_GPUS = 131_072
 """GPUs beyond which a search is no matter of minutes."""
