@@ -17,11 +17,9 @@ from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, mes
 from serving.replicas.call_listener import CallListener, whole
 from serving.replicas.channels import Channel
 from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
-from serving.simulated.answering import RANK, SimulatedAnswers
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
+from serving.simulated.engine import EngineClock, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
-from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence

@@ -16,25 +16,23 @@ import pytest
 import uvloop
 
 from serving.cluster.token import CERTIFICATES, USE_TLS, channel_tls
-from serving.protocol.frames import (
+from serving.protocol.messages import ChannelPlace, EngineFailed, Refusal
+from serving.replicas import call_listener, channels
+from serving.replicas.call_listener import (
     HEADER,
+    MOST_ERROR,
     MOST_STRANGER_BYTES,
+    MOST_STRANGERS,
     NONCE_BYTES,
     SILENT_S,
+    CallListener,
     FrameReader,
     Kind,
+    ServedCall,
     frame,
     hello,
     nonce_in,
     proof,
-)
-from serving.protocol.messages import ChannelPlace, EngineFailed, Refusal
-from serving.replicas import call_listener, channels
-from serving.replicas.call_listener import (
-    MOST_ERROR,
-    MOST_STRANGERS,
-    CallListener,
-    ServedCall,
     whole,
 )
 from serving.replicas.channels import CONNECT_S, Call, Channel, ChannelLostError, Channels
