@@ -18,14 +18,12 @@ from serving.protocol.messages import (
     UNAVAILABLE,
     AnswerEnd,
     EngineFailed,
+    Kind,
     LocalPrefill,
     Refusal,
     RemotePrefill,
     RequestRefused,
     late,
-)
-from serving.replicas.call_listener import (
-    Kind,
 )
 from serving.replicas.channels import ChannelLostError
 from serving.replicas.seats import NoReplicaError, RoutedPrompt, routed_prompt

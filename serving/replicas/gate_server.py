@@ -29,7 +29,7 @@ from serving.cluster.serve_compat import before_sigterm, keep_log_open
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import UNAVAILABLE, from_plain, message_in, to_json
 from serving.replicas.backend import ReplicaBackend
-from serving.replicas.call_listener import CallListener
+from serving.replicas.channels import CallListener
 from serving.replicas.seats import NoReplicaError, Pool, ReplicaSeats, RoutedPrompt, Seat
 from serving.request.cost import RequestSize, read_token_limit
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from serving.protocol.messages import ChannelPlace, Refusal
-    from serving.replicas.call_listener import ServedCall
+    from serving.replicas.channels import ServedCall
 
 
 LEAVE_S = 2.0

@@ -36,9 +36,9 @@ from serving.protocol.messages import (
     message_in,
 )
 from serving.replicas.backend import ReplicaBackend
-from serving.replicas.channels import Channel, ChannelLostError, Channels
+from serving.replicas.channels import Channel, ChannelLostError
 from serving.replicas.gate_server import plan_key
-from serving.replicas.seats import NoReplicaError, Seat
+from serving.replicas.seats import Channels, NoReplicaError, Seat
 
 if TYPE_CHECKING:
     import ssl

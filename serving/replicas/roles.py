@@ -31,13 +31,13 @@ from serving.protocol.messages import (
     late,
     message_in,
 )
-from serving.replicas.call_listener import CallListener, whole
+from serving.replicas.channels import CallListener, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from serving.protocol.messages import ChannelPlace, Prefilled
-    from serving.replicas.call_listener import Method, ServedCall
+    from serving.replicas.channels import Method, ServedCall
 
 
 class AnswerEngine(Protocol):

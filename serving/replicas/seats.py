@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.routing import PrefixIndex, find_policy, loads_in_groups
 from serving.cluster.serve_compat import live_replica_ids, places_of_replica
-from serving.replicas.channels import Channels
+from serving.replicas.channels import Channel, ChannelLostError
 from serving.request.cost import BLOCK_TOKENS, prompt_blocks, prompt_tokens
 
 if TYPE_CHECKING:
@@ -24,6 +24,84 @@ if TYPE_CHECKING:
     from minicluster.routing import Rng
     from serving.protocol.messages import ChannelPlace, EndpointConfig, PoolConfig
     from serving.replicas.channels import Call
+
+
+RECONNECT_S = 0.5
+"""Time until a lost connection is tried again, for as long as its process is expected to run."""
+
+
+class Channels:
+    """
+    The connections to several processes, by their names, kept up while those are expected to run.
+
+    Attributes:
+        connected: those that can be called.
+    """
+
+    def __init__(
+        self, tls: ssl.SSLContext | None, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connect with *tls*, or without; *changed* is called whenever `connected` has changed."""
+        self.connected: dict[str, Channel] = {}
+        self._tls = tls
+        self._changed = changed
+        self._places: dict[str, ChannelPlace] = {}
+        self._open: dict[str, Channel] = {}
+
+    def expect(self, places: Mapping[str, ChannelPlace]) -> None:
+        """Connect to the processes at *places*; those of others end with what is under way."""
+        former, self._places = self._places, dict(places)
+        for name, place in places.items():
+            if former.get(name) != place:
+                self._connect(name)
+        if gone := self.connected.keys() - places.keys():
+            for name in gone:
+                del self.connected[name]
+            self._changed()
+
+    def call(self, name: str, method: str, arguments: dict[str, Any]) -> Call:
+        """Call a method of a process; raises ChannelLostError where there is no connection."""
+        channel = self._open.get(name)
+        if channel is None:
+            raise ChannelLostError(f"there is no connection to {name}")
+        return channel.call(method, arguments)
+
+    def close(self) -> None:
+        """Cut all connections."""
+        self._places = {}
+        for channel in [*self._open.values()]:
+            channel.give_up("this process ends")
+
+    def _connect(self, name: str) -> None:
+        place = self._places.get(name)
+        if place is None:
+            return
+        former = self._open.get(name)
+        if former is not None and former.place == place:  # calls on it go on
+            former.when_ready(lambda: self._ready(name, former))
+            return
+        channel = Channel(place, self._tls, ended=lambda: self._lost(name, channel))
+        self._open[name] = channel
+        channel.when_ready(lambda: self._ready(name, channel))
+        if former is not None:
+            former.give_up("its process has another place")
+            if self.connected.pop(name, None) is not None:
+                self._changed()
+
+    def _ready(self, name: str, channel: Channel) -> None:
+        known = self.connected.get(name) is channel
+        if not known and self._open.get(name) is channel and name in self._places:
+            self.connected[name] = channel
+            self._changed()
+
+    def _lost(self, name: str, channel: Channel) -> None:
+        if self._open.get(name) is not channel:
+            return
+        del self._open[name]
+        if self.connected.pop(name, None) is not None:
+            self._changed()
+        if name in self._places:
+            channel.loop.call_later(RECONNECT_S, self._connect, name)
 
 
 class NoReplicaError(Exception):

@@ -22,7 +22,7 @@ from serving.protocol.messages import (
     RequestPhases,
     to_plain,
 )
-from serving.replicas.call_listener import CallListener, ServedCall, whole
+from serving.replicas.channels import CallListener, ServedCall, whole
 from serving.replicas.gate_server import GateServer, plan_key
 from serving.replicas.ingress import GateConnection, RemoteGate
 from serving.replicas.seats import RoutedPrompt, Seat

@@ -17,6 +17,7 @@ from serving.protocol.messages import (
     EndpointConfig,
     EngineFailed,
     FirstChunk,
+    Kind,
     LocalPrefill,
     Prefilled,
     PrefillTiming,
@@ -30,7 +31,6 @@ from serving.replicas.backend import (
     first_token_limit_s,
     whole_answer_limit_s,
 )
-from serving.replicas.call_listener import Kind
 from serving.replicas.channels import ChannelLostError
 from serving.replicas.seats import NoReplicaError, RoutedPrompt, Seat
 from tests.serving.configs import ONGOING, unplanned

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serving.protocol.messages import ChannelPlace
-from serving.replicas.call_listener import CallListener, whole
-from serving.replicas.channels import ChannelLostError
+from serving.replicas.channels import CallListener, ChannelLostError, whole
 from serving.replicas.seats import (
     ASK_AGAIN_S,
     ASK_S,
