@@ -245,7 +245,6 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
 
 
 def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
-    """Return every key, those of `KEYS` first; raises InputError as `read_keys`."""
     found: dict[bytes, _KeyEntry] = {}
     for variable in (KEYS, KEYS_FILE):
         if variable not in environment:

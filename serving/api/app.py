@@ -279,8 +279,6 @@ def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
 
 
 def _routes(endpoint: Endpoint) -> list[Route]:
-    """Return all routes; none answers by a name that the endpoint does not have."""
-
     def route(method: str, path: str, handler: Handler) -> Route:
         async def checked(request: Request) -> Response:
             endpoint.access.check_host(request)

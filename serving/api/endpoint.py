@@ -356,7 +356,6 @@ class Endpoint:
             return JSONResponse(asdict(timing))
 
     def _client(self, request: Request, right: str | None = None) -> KeyHolder:
-        """Return the client of a request; raise its refusal, also for want of a *right*."""
         client = self.access.client(request)
         record_of(request).key = client.name
         require(right, client)
@@ -365,7 +364,6 @@ class Endpoint:
     async def _admitted(
         self, kind: str, request: Request, client: KeyHolder
     ) -> tuple[AnswerRecord, dict[str, Any]]:
-        """Check a request and admit it; raise the refusal of either."""
         record = record_of(request)
         if key_is_full(client, self._ongoing[client.name] + self._bodies.reading[client.name]):
             self.gate.shed(KEY_IS_FULL.reason)
@@ -481,7 +479,6 @@ class BodyReader:
 
     @asynccontextmanager
     async def _place(self, client: KeyHolder) -> AsyncIterator[None]:
-        """Wait for memory for a long body."""
         name = client.name
         if self._waiting[name] >= MAX_WAITING:
             message = "Too many long requests arrive at once; try again."
@@ -593,7 +590,6 @@ class AnswerStream(StreamingResponse):
         return text
 
     async def _texts(self) -> AsyncIterator[bytes]:
-        """Yield what has been kept since the last time, until there is no more."""
         while not self._ended or self._unsent:
             self._all_sent = not self._unsent
             await self._news.wait()

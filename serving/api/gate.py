@@ -330,7 +330,6 @@ class Metrics:
         self._show(config, limits)
 
     def _show(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
-        """Set the gauges of what is planned."""
         for pool in config.pools:
             for domain, replicas in pool.replicas.items():
                 self._gauges["replicas"].labels(pool.role, domain, "planned").set(replicas)
@@ -396,7 +395,6 @@ class Metrics:
 
 
 def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], float]:
-    """Return predicted seconds by quantity and percentile; of phases the mean, in a split plan."""
     latencies = {
         (quantity, percentile): getattr(prediction, quantity).at(percentile)
         for quantity in METRICS
@@ -473,7 +471,6 @@ class RecentLatencies:
 
 
 def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Return mean and percentiles; `None` without values."""
     found = summarise([each for each in values if each is not None])
     return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}
 
@@ -616,7 +613,6 @@ class ReadyCheck:
         self._record(domain, time.perf_counter(), error)
 
     async def _probe_error(self, domain: str) -> str:
-        """Send one request; return what went wrong, or nothing if its first token came."""
         config = self._config
         limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s
         body = {
@@ -643,7 +639,6 @@ class ReadyCheck:
         return ""
 
     def _proves_ready(self, phases: RequestPhases) -> bool:
-        """Return whether an answer took the path of prompts beyond the local threshold."""
         proves = phases.path in THROUGH_PREFILL and phases.reason != DECODE_FAILED
         return proves or not self._splits
 

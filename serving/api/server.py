@@ -206,7 +206,6 @@ class RequestParser(h11.Connection):
             self._refuse(TWO_LENGTHS)
 
     def _check_lines(self, lines: bytes) -> None:
-        """Check headers or trailers, with a line before them and the blank one."""
         if lines.count(b"\n") > MAX_HEADERS + 2:
             self._refuse(MANY_HEADERS)
         # Those of trailers may begin with the LF of a chunk, whose CR came in the piece before.
@@ -288,7 +287,6 @@ LATE = Refusal(status=408, message="The request did not arrive in time.")
 
 
 def _answer(refusal: Refusal) -> bytes:
-    """Return a whole answer with an OpenAI error, after which the connection is closed."""
     status, body = HTTPStatus(refusal.status), json.dumps(refusal.body)
     return (
         f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\n"
@@ -550,7 +548,6 @@ class LimitedConnection(H11Protocol):
         self._timer = None if what is None else self.loop.call_later(limit_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Close a connection whose request is late, with an answer if anything was asked."""
         asked = self.conn.their_state is h11.SEND_BODY or self.conn.has_bytes
         if asked and not self._lingering:
             self._refuse(LATE)

@@ -118,7 +118,6 @@ class RequestTracer:
 
 
 def _parts(record: AnswerRecord) -> Iterator[tuple[str, float, float]]:
-    """Yield name, start and end of each part of a request that took time."""
     if record.admitted_s is not None:
         yield "admission", record.started_s, record.admitted_s
     if record.first_s is None or record.phases is None:

@@ -221,7 +221,6 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def _endpoint_hosts(hosts: int, host: str, address: str | None) -> int:
-    """Return the number of hosts of endpoints; raises InputError where they cannot be several."""
     if hosts > 1 and address is None:
         raise InputError(
             "--endpoint-hosts", hosts, "1 without --address: a new cluster has one host"
@@ -244,7 +243,6 @@ def _warn_of_cores(plan: Plan | None, slowdown: float, address: str | None) -> N
 
 
 def _adapters(named: list[str], kind: str) -> dict[str, str]:
-    """Return the folders of adapters by name; those of simulated engines may have none."""
     from serving.deployment.engine_args import SIMULATED
 
     found: dict[str, str] = {}

@@ -81,7 +81,6 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def _requested(requested: dict[str, int]) -> dict[str, int]:
-    """Return the replicas of all pools after the request, if the plan allows them."""
     from minicluster.plan import read_deployment
     from serving.cluster.state import DEPLOYMENT, PLAN
     from serving.operations.scale import replica_changes

@@ -213,14 +213,12 @@ def compile_app(
 
 
 def _planned_endpoints(plan: Plan | None, slowdown: float) -> int:
-    """Return the plan's number of endpoint processes; engines that are slow need fewer."""
     if plan is None or plan.endpoint is None:
         return 1
     return math.ceil(plan.endpoint.processes / slowdown)
 
 
 def _endpoints(target: DeployTarget, plan: Plan | None) -> int:
-    """Return the number of endpoint processes, the same on each of their hosts."""
     wanted = target.endpoints or _planned_endpoints(plan, target.slowdown)
     return math.ceil(wanted / target.endpoint_hosts) * target.endpoint_hosts
 

@@ -130,7 +130,6 @@ def manifest_findings(deployment: Deployment) -> Iterator[str]:
 
 
 def _rendered(kind: str, values: Mapping[str, object]) -> str:
-    """Return the template of a format with *values*, laid out evenly, with its first comments."""
     environment = Environment(
         autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
         undefined=StrictUndefined,
@@ -156,7 +155,6 @@ def stop_s(served: ServedApp) -> int:
 
 
 def _here(path: str) -> str:
-    """Return a path for compose, where relative paths begin with `./`."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 

@@ -49,7 +49,6 @@ def slowed(plan: Plan, slowdown: float) -> Plan:
 
 
 def _slow(timed: Timed, slowdown: float) -> Timed:
-    """Scale the fields of a dataclass that are seconds, or rates per second, by their names."""
     if not is_dataclass(timed) or isinstance(timed, type):
         return timed
     changed: dict[str, Any] = {}

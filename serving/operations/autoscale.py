@@ -102,7 +102,6 @@ def advise(seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec) -> Advi
 def _move(
     seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec, *, to: str
 ) -> tuple[dict[str, int] | None, str]:
-    """Return the replicas after *to* gets one more, if it may, and why or why not."""
     queue = seen.prefill_queue_s / slo.ttft_s
     if to == "prefill" and queue < LONG_QUEUE:
         return None, f", but prefill's queue takes only {queue:.0%} of the TTFT limit"
@@ -197,7 +196,6 @@ def window_metrics(before: Samples, after: Samples, slo: SloSpec) -> WindowMetri
 
 
 def _within(seen: Samples, latency: str, limit_s: float) -> float:
-    """Return the share of observations up to the largest bound within the limit."""
     count = seen[latency, "_count", 0.0]
     if not count:
         return 1.0

@@ -134,14 +134,12 @@ def probe_pairs(
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:
-    """Return the number of probes of a replica of *pool*: one through each prefill replica."""
     return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
 
 
 def _round(
     served: ServedApp, server: ServedPool, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
-    """Send one prompt over every path through the replicas of *server*."""
     probes = _probes(served, server)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
@@ -195,7 +193,6 @@ def ask_replicas(
 
 
 def _message(error: Exception, limit_s: float) -> str:
-    """Return the error of a call without an answer, in one line."""
     if isinstance(error, TimeoutError):
         return f"nothing within {limit_s:.0f} s"
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -294,7 +294,6 @@ class ReplicaBackend:
         return routed_prompt(config.policy, asked["body"])
 
     async def _whole(self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]) -> Any:  # noqa: ANN401
-        """Return the result of a call that has no events."""
         result, _, leave = await self._begun(pool, method, asked, tried)
         leave(answered=True)
         return result
@@ -302,7 +301,6 @@ class ReplicaBackend:
     async def _prefilled(
         self, domain: str, kind: str, body: dict[str, Any]
     ) -> RemotePrefill | LocalPrefill | Refusal:
-        """Choose the path of a request that is answered in *domain*; prefill if that is it."""
         if not self._config.split:
             return AGGREGATED
         local = must_be_local(body)
@@ -381,8 +379,6 @@ class ReplicaBackend:
         return {role: rows for (role, _), rows in reversed(answers.items()) if rows}
 
     async def _ask_one_each(self, method: str, asked: dict[str, Any]) -> dict[Pool, Any]:
-        """Ask one replica of each pool; those that do not answer are left out."""
-
         async def ask(pool: Pool) -> Any:  # noqa: ANN401
             live = self._seats.live(pool)
             if not live:
@@ -400,14 +396,12 @@ class ReplicaBackend:
 
 
 def _not_through_prefill(local: LocalPrefill) -> Refusal:
-    """Return the refusal to time a prompt that never goes through the prefill pool."""
     param = PARAMS.get(local.reason, local.reason)
     message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
     return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
 
 async def _in_time(result: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401
-    """Return the result of a call; refuse the request if it does not come, or is *too_late*."""
     try:
         async with asyncio.timeout(limit_s):
             return await result
@@ -437,8 +431,6 @@ class PrefillPool(Protocol):
 
 
 class _Attempts:
-    """The attempts of one request: those that failed, and the replicas tried."""
-
     def __init__(self, pool: PrefillPool, kind: str, body: dict[str, Any]) -> None:
         self._pool = pool
         self._kind, self._body = kind, body

@@ -208,8 +208,6 @@ class ServedCall:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection of a caller, or of somebody who claims to be one."""
-
     transport: asyncio.Transport
 
     def __init__(self, listener: CallListener) -> None:
@@ -336,7 +334,6 @@ class _Connection(asyncio.Protocol):
 
 
 def _asked(payload: bytes, names: Mapping[str, Asked]) -> tuple[Asked, dict[str, Any]]:
-    """Return what a `CALL` or a `NOTICE` is for, and its arguments, or raise FrameError."""
     try:
         asked = json.loads(payload)
         return names[asked["method"]], asked["arguments"]

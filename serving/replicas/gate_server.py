@@ -380,11 +380,9 @@ class GateServer:
         return _Plan(settings, self._tell)
 
     def _tickets(self) -> list[str]:
-        """Return the plan of each request in flight."""
         return [key for each in self._endpoints.values() for key, _ in each.tickets]
 
     def _left(self, connection: object) -> None:
-        """Give back what an endpoint had that is gone."""
         endpoint = self._endpoints.pop(connection, None)
         if endpoint is None:
             return
@@ -396,7 +394,6 @@ class GateServer:
         self._wake()
 
     def _state_of_all(self) -> dict[str, Any]:
-        """Return what endpoints have to know."""
         plans = [*([self._prepared] if self._prepared else []), *self._plans.values()]
         return {
             "settings": self._plan.settings,
@@ -435,7 +432,6 @@ class GateServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_former(self, plan: _Plan) -> None:
-        """Forget a plan once no endpoint ends requests by it any more."""
         await self._until(
             lambda: not any(plan.key in each.plans for each in self._endpoints.values())
         )

@@ -135,7 +135,6 @@ class Ingress:
         return answer
 
     def _serve_by(self, news: dict[str, Any]) -> None:
-        """Serve by the plan of the gate's news from the next request on."""
         settings, draining = news["settings"], news["draining"]
         key = plan_key(settings)
         # A gate that had all drain may have died, and its successor has them serve again.
@@ -145,7 +144,6 @@ class Ingress:
             self._drain()
 
     def _begin(self, key: str, settings: dict[str, Any], cache_secret: bytes) -> None:
-        """Serve by a plan; requests by the former one end as they began."""
         config, gate = from_plain(settings["config"]), self._gate.by_plan(key)
         app = api_app(
             config,
@@ -165,7 +163,6 @@ class Ingress:
             self._server.allow(self._connections)
 
     def _drain(self) -> None:
-        """Refuse new work of the application, and tell the gate when the last has ended."""
         if self._app is None or self._refuses:
             return
         self._refuses = True
@@ -334,7 +331,6 @@ class GateConnection:
             raise RequestRefused(NO_GATE) from error
 
     async def _answer(self, method: str, asked: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Return what the gate that has been joined answers; raises what `Call.result` raises."""
         channel = self._channel
         if channel is None:
             raise ChannelLostError("the gate was lost right after it was joined")
@@ -383,7 +379,6 @@ class GateConnection:
         """Take note that the gate is gone."""
 
     async def _keep(self) -> None:
-        """Join the gate, and join it again whenever it is lost."""
         while True:
             gone = asyncio.Event()
             try:
@@ -554,7 +549,6 @@ class RemoteGate:
 
 
 def _plain_client(client: KeyHolder) -> dict[str, Any]:
-    """Return what the gate needs of a client."""
     return {
         "name": client.name,
         "requests_per_s": client.requests_per_s,

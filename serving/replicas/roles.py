@@ -377,7 +377,6 @@ class PendingAnswer:
         return self._first.done() or (seen is not None and seen())
 
     async def _poll(self, left_s: float | None) -> None:
-        """Wait until the next look; the answer goes on."""
         poll_s = left_s if self._has_first_token is None else min(POLL_S, left_s or POLL_S)
         await asyncio.wait({self._first}, timeout=poll_s)
 

@@ -268,7 +268,6 @@ class ReplicaPool:
         return [name for name in untried if replicas[name].requests < self._most_requests]
 
     def _let_in(self) -> None:
-        """Give the places that are free to those that wait, in the order in which they came."""
         kept: deque[_Waiting] = deque()
         while self._waiting and self._with_room(()):
             first = self._waiting.popleft()
@@ -297,8 +296,6 @@ class ReplicaPool:
 
 
 class _Waiting:
-    """A request that waits until a replica takes it."""
-
     def __init__(self, prompt: RoutedPrompt, tried: Collection[str]) -> None:
         self.prompt, self.tried = prompt, tried
         self.seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
@@ -381,7 +378,6 @@ class ReplicaWatch:
             await asyncio.sleep(POLL_S)
 
     def _look(self, pool: Pool, handle: Any) -> None:  # noqa: ANN401
-        """Take what one of Ray Serve's handles says, and ask new replicas for their places."""
         named = live_replica_ids(handle)
         if named is None or named == self._named.get(pool):
             return
@@ -391,7 +387,6 @@ class ReplicaWatch:
         self._arrange()
 
     async def _ask(self, handle: Any, name: str) -> None:  # noqa: ANN401
-        """Ask a replica for its place until it answers, or is gone."""
         while any(name in named for named in self._named.values()):
             try:
                 async with asyncio.timeout(ASK_S):
@@ -404,7 +399,6 @@ class ReplicaWatch:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Connect to the replicas that are named and have said where they are."""
         named = frozenset[str]().union(*self._named.values())
         self._known = {name: places for name, places in self._known.items() if name in named}
         self.channels.expect(self._places(named))

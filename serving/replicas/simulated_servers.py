@@ -127,8 +127,6 @@ class SimulatedServer(EngineServer):
 
 
 def _at_rank(rank: int, method: Method) -> Method:
-    """Return *method* as it is called at a rank."""
-
     async def at_rank(call: ServedCall, **arguments: Any) -> object:  # noqa: ANN401
         RANK.set(rank)
         return await method(call, **arguments)
@@ -191,7 +189,6 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
                 yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        """Ask the prefill replica at *place*; raises any error if the KV cache is not there."""
         source = message_in(place["place"])
         channel = self._prefill.get(source.secret)
         if channel is None or channel.closed:

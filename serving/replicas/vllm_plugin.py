@@ -147,7 +147,6 @@ def _watch_parent(replica: int) -> None:
 
 
 def _no_nodes(_platform: type) -> list[list[int]]:
-    """Replace `CpuPlatform.discover_numa_topology`."""
     return []
 
 

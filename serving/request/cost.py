@@ -478,7 +478,6 @@ def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
 
 
 def _prompt_s(step: StepSpec, tokens: float, batch: int = 0) -> float:
-    """Return the seconds of a step that computes a prompt beside so many sequences."""
     return step.step_s(tokens, tokens * (tokens + 1) / 2, batch, 0)
 
 
@@ -529,7 +528,6 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
 
 
 def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
-    """Return the seconds of a decode step of all admitted sequences, without prompts."""
     decode = load.decode
     places = max(load.max_batch_size, cost.sequences)
     batch = max(float(cost.sequences), (decode.sequences + cost.sequences) / decode.replicas)

@@ -376,7 +376,6 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
 
 
 def _has(values: Collection[Any], wrong: Callable[[Collection[Any]], bool]) -> bool:
-    """Tell whether values, or those inside them, are wrong."""
     return wrong(values) or any(
         _has(each.values() if isinstance(each, dict) else each, wrong)
         for each in _containers(values)
@@ -421,7 +420,6 @@ def _refuse_many_values(raw: bytes, most_values: int) -> None:
 
 
 def _check_levels(body: dict[str, Any]) -> None:
-    """Refuse deep nesting, without recursion."""
     level: list[Any] = [body]
     depth = 0
     while level:
@@ -506,7 +504,6 @@ def _without_nulls(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(kind: str, body: Mapping[str, Any]) -> Fields:
-    """Return the fields of a request but its prompt; refuse the first one that is none."""
     given = {name: value for name, value in body.items() if name != "prompt"}
     try:
         return KINDS[kind].model_validate(given)
@@ -536,7 +533,6 @@ def _place(error: ErrorDetails, body: object) -> str:
 
 
 def _check_together(fields: Fields, body: Mapping[str, Any]) -> None:
-    """Refuse fields that exclude or need each other."""
     if body.get("stream_options") and not fields.stream:
         _refuse("stream_options", "nothing where `stream` is not true")
     if fields.prompt_logprobs and fields.stream:
@@ -554,7 +550,6 @@ def _check_together(fields: Fields, body: Mapping[str, Any]) -> None:
 
 
 def _check_answers(body: dict[str, Any]) -> None:
-    """Refuse more answers than one request may have, and a choice among them."""
     n, prompts = body.get("n", 1), len(prompts_of(body.get("prompt")))
     if body.get("best_of", n) != n:
         _refuse("best_of", f"n = {n}: the engine does not choose among answers")
@@ -563,7 +558,6 @@ def _check_answers(body: dict[str, Any]) -> None:
 
 
 def _prompt(prompt: object, vocab_size: int) -> object:
-    """Return one or several prompts as they are; a list of one prompt becomes that prompt."""
     prompts = prompts_of(prompt)
     if all(isinstance(each, list) for each in prompts):
         prompts = [_token_ids(each, vocab_size) for each in prompts]

@@ -146,7 +146,6 @@ class AnswerRules:
         )
 
     def _tokens(self, prompt: object) -> list[int]:
-        """Return the ids of a prompt; of a text without a tokenizer, numbers of four bytes each."""
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
         text = "\n".join(texts_in(prompt))
@@ -263,7 +262,6 @@ class AnswerWriter:
         return _sse(chunk)
 
     def _choice(self, field: str, ids: list[int], *, first: bool, last: bool) -> dict[str, Any]:
-        """Return the only choice with some tokens; *field* is where a chat has them."""
         request, text = self.request, "".join(f" {each}" for each in ids)
         choice: dict[str, Any] = {
             "index": 0,

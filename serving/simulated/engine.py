@@ -293,7 +293,6 @@ class _Lane:
         self.changed()
 
     def _next_step(self) -> None:
-        """End the step in progress, and begin the next one at that time."""
         end_s = self.replica.end_s
         for lane in self.together:
             lane.end_step()
@@ -320,7 +319,6 @@ class _Lane:
                 self.release(sequence, self.engine.clock.now_s())
 
     def _report(self, finished: list[int]) -> None:
-        """Give requests the tokens of the step that is over, first to those that end, in order."""
         replica, now_s = self.replica, self.replica.end_s
         others = [index for index, each in self.sequences.items() if not each.done]
         for index in dict.fromkeys([*finished, *others]):
