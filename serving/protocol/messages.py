@@ -356,33 +356,36 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePrefill:
+class PromptPath:
     """
-    A prompt that the prefill pool computed.
+    Where a prompt is computed.
 
     Attributes:
-        failures: reasons of the attempts before, as in `serving.protocol.messages`.
-        seconds: from the first call to the answer.
+        path, reason: as in `RequestPhases`.
+        seconds: time from the first call of the prefill pool until it answered or was given up.
+        prefilled: the pool's result; `None`: the answering replica computes the prompt.
     """
 
-    prefilled: Prefilled
-    failures: tuple[str, ...] = ()
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPrefill:
-    """
-    A prompt that the answering replica computes.
-
-    Attributes:
-        reason, path: as in `RequestPhases`.
-        seconds: from the first call of the prefill pool until it was given up.
-    """
-
-    reason: str
     path: str = "local"
+    reason: str = ""
     seconds: float = 0.0
+    prefilled: Prefilled | None = None
+
+    def phases(self, decode_s: float, replica: str, *, lost: bool = False) -> RequestPhases:
+        """Return the phases of an answer of *replica*; *lost*: its KV cache was, on its way."""
+        path, reason, done = self.path, self.reason, self.prefilled
+        if lost and done is not None:
+            path, reason, done = "fallback-local", PULL_FAILED, None
+        return RequestPhases(
+            prefill_s=self.seconds,
+            decode_s=decode_s,
+            path=path,
+            reason=reason,
+            decode_replica=replica,
+            prefill_replica=done.replica if done else "",
+            prefill_queue_s=done.queue_s if done else 0.0,
+            prefill_step_s=done.step_s if done else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,8 +451,8 @@ class Answer(Protocol):
 MESSAGES: dict[str, TypeAdapter[Any]] = {
     of.__name__: TypeAdapter(of)
     for of in (
-        *(ChannelPlace, FirstChunk, LocalPrefill, Prefilled, PrefillTiming, Refusal),
-        *(RemotePrefill, RequestPhases),
+        *(ChannelPlace, FirstChunk, Prefilled, PrefillTiming, PromptPath),
+        *(Refusal, RequestPhases),
     )
 }
 """Types of messages on a channel, by name; all else is plain data."""

@@ -19,9 +19,8 @@ from serving.protocol.messages import (
     AnswerEnd,
     EngineFailed,
     Kind,
-    LocalPrefill,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestRefused,
     late,
 )
@@ -84,7 +83,7 @@ def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
 
 def next_step(
     failures: Sequence[str], *, live: int | None, spent_s: float, config: EndpointConfig
-) -> PrefillAttempt | LocalPrefill | Refusal:
+) -> PrefillAttempt | PromptPath | Refusal:
     """
     Decide the next step of a request whose prompt is not computed yet.
 
@@ -107,9 +106,9 @@ def next_step(
     return PrefillAttempt(patience_s=left_s if last else left_s / 2, timeout_s=left_s)
 
 
-def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> LocalPrefill | Refusal:
+def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> PromptPath | Refusal:
     if config.routing.fallback == "local":
-        return LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
+        return PromptPath(path="fallback-local", reason=reason, seconds=spent_s)
     return UNAVAILABLE.get(reason) or late(reason, config.prefill_deadline_s)
 
 
@@ -147,7 +146,7 @@ anew for each token, and the limit is for replicas that hang, not for slow ones.
 UNPLANNED_TOKEN_S = 1.0
 """The same limit, in seconds per token, where no plan names a pace."""
 
-AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
+AGGREGATED = PromptPath(reason="aggregated")
 
 FACTS_LIMIT_S = 5.0
 
@@ -300,7 +299,7 @@ class ReplicaBackend:
 
     async def _prefilled(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> RemotePrefill | LocalPrefill | Refusal:
+    ) -> PromptPath | Refusal:
         if not self._config.split:
             return AGGREGATED
         local = must_be_local(body)
@@ -309,9 +308,9 @@ class ReplicaBackend:
             asked, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
             counting = self._whole((self._answering, domain), "prompt_tokens", asked, [])
             tokens = await _in_time(counting, limit_s, late(TIMEOUT, limit_s))
-            local = SHORT if tokens is not None and tokens <= threshold else None
+            local = "short" if tokens is not None and tokens <= threshold else None
         if local is not None:
-            return local
+            return PromptPath(reason=local)
         domains = self._config.pairing[domain]
         return await prefill_remotely(self, domains, kind, body, self._config)
 
@@ -395,8 +394,8 @@ class ReplicaBackend:
         return {pool: answer for pool, answer in by_pool if answer is not None}
 
 
-def _not_through_prefill(local: LocalPrefill) -> Refusal:
-    param = PARAMS.get(local.reason, local.reason)
+def _not_through_prefill(reason: str) -> Refusal:
+    param = PARAMS.get(reason, reason)
     message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
     return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
@@ -474,7 +473,7 @@ async def prefill_remotely(
     kind: str,
     body: dict[str, Any],
     config: EndpointConfig,
-) -> RemotePrefill | LocalPrefill | Refusal:
+) -> PromptPath | Refusal:
     """
     Prefill a prompt, with the retries that `serving.protocol.messages` decides.
 
@@ -507,10 +506,12 @@ async def prefill_remotely(
         if isinstance(answer, Refusal):
             return answer
         if answer is not None:
-            return RemotePrefill(
-                prefilled=answer,
-                failures=tuple(attempts.failures),
+            reason = attempts.failures[-1] if attempts.failures else ""
+            return PromptPath(
+                path="retried" if reason else "remote",
+                reason=reason,
                 seconds=time.monotonic() - begun_s,
+                prefilled=answer,
             )
 
 

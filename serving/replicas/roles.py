@@ -19,13 +19,11 @@ from ray import serve
 from serving.cluster.serve_compat import call_replicas, live_replica_ids
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import (
-    PULL_FAILED,
     EngineFailed,
     FirstChunk,
-    LocalPrefill,
     PrefillTiming,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestPhases,
     from_plain,
     late,
@@ -171,7 +169,7 @@ blocks.
 POLL_S = 0.01
 """Interval at which an engine is asked for the first token of an answer in one piece."""
 
-PROBE = LocalPrefill(reason="probe")
+PROBE = PromptPath(reason="probe")
 
 PROBE_POLL_S = 0.1
 """Interval at which a probe looks whether the prefill replicas are known."""
@@ -242,6 +240,10 @@ class EngineServer:
         return await self.answers.kv_is_free()
 
 
+def _name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
 class PrefillRole(EngineServer):
     """Computes prompts, and keeps their KV caches until decode has fetched them."""
 
@@ -286,7 +288,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return replace(computed, replica=serve.get_replica_context().replica_id.unique_id)
+        return replace(computed, replica=_name())
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
@@ -381,43 +383,6 @@ class PendingAnswer:
         await asyncio.wait({self._first}, timeout=poll_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineCall:
-    """A request as this server's engine gets it; `limit_s` is for the first token."""
-
-    request: Any
-    limit_s: float
-    prefill: RemotePrefill | LocalPrefill
-
-    def phases(self, decode_s: float, *, lost: bool = False) -> RequestPhases:
-        """Return the phases of the time to first token; *lost*: its KV cache was, on its way."""
-        here = serve.get_replica_context().replica_id.unique_id
-        prefill = self.prefill
-        if lost and isinstance(prefill, RemotePrefill):
-            prefill = LocalPrefill(
-                path="fallback-local", reason=PULL_FAILED, seconds=prefill.seconds
-            )
-        if isinstance(prefill, LocalPrefill):
-            return RequestPhases(
-                prefill_s=prefill.seconds,
-                decode_s=decode_s,
-                decode_replica=here,
-                path=prefill.path,
-                reason=prefill.reason,
-            )
-        failures, done = prefill.failures, prefill.prefilled
-        return RequestPhases(
-            prefill_s=prefill.seconds,
-            decode_s=decode_s,
-            decode_replica=here,
-            path="retried" if failures else "remote",
-            reason=failures[-1] if failures else "",
-            prefill_replica=done.replica,
-            prefill_queue_s=done.queue_s,
-            prefill_step_s=done.step_s,
-        )
-
-
 class AnswerRole(EngineServer):
     """Answers requests: the decode engine of a split plan, or the mixed one of another."""
 
@@ -466,7 +431,7 @@ class AnswerRole(EngineServer):
             return None
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """
         Compute the answer of a request; errors as of `answer`, whose arguments these are.
@@ -475,20 +440,20 @@ class AnswerRole(EngineServer):
             A refusal; or the phases with the whole answer or with the first events of a stream,
             and then lists of events as they come.
         """
-        call = self._engine_call(kind, body, prefill)
-        if isinstance(call, Refusal):
-            yield call
+        request = self._engine_request(kind, body, prefill)
+        if isinstance(request, Refusal):
+            yield request
             return
-        seen = partial(self.answers.first_token_seen, call.request)
+        seen = partial(self.answers.first_token_seen, request)
         answer = PendingAnswer(
-            self.answers.answer(call.request),
-            has_first_token=None if call.request.stream else seen,
-            in_flight=isinstance(prefill, RemotePrefill),
+            self.answers.answer(request),
+            has_first_token=None if request.stream else seen,
+            in_flight=prefill.prefilled is not None,
         )
         try:
             started = time.perf_counter()
             try:
-                await answer.first_token(call.limit_s)
+                await answer.first_token(self._first_token_limit_s(body, prefill))
             except TimeoutError:
                 yield late("kv-wait-timeout", self._config.kv_wait_deadline_s)
                 return
@@ -497,8 +462,8 @@ class AnswerRole(EngineServer):
             if isinstance(first, Refusal):
                 yield first
                 return
-            lost = self.answers.pull_failed(call.request)
-            yield call.phases(first_token_s, lost=lost), first
+            lost = self.answers.pull_failed(request)
+            yield prefill.phases(first_token_s, _name(), lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -515,21 +480,19 @@ class AnswerRole(EngineServer):
             self._closing[closing] = answer
             closing.add_done_callback(self._closing.pop)
 
-    def _engine_call(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> _EngineCall | Refusal:
-        config = self._config
+    def _engine_request(self, kind: str, body: dict[str, Any], prefill: PromptPath) -> Any:  # noqa: ANN401
         request = self.answers.read(kind, body)
-        if isinstance(request, Refusal):
+        if isinstance(request, Refusal) or prefill.prefilled is None:
             return request
-        if isinstance(prefill, RemotePrefill):
-            request = self.answers.for_decode(request, prefill.prefilled)
-            limit_s = config.kv_wait_deadline_s
-        elif body.get("use_beam_search"):
-            limit_s = math.inf  # its first token is its last: the endpoint's limit applies
-        else:
-            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
-        return _EngineCall(request=request, limit_s=limit_s, prefill=prefill)
+        return self.answers.for_decode(request, prefill.prefilled)
+
+    def _first_token_limit_s(self, body: dict[str, Any], prefill: PromptPath) -> float:
+        config = self._config
+        if prefill.prefilled is not None:
+            return config.kv_wait_deadline_s
+        if body.get("use_beam_search"):
+            return math.inf  # its first token is its last: the endpoint's limit applies
+        return config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
 
     async def prompt_tokens(self, kind: str, body: dict[str, Any]) -> int | None:
         """Return the tokens of a request's prompt; `None`: the engine refuses the request."""
@@ -553,7 +516,7 @@ class AnswerRole(EngineServer):
         bodies = [{"prompt": prompt, "max_tokens": 2} for prompt in prompts]
         waiting = iter(bodies)
         started = time.perf_counter()
-        places: list[RemotePrefill | LocalPrefill] = []
+        places: list[PromptPath] = []
         for handle in prefill:
             while live_replica_ids(handle) is None:  # noqa: ASYNC110  (there is no event for it)
                 await asyncio.sleep(PROBE_POLL_S)
@@ -563,24 +526,24 @@ class AnswerRole(EngineServer):
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
             seconds = time.perf_counter() - started
-            places += [RemotePrefill(prefilled=each, seconds=seconds) for each in answers]
+            places += [
+                PromptPath(path="remote", prefilled=answer, seconds=seconds) for answer in answers
+            ]
         places = places or [PROBE]
         if len(places) != len(bodies):
             raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
         return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
 
-    async def _probed(
-        self, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> RequestPhases:
+    async def _probed(self, body: dict[str, Any], prefill: PromptPath) -> RequestPhases:
         """Return the phases of a whole answer; all of it counts as its first token."""
-        call = self._engine_call("completions", body, prefill)
-        if isinstance(call, Refusal):
-            raise RuntimeError(call.message)  # noqa: TRY004  (an answer, not a wrong argument)
+        request = self._engine_request("completions", body, prefill)
+        if isinstance(request, Refusal):
+            raise RuntimeError(request.message)  # noqa: TRY004  (an answer, not a wrong argument)
         started = time.perf_counter()
-        answer = await anext(self.answers.answer(call.request))
+        answer = await anext(self.answers.answer(request))
         if isinstance(answer, Refusal):
             raise RuntimeError(answer.message)  # noqa: TRY004
-        return call.phases(time.perf_counter() - started)
+        return prefill.phases(time.perf_counter() - started, _name())
 
     async def check_health(self) -> None:
         """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""

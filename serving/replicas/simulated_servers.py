@@ -13,7 +13,7 @@ from ray import serve
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
-from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
+from serving.protocol.messages import EngineFailed, Prefilled, message_in
 from serving.replicas.channels import CallListener, Channel, whole
 from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
 from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from serving.protocol.app_spec import SimulatedSettings
-    from serving.protocol.messages import RemotePrefill
+    from serving.protocol.messages import PromptPath
     from serving.replicas.channels import Method, ServedCall
 
 FETCH_LIMIT_S = 5.0
@@ -179,10 +179,10 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """Compute an answer as `AnswerRole.events` does."""
-        if isinstance(prefill, LocalPrefill):
+        if prefill.prefilled is None:
             await self.routed()
         async with aclosing(super().events(kind, body, prefill)) as items:
             async for item in items:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import step_time
-from serving.protocol.messages import LocalPrefill, refuse
+from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from serving.protocol.messages import EndpointConfig
 
 
-def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
+def must_be_local(body: Mapping[str, Any]) -> str | None:
     """
     Return why decode has to compute the prompt itself; `None`: prefill may.
 
@@ -45,7 +45,7 @@ def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
         "prompt-logprobs": body.get("prompt_logprobs") is not None,
         "echo": bool(body.get("echo")),
     }
-    return next((LocalPrefill(reason=reason) for reason, holds in reasons.items() if holds), None)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def engine_request_id(body: Mapping[str, Any]) -> str:
