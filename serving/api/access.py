@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
-from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
+from serving.admission.controller import ANONYMOUS, RIGHTS, KeyHolder
 from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
@@ -245,7 +245,6 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
 
 
 def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
-    """Return every key, those of `KEYS` first; raises InputError as `read_keys`."""
     found: dict[bytes, _KeyEntry] = {}
     for variable in (KEYS, KEYS_FILE):
         if variable not in environment:

@@ -15,16 +15,15 @@ import yaml
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from minicluster.workload.engine_steps import EngineStep
-from serving.api.metrics import CONTENT_TYPE
-from serving.protocol.endpoint_config import to_plain
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.api.gate import CONTENT_TYPE
+from serving.protocol.messages import Refusal, RequestRefused, to_plain
 from serving.request.validation import check_model
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from serving.api.endpoint import Endpoint
-    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import EndpointConfig
 
 HERE = Path(__file__).parent
 PAGE = (HERE / "page.html").read_text(encoding="utf-8")
@@ -35,7 +34,6 @@ SCHEMA = (HERE / "openapi.yaml").read_text(encoding="utf-8")
 
 
 def _hashes(tag: str) -> str:
-    """Return the hashes of the inline *tag*s, as a content security policy names them."""
     parts = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -131,7 +129,6 @@ class StatusRoutes:
 
 
 def _seconds(request: Request, name: str) -> float:
-    """Return a query parameter that is a Unix time; refuse any other."""
     text = request.query_params.get(name, "")
     try:
         seconds = float(text)

@@ -82,7 +82,6 @@ def planned_engines(pool: Pool) -> str:
 
 
 def _show_sockets(state: State, *, as_json: bool) -> None:
-    """Show the listening sockets, and their answers to calls without a token."""
     from serving.cluster.processes import cluster_processes
     from serving.cluster.sockets import answers, sockets
     from serving.operations.scale import cluster_id_of

@@ -95,7 +95,6 @@ async def time_deployment(
 
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
-    """Return the rows of steps.csv: each grid point with machine, engine, model and date."""
     from minicluster.machine import this_machine
     from minicluster.specs.calibration import Measurement
 

@@ -72,6 +72,5 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket, for IPv6 where *host* is such an address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)

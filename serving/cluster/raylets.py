@@ -117,7 +117,6 @@ def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]
 
 
 def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
-    """Run `ray start`, whose processes stay in the background."""
     command = [
         sys.executable,
         "-m",

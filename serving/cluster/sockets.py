@@ -67,7 +67,6 @@ def answers(found: Iterable[ListeningSocket]) -> list[tuple[ListeningSocket, str
 
 
 def _answer(listening: ListeningSocket) -> str:
-    """Return the answer of one socket; `-`: an engine's, or neither gRPC nor HTTP."""
     if listening.process.startswith(ENGINE):
         return "-"
     own = ip_address(listening.address)
@@ -76,7 +75,6 @@ def _answer(listening: ListeningSocket) -> str:
 
 
 def _grpc_answer(host: str, port: int) -> str | None:
-    """Return the status of the first implemented call; `None`: no gRPC server."""
     with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
         for call in CALLS:
             try:
@@ -93,7 +91,6 @@ def _grpc_answer(host: str, port: int) -> str | None:
 
 
 def _http_answer(host: str, port: int) -> str | None:
-    """Return the status of `GET /`; `None`: no HTTP server."""
     connection = HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
     try:
         connection.request("GET", "/")

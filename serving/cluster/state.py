@@ -167,7 +167,6 @@ def remove_state(state: State) -> None:
 
 
 def _keep_logs(logs: Path) -> str:
-    """Copy *logs* to the place of the former ones; return why that failed, or nothing."""
     copy = LOGS.with_name("logs.copy")
     try:
         shutil.rmtree(copy, ignore_errors=True)

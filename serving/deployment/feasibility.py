@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "Linux x86_64"
 RAY = "2.60.0"
-"""The version whose private names `serving.replicas.vllm_answers` uses."""
+"""The version whose private names `serving.replicas.vllm` uses."""
 
 REPLICA_BYTES = 2.2e9
 """Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""
@@ -156,7 +156,6 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
 
 
 def _adapter(place: str, config: Path, lora: LoraSpec) -> Iterator[str]:
-    """Yield why an adapter fits no slot."""
     try:
         rank = json.loads(config.read_text(encoding="utf-8"))["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -199,7 +198,6 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
 
 
 def _groups(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
-    """Yield why the ranks of a group cannot share their experts as planned."""
     copies = redundant_experts(deployment, pool)
     if copies is not None and target.kind == "cpu":
         yield f"model.moe.redundant_experts: {copies}; vLLM balances no experts on a CPU"

@@ -20,7 +20,7 @@ from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, kind_of, ray_
 from serving.deployment.engine_args import DeployTarget, read_media_domains
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import is_directory, located, this_machine
-from serving.request.length import read_token_limit
+from serving.request.cost import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,7 +130,6 @@ def manifest_findings(deployment: Deployment) -> Iterator[str]:
 
 
 def _rendered(kind: str, values: Mapping[str, object]) -> str:
-    """Return the template of a format with *values*, laid out evenly, with its first comments."""
     environment = Environment(
         autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
         undefined=StrictUndefined,
@@ -156,7 +155,6 @@ def stop_s(served: ServedApp) -> int:
 
 
 def _here(path: str) -> str:
-    """Return a path for compose, where relative paths begin with `./`."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
@@ -186,7 +184,7 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
         args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
             that asks for no key.
         environment: names keys and the longest answer (`serving.api.access`,
-            `serving.request.length`).
+            `serving.request.cost`).
 
     Raises:
         InputError: there are no API keys, and access is not open; or as `read_plan`.

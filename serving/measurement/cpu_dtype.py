@@ -96,7 +96,6 @@ def measure() -> CpuSpeed:
 
 
 def _time_here() -> CpuSpeed:
-    """Time both dtypes in this process, in turns; return the fastest product of each."""
     import torch  # noqa: PLC0415  (seconds to import)
 
     torch.set_num_threads(1)
@@ -122,7 +121,6 @@ def _time_here() -> CpuSpeed:
 
 
 def _rounded(value: float) -> str:
-    """Return one decimal below ten, else none."""
     return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"  # noqa: PLR2004
 
 

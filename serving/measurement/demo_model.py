@@ -236,7 +236,6 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
 
 
 def _feed_forward(shape: DemoShape) -> list[tuple[str, int, int, float]]:
-    """Return name, rows, columns and gain of each matrix of a layer's feed-forward."""
     hidden, ffn = shape.hidden_size, shape.ffn_size
     if not shape.num_experts:
         return [
@@ -259,12 +258,10 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _record(directory: Path, shape: DemoShape, dtype: str) -> bytes:
-    """Return what `HASH_FILE` holds if the files in *directory* are a model of this shape."""
     present = [directory / name for name in FILES if (directory / name).exists()]
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in present}
     return _json({"shape": asdict(shape), "dtype": dtype, "files": hashes})
 
 
 def _json(value: object) -> bytes:
-    """Return JSON; equal values give equal bytes."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

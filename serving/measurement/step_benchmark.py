@@ -155,7 +155,6 @@ async def time_grid(
 async def _timed(
     client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
 ) -> tuple[GridPoints, float]:
-    """Time one point; return its rows, with the share of other processes, and its seconds."""
     start = clock()
     found = await _within(step.run(client), limit_s, step.name)
     end = clock()
@@ -171,7 +170,6 @@ async def _within(timing: Awaitable[GridPoints], limit_s: float, what: str) -> G
 
 
 async def _warm_up(client: TimingClient) -> GridPoints:
-    """Run every shape once, because first calls allocate, connect and compile."""
     await asyncio.gather(*(client.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
     for tokens in PATH_TOKENS:
         await client.stream(tokens, 4)
@@ -183,7 +181,6 @@ WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_T
 
 
 async def _prefill(client: TimingClient, *, tokens: int) -> GridPoints:
-    """Time a prompt in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
     async def run_client() -> None:
@@ -242,7 +239,6 @@ async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> Grid
 
 
 def _covered(spans: NDArray[np.float64]) -> float:
-    """Return the length of the union of *spans*, seconds."""
     covered_s, until_s = 0.0, -np.inf
     for start, end in spans[np.argsort(spans[:, 0])]:
         covered_s += max(0.0, end - max(start, until_s))
@@ -286,7 +282,6 @@ async def time_decode(client: TimingClient, *, batch: int, context: int) -> Grid
 
 
 async def _path(client: TimingClient, *, tokens: int) -> GridPoints:
-    """Time requests on an idle cluster: through the prefill pool alone, and through both."""
     prefill_only: list[float] = []
     whole: list[float] = []
     for _ in range(PATH_REPEATS):

@@ -129,7 +129,6 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
 
 
 def _tokens(chunk: dict[str, Any], url: str) -> int:
-    """Return the chunk's count of tokens generated so far."""
     if "error" in chunk:
         raise TargetFailed(f"{url}: {chunk['error'].get('message', chunk['error'])}")
     return int((chunk.get("usage") or {}).get("completion_tokens") or 0)

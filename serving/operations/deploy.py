@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
+    from serving.operations.probe import Readiness
     from serving.protocol.app_spec import ServedApp
-    from serving.protocol.messages import Readiness
 
 FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
 START_LIMIT_S = 900.0
@@ -171,7 +171,6 @@ def move_keys(environ: MutableMapping[str, str]) -> None:
 
 
 def _new_state(site: Site, nixl_port: int) -> State:
-    """Return the state of a deployment before its start, on a new cluster or on that of *site*."""
     state = State(
         cluster_id="",
         address=site.address or "",
@@ -318,7 +317,6 @@ def record(state: State, deployment: Deployment, plan: Plan | None) -> None:
 
 
 def _running_here() -> State | None:
-    """Return what runs from this directory; the state of what has ended is removed."""
     running = read_state()
     if running is not None and is_gone(running):
         remove_state(running)
@@ -361,7 +359,6 @@ def _check(
 
 
 def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
-    """Return whether *running* is a deployment to measure on the same nodes and routing."""
     if running.planned or not running.ready or site.address not in {None, running.address}:
         return False
     measured = read_deployment(DEPLOYMENT)
@@ -433,7 +430,6 @@ def take_down(state: State) -> bool:
 
 
 def _is_lost(state: State) -> bool:
-    """Return whether a foreign cluster of this machine has ended, or serves something else."""
     try:
         return is_replaced(state)
     except TargetFailed as error:
@@ -443,7 +439,6 @@ def _is_lost(state: State) -> bool:
 
 
 def _has_clients(base_url: str) -> bool:
-    """Return whether anything is connected to the endpoint on this machine."""
     port = urlsplit(base_url).port
     return any(
         each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED

@@ -10,7 +10,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,8 +22,7 @@ from serving.api.access import authorization
 from serving.api.tls import trusting
 from serving.cluster.serve_compat import NO_REPLICA_ERRORS, call_replicas
 from serving.protocol.app_spec import APP
-from serving.protocol.messages import STALL_S, Readiness, RequestPhases
-from serving.request.length import read_token_limit
+from serving.request.cost import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +30,28 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
     from serving.protocol.app_spec import ServedApp, ServedPool
+    from serving.protocol.messages import RequestPhases
+
+
+STALL_S = 1.0
+"""A KV transfer that takes longer is counted as stalled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """
+    The result of the probes that follow a deployment.
+
+    Attributes:
+        stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
+        handoff_s: slowest transfer of the last round, first decode step included.
+        ttft_s: of the streamed completion at the end; `None`: there was none.
+    """
+
+    stalls: int
+    handoff_s: float
+    ttft_s: float | None = None
+
 
 IN_A_ROW = 3
 """Consecutive rounds without a stall that make a deployment ready."""
@@ -42,6 +63,7 @@ FIRST_LIMIT_S = 600.0
 """Limit of the first round, before the machine's speed is known; NIXL itself has none."""
 
 LEAST_LIMIT_S = 60.0
+
 PACE_FACTOR = 20.0
 """Limit of later rounds: this multiple of the last round, and at least `LEAST_LIMIT_S`."""
 
@@ -112,14 +134,12 @@ def probe_pairs(
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:
-    """Return the number of probes of a replica of *pool*: one through each prefill replica."""
     return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
 
 
 def _round(
     served: ServedApp, server: ServedPool, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
-    """Send one prompt over every path through the replicas of *server*."""
     probes = _probes(served, server)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
@@ -173,7 +193,6 @@ def ask_replicas(
 
 
 def _message(error: Exception, limit_s: float) -> str:
-    """Return the error of a call without an answer, in one line."""
     if isinstance(error, TimeoutError):
         return f"nothing within {limit_s:.0f} s"
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
     from serving.cluster.state import State
     from serving.deployment.engine_args import DeployTarget
+    from serving.operations.probe import Readiness
     from serving.protocol.app_spec import RayNode, ServedApp
-    from serving.protocol.messages import Readiness
 
 WAY_OUT = "`serving down`, then `serving up`"
 
@@ -184,7 +184,6 @@ def _beside(deployment: Deployment, target: DeployTarget) -> DeployTarget:
 def _room(
     deployment: Deployment, running: State, target: DeployTarget, plan: Plan | None
 ) -> list[RayNode]:
-    """Return the raylets to start for the new replicas; refuse them if there is no room."""
     import ray  # noqa: PLC0415
 
     labels = tuple(node["Labels"] for node in ray.nodes() if node["Alive"])
@@ -203,7 +202,6 @@ def _room(
 
 
 def _is_free(running: State, node: RayNode) -> bool:
-    """Return whether the cluster has the devices of a planned raylet free."""
     kind = device_kind(running)
     free = sum(
         int(free.get(kind, 0))
@@ -214,7 +212,6 @@ def _is_free(running: State, node: RayNode) -> bool:
 
 
 def _held(running: State, lacking: list[RayNode]) -> Iterator[str]:
-    """Yield why the devices of raylets cannot be had; on a CPU replicas may share cores."""
     cluster_id = cluster_id_of(running)
     taken = raylet_gpus(cluster_id) if cluster_id and running.target == "gpu" else set()
     for node in lacking:
@@ -226,7 +223,6 @@ def _held(running: State, lacking: list[RayNode]) -> Iterator[str]:
 
 
 def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) -> None:
-    """Start raylets in a cluster of ours."""
     if nodes:
         report(f"starting {len(nodes)} raylet(s)")
         token = token_file(running.address)
@@ -236,7 +232,6 @@ def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) 
 
 
 def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
-    """Return the deployments of the pools that serve, and the endpoint's settings."""
     from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
 
     found = by_role(dict(running_app().deployments), running.generation)
@@ -248,7 +243,6 @@ def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
 def _run_beside(
     served: ServedApp, former: Collection[str], running: State, report: Callable[[str], None]
 ) -> None:
-    """Start the new replicas beside the deployments *former*."""
     from serving.replicas.app import bind_pools, changed_app  # noqa: PLC0415
 
     run_application(changed_app(APP, former, bind_pools(served)))
@@ -273,7 +267,6 @@ def _probed(
 
 
 def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
-    """Have the endpoint serve by other settings, with deployments of *names*."""
     from serving.replicas.app import changed_app  # noqa: PLC0415
 
     run_application(changed_app(APP, names, (), settings))
@@ -285,7 +278,6 @@ def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
 
 
 def _drain(former: dict[str, Any], report: Callable[[str], None]) -> None:
-    """Wait until no request is left at the former replicas, or their drain is over."""
     report("waiting for answers of the former replicas")
     with suppress(TargetFailed):  # an endpoint that has ended has no requests
         left = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
@@ -315,7 +307,6 @@ def _keep(
 def _retire(
     running: State, roles: Collection[str], nodes: Collection[RayNode], *, kept: bool
 ) -> None:
-    """Stop the raylets of *roles* without a replica: all but new ones (*nodes*), or only those."""
     deadline = time.monotonic() + RELEASE_LIMIT_S
     while roles and time.monotonic() < deadline:
         for role in roles:

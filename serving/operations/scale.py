@@ -92,13 +92,11 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
 
 
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
-    """Return node and number of the planned devices that no pool has now."""
     held = {device for pool in now.pools for device in devices(pool)}
     return [device for pool in planned.pools for device in devices(pool) if device not in held]
 
 
 def _remaining(state: State, pool: Pool, replicas: int) -> list[Place]:
-    """Return the places of the remaining replicas, which Serve chose, found by node and cores."""
     places = replica_places(pool)
     if state.target == SIMULATED:
         return places[:replicas]
@@ -223,7 +221,6 @@ def _deployment_name(state: State, role: str) -> str:
 def _record(
     state: State, planned: Deployment, now: Deployment, changed: Pool
 ) -> tuple[State, Deployment]:
-    """Record the deployment with a *changed* pool, for `verify` and `status`; return both."""
     pools = tuple(changed if each.role == changed.role else each for each in now.pools)
     now = replace(now, pools=pools)
     scaled = tuple(

@@ -165,7 +165,6 @@ def by_role(deployments: dict[str, Any], generation: int) -> dict[str, dict[str,
 
 
 def _facts(name: str) -> list[dict[str, Any]] | None:
-    """Return the engine settings of every replica of a deployment; `None`: not all answer."""
     # vLLM, which this imports, would log on stdout, which is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

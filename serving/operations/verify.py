@@ -66,7 +66,6 @@ def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str
 
 
 def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
-    """Compare nodes and, on a CPU, the cores of each worker."""
     width = pool.tp * pool.pp * (pool.dp if target == SIMULATED else 1)
     planned_nodes = sorted(
         placement.node for placement in pool.placement for _ in range(len(placement.gpus) // width)

@@ -3,7 +3,7 @@ The gate as a Ray Serve deployment: one process that all endpoint processes ask.
 
 It admits requests, gives them places at replicas, and has the metrics, the readiness and the end of
 all of them. When it dies, Ray Serve starts another one, to which the endpoints tell what they have
-under way (`serving.replicas.remote_gate`); streams go on meanwhile. This module must not import
+under way (`serving.replicas.ingress`); streams go on meanwhile. This module must not import
 vLLM.
 """
 
@@ -23,28 +23,21 @@ import numpy as np
 import ray
 from ray import serve
 
-from serving.admission.controller import AdmissionController, read_admission
-from serving.admission.policy import RequestSize
-from serving.admission.tenants import KeyHolder
-from serving.api.gate import AnswerReport, Gate
-from serving.api.metrics import Metrics
-from serving.api.readiness import ReadyCheck
+from serving.admission.controller import AdmissionController, KeyHolder, read_admission
+from serving.api.gate import AnswerReport, Gate, Metrics, ReadyCheck
 from serving.cluster.serve_compat import before_sigterm, keep_log_open
 from serving.cluster.token import channel_tls
-from serving.protocol.endpoint_config import from_plain
-from serving.protocol.messages import message_in, to_json
+from serving.protocol.messages import UNAVAILABLE, from_plain, message_in, to_json
 from serving.replicas.backend import ReplicaBackend
-from serving.replicas.call_listener import CallListener
-from serving.replicas.replica_seats import Pool, ReplicaSeats
-from serving.request.length import read_token_limit
-from serving.request.prefill import UNAVAILABLE
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat
+from serving.replicas.channels import CallListener
+from serving.replicas.seats import NoReplicaError, Pool, ReplicaSeats, RoutedPrompt, Seat
+from serving.request.cost import RequestSize, read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from serving.protocol.messages import ChannelPlace, Refusal
-    from serving.replicas.call_listener import ServedCall
+    from serving.replicas.channels import ServedCall
 
 
 LEAVE_S = 2.0
@@ -387,11 +380,9 @@ class GateServer:
         return _Plan(settings, self._tell)
 
     def _tickets(self) -> list[str]:
-        """Return the plan of each request in flight."""
         return [key for each in self._endpoints.values() for key, _ in each.tickets]
 
     def _left(self, connection: object) -> None:
-        """Give back what an endpoint had that is gone."""
         endpoint = self._endpoints.pop(connection, None)
         if endpoint is None:
             return
@@ -403,7 +394,6 @@ class GateServer:
         self._wake()
 
     def _state_of_all(self) -> dict[str, Any]:
-        """Return what endpoints have to know."""
         plans = [*([self._prepared] if self._prepared else []), *self._plans.values()]
         return {
             "settings": self._plan.settings,
@@ -442,7 +432,6 @@ class GateServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_former(self, plan: _Plan) -> None:
-        """Forget a plan once no endpoint ends requests by it any more."""
         await self._until(
             lambda: not any(plan.key in each.plans for each in self._endpoints.values())
         )

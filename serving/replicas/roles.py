@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
@@ -10,34 +11,143 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import serve
 
 from serving.cluster.serve_compat import call_replicas, live_replica_ids
 from serving.cluster.token import channel_tls
-from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
     EngineFailed,
     FirstChunk,
-    LocalPrefill,
     PrefillTiming,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestPhases,
+    from_plain,
+    late,
     message_in,
 )
-from serving.replicas.call_listener import CallListener, whole
-from serving.request.prefill import PULL_FAILED, late
-from serving.request.usage import EventSplitter, with_usage
+from serving.replicas.channels import CallListener, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from serving.protocol.answer_engine import AnswerEngine
     from serving.protocol.messages import ChannelPlace, Prefilled
-    from serving.replicas.call_listener import Method, ServedCall
+    from serving.replicas.channels import Method, ServedCall
+
+
+class AnswerEngine(Protocol):
+    """
+    One engine.
+
+    Its requests have attributes `request_id` and `stream`, and are passed on as they are.
+    """
+
+    def read(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return the request of *kind* (`chat` or `completions`), or the refusal of the body."""
+
+    async def prompt_tokens(self, request: Any) -> int | None:  # noqa: ANN401
+        """Return the tokens of a prompt; `None`: the engine refuses it."""
+
+    def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
+        """Return the request with the place of its KV cache."""
+
+    def answer(self, request: Any) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:  # noqa: ANN401
+        """
+        Answer; closing the iterator ends the request.
+
+        Yields server-sent events as they come, or the whole answer; a refusal is the last item.
+        """
+
+    def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
+        """Return whether a request that is answered in one piece has its first token."""
+
+    def pull_failed(self, request: Any) -> bool:  # noqa: ANN401
+        """
+        Return whether a request with a first token had its prompt computed here after all.
+
+        Its KV cache was lost on its way.
+        """
+
+    async def compute(self, request: Any, *, keep: bool) -> Prefilled | Refusal:  # noqa: ANN401
+        """
+        Compute the KV cache of a request's prompt, and one token that is dropped.
+
+        Args:
+            request: of a prefill engine.
+            keep: for another engine to fetch it; else it is dropped.
+
+        Raises:
+            EngineFailed: the engine failed.
+        """
+
+    def died(self) -> bool:
+        """Return whether the engine is lost; it is never restarted."""
+
+    async def kv_is_free(self) -> bool:
+        """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
+
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """Return the steps that ended in an interval, as `EngineStep`s; none of simulated ones."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that a plan decides, asked of the engine."""
+
+
+USAGE = '"choices":[]'
+"""Occurs only in the event that holds the usage; the engine writes JSON without blanks."""
+
+DONE = "data: [DONE]"
+
+
+def with_usage(body: dict[str, Any]) -> dict[str, Any]:
+    """
+    Ask the engine to report the token counts at the end of a stream.
+
+    Returns *body* itself if it is no stream, or its client asks for them already.
+    """
+    options = body.get("stream_options") or {}
+    if body.get("stream") is not True or not isinstance(options, dict):
+        return body
+    if options.get("include_usage"):
+        return body
+    return {**body, "stream_options": {**options, "include_usage": True}}
+
+
+@dataclass(slots=True)
+class EventSplitter:
+    """
+    Splits the events of one answer into those with tokens and those that end it.
+
+    Attributes:
+        keeps_usage: whether the client gets the event with the usage.
+        usage: the engine's token counts; `None` until it reports them.
+        ending: events without a token so far, which the client gets at the end.
+    """
+
+    keeps_usage: bool
+    usage: dict[str, Any] | None = None
+    ending: str = ""
+
+    def tokens(self, events: list[str]) -> str:
+        """Return the events with tokens as one text, and keep the others."""
+        text = "".join(events)
+        if USAGE not in text and DONE not in text:
+            return text
+        with_tokens = []
+        for event in text.split("\n\n"):
+            if event.startswith(DONE):
+                self.ending += f"{event}\n\n"
+            elif USAGE in event and event.startswith("data: {"):
+                self.usage = json.loads(event[6:]).get("usage")
+                if self.keeps_usage:
+                    self.ending += f"{event}\n\n"
+            elif event:
+                with_tokens.append(f"{event}\n\n")
+        return "".join(with_tokens)
+
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +169,7 @@ blocks.
 POLL_S = 0.01
 """Interval at which an engine is asked for the first token of an answer in one piece."""
 
-PROBE = LocalPrefill(reason="probe")
+PROBE = PromptPath(reason="probe")
 
 PROBE_POLL_S = 0.1
 """Interval at which a probe looks whether the prefill replicas are known."""
@@ -70,7 +180,7 @@ class EngineServer:
     The common part of the servers of all roles.
 
     Ray Serve calls `reconfigure` with the endpoint's configuration
-    (`serving.protocol.endpoint_config`) when a replica has started, and again when another plan is
+    (`serving.protocol.messages`) when a replica has started, and again when another plan is
     deployed over the same engines.
     """
 
@@ -130,6 +240,10 @@ class EngineServer:
         return await self.answers.kv_is_free()
 
 
+def _name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
 class PrefillRole(EngineServer):
     """Computes prompts, and keeps their KV caches until decode has fetched them."""
 
@@ -174,7 +288,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return replace(computed, replica=serve.get_replica_context().replica_id.unique_id)
+        return replace(computed, replica=_name())
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
@@ -265,46 +379,8 @@ class PendingAnswer:
         return self._first.done() or (seen is not None and seen())
 
     async def _poll(self, left_s: float | None) -> None:
-        """Wait until the next look; the answer goes on."""
         poll_s = left_s if self._has_first_token is None else min(POLL_S, left_s or POLL_S)
         await asyncio.wait({self._first}, timeout=poll_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineCall:
-    """A request as this server's engine gets it; `limit_s` is for the first token."""
-
-    request: Any
-    limit_s: float
-    prefill: RemotePrefill | LocalPrefill
-
-    def phases(self, decode_s: float, *, lost: bool = False) -> RequestPhases:
-        """Return the phases of the time to first token; *lost*: its KV cache was, on its way."""
-        here = serve.get_replica_context().replica_id.unique_id
-        prefill = self.prefill
-        if lost and isinstance(prefill, RemotePrefill):
-            prefill = LocalPrefill(
-                path="fallback-local", reason=PULL_FAILED, seconds=prefill.seconds
-            )
-        if isinstance(prefill, LocalPrefill):
-            return RequestPhases(
-                prefill_s=prefill.seconds,
-                decode_s=decode_s,
-                decode_replica=here,
-                path=prefill.path,
-                reason=prefill.reason,
-            )
-        failures, done = prefill.failures, prefill.prefilled
-        return RequestPhases(
-            prefill_s=prefill.seconds,
-            decode_s=decode_s,
-            decode_replica=here,
-            path="retried" if failures else "remote",
-            reason=failures[-1] if failures else "",
-            prefill_replica=done.replica,
-            prefill_queue_s=done.queue_s,
-            prefill_step_s=done.step_s,
-        )
 
 
 class AnswerRole(EngineServer):
@@ -355,7 +431,7 @@ class AnswerRole(EngineServer):
             return None
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """
         Compute the answer of a request; errors as of `answer`, whose arguments these are.
@@ -364,20 +440,20 @@ class AnswerRole(EngineServer):
             A refusal; or the phases with the whole answer or with the first events of a stream,
             and then lists of events as they come.
         """
-        call = self._engine_call(kind, body, prefill)
-        if isinstance(call, Refusal):
-            yield call
+        request = self._engine_request(kind, body, prefill)
+        if isinstance(request, Refusal):
+            yield request
             return
-        seen = partial(self.answers.first_token_seen, call.request)
+        seen = partial(self.answers.first_token_seen, request)
         answer = PendingAnswer(
-            self.answers.answer(call.request),
-            has_first_token=None if call.request.stream else seen,
-            in_flight=isinstance(prefill, RemotePrefill),
+            self.answers.answer(request),
+            has_first_token=None if request.stream else seen,
+            in_flight=prefill.prefilled is not None,
         )
         try:
             started = time.perf_counter()
             try:
-                await answer.first_token(call.limit_s)
+                await answer.first_token(self._first_token_limit_s(body, prefill))
             except TimeoutError:
                 yield late("kv-wait-timeout", self._config.kv_wait_deadline_s)
                 return
@@ -386,8 +462,8 @@ class AnswerRole(EngineServer):
             if isinstance(first, Refusal):
                 yield first
                 return
-            lost = self.answers.pull_failed(call.request)
-            yield call.phases(first_token_s, lost=lost), first
+            lost = self.answers.pull_failed(request)
+            yield prefill.phases(first_token_s, _name(), lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -404,21 +480,19 @@ class AnswerRole(EngineServer):
             self._closing[closing] = answer
             closing.add_done_callback(self._closing.pop)
 
-    def _engine_call(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> _EngineCall | Refusal:
-        config = self._config
+    def _engine_request(self, kind: str, body: dict[str, Any], prefill: PromptPath) -> Any:  # noqa: ANN401
         request = self.answers.read(kind, body)
-        if isinstance(request, Refusal):
+        if isinstance(request, Refusal) or prefill.prefilled is None:
             return request
-        if isinstance(prefill, RemotePrefill):
-            request = self.answers.for_decode(request, prefill.prefilled)
-            limit_s = config.kv_wait_deadline_s
-        elif body.get("use_beam_search"):
-            limit_s = math.inf  # its first token is its last: the endpoint's limit applies
-        else:
-            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
-        return _EngineCall(request=request, limit_s=limit_s, prefill=prefill)
+        return self.answers.for_decode(request, prefill.prefilled)
+
+    def _first_token_limit_s(self, body: dict[str, Any], prefill: PromptPath) -> float:
+        config = self._config
+        if prefill.prefilled is not None:
+            return config.kv_wait_deadline_s
+        if body.get("use_beam_search"):
+            return math.inf  # its first token is its last: the endpoint's limit applies
+        return config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
 
     async def prompt_tokens(self, kind: str, body: dict[str, Any]) -> int | None:
         """Return the tokens of a request's prompt; `None`: the engine refuses the request."""
@@ -442,7 +516,7 @@ class AnswerRole(EngineServer):
         bodies = [{"prompt": prompt, "max_tokens": 2} for prompt in prompts]
         waiting = iter(bodies)
         started = time.perf_counter()
-        places: list[RemotePrefill | LocalPrefill] = []
+        places: list[PromptPath] = []
         for handle in prefill:
             while live_replica_ids(handle) is None:  # noqa: ASYNC110  (there is no event for it)
                 await asyncio.sleep(PROBE_POLL_S)
@@ -452,24 +526,24 @@ class AnswerRole(EngineServer):
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
             seconds = time.perf_counter() - started
-            places += [RemotePrefill(prefilled=each, seconds=seconds) for each in answers]
+            places += [
+                PromptPath(path="remote", prefilled=answer, seconds=seconds) for answer in answers
+            ]
         places = places or [PROBE]
         if len(places) != len(bodies):
             raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
         return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
 
-    async def _probed(
-        self, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> RequestPhases:
+    async def _probed(self, body: dict[str, Any], prefill: PromptPath) -> RequestPhases:
         """Return the phases of a whole answer; all of it counts as its first token."""
-        call = self._engine_call("completions", body, prefill)
-        if isinstance(call, Refusal):
-            raise RuntimeError(call.message)  # noqa: TRY004  (an answer, not a wrong argument)
+        request = self._engine_request("completions", body, prefill)
+        if isinstance(request, Refusal):
+            raise RuntimeError(request.message)  # noqa: TRY004  (an answer, not a wrong argument)
         started = time.perf_counter()
-        answer = await anext(self.answers.answer(call.request))
+        answer = await anext(self.answers.answer(request))
         if isinstance(answer, Refusal):
             raise RuntimeError(answer.message)  # noqa: TRY004
-        return call.phases(time.perf_counter() - started)
+        return prefill.phases(time.perf_counter() - started, _name())
 
     async def check_health(self) -> None:
         """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""

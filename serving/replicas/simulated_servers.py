@@ -13,22 +13,19 @@ from ray import serve
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
-from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
-from serving.replicas.call_listener import CallListener, whole
-from serving.replicas.channels import Channel
+from serving.protocol.messages import EngineFailed, Prefilled, message_in
+from serving.replicas.channels import CallListener, Channel, whole
 from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
-from serving.simulated.answering import RANK, SimulatedAnswers
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
+from serving.simulated.engine import EngineClock, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
-from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from serving.protocol.app_spec import SimulatedSettings
-    from serving.protocol.messages import RemotePrefill
-    from serving.replicas.call_listener import Method, ServedCall
+    from serving.protocol.messages import PromptPath
+    from serving.replicas.channels import Method, ServedCall
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""
@@ -130,8 +127,6 @@ class SimulatedServer(EngineServer):
 
 
 def _at_rank(rank: int, method: Method) -> Method:
-    """Return *method* as it is called at a rank."""
-
     async def at_rank(call: ServedCall, **arguments: Any) -> object:  # noqa: ANN401
         RANK.set(rank)
         return await method(call, **arguments)
@@ -184,17 +179,16 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """Compute an answer as `AnswerRole.events` does."""
-        if isinstance(prefill, LocalPrefill):
+        if prefill.prefilled is None:
             await self.routed()
         async with aclosing(super().events(kind, body, prefill)) as items:
             async for item in items:
                 yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        """Ask the prefill replica at *place*; raises any error if the KV cache is not there."""
         source = message_in(place["place"])
         channel = self._prefill.get(source.secret)
         if channel is None or channel.closed:

@@ -11,15 +11,16 @@ import pytest
 
 from minicluster.plan import Plan, Routing
 from minicluster.specs.slo import SloSpec
-from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
-from serving.protocol.frames import Kind
+from serving.deployment.compile import endpoint_config
 from serving.protocol.messages import (
     AnswerEnd,
+    EndpointConfig,
     EngineFailed,
     FirstChunk,
-    LocalPrefill,
+    Kind,
     Prefilled,
     PrefillTiming,
+    PromptPath,
     Refusal,
     RequestPhases,
     RequestRefused,
@@ -31,7 +32,7 @@ from serving.replicas.backend import (
     whole_answer_limit_s,
 )
 from serving.replicas.channels import ChannelLostError
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat
+from serving.replicas.seats import NoReplicaError, RoutedPrompt, Seat
 from tests.serving.configs import ONGOING, unplanned
 from tests.serving.virtual_time import run
 
@@ -429,7 +430,7 @@ def test_a_prompt_goes_where_it_belongs(
         assert prefilled == [{"kind": "completions", "body": body}]
         assert asked["prefill"].prefilled == PREFILLED
     else:
-        assert (prefilled, asked["prefill"]) == ([], LocalPrefill(reason=place))
+        assert (prefilled, asked["prefill"]) == ([], PromptPath(reason=place))
 
 
 def test_what_prefill_refuses_is_not_decoded() -> None:
