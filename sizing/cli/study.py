@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from minicluster.errors import Exit
-from minicluster.pages.write import write_page
 from sizing.cli.common import (
     AsJson,
     Calibration,
@@ -50,6 +49,8 @@ class Study:
     def answer(self, page: Callable[[], Page], data: object, *parts: RenderableType) -> None:
         """Write the page where one is asked for, and print the answer."""
         if self.html is not None:
+            from minicluster.pages.write import write_page
+
             write_page(self.html, page())
         show(data, *parts, as_json=self.as_json, wide=True)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients, pools_meet
-from sizing.latency.load import StepLoad, decode_load, prefill_load
-from sizing.latency.step import Machine, step_s, step_terms
+from sizing.latency.op import StepLoad, decode_load, prefill_load
+from sizing.latency.step import step_s, step_terms
+from sizing.latency.term import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,13 +13,12 @@ from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import utilisations
 from sizing.planner.configuration import Configuration, cost
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import AS_PREDICTED, StepErrors
-from sizing.planner.result import PlanVerdict
-from sizing.planner.slo import Check
-from sizing.simulation.outcome import simulate
+from sizing.planner.edge import SATURATED
+from sizing.planner.error_model import AS_PREDICTED, Check, StepErrors
+from sizing.planner.step_models import StepModels, utilisations
+from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.system import System, steady_decoding
 
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.workload.arrivals import Arrivals
-    from sizing.planner.candidates import Promises
-    from sizing.planner.offered_load import OfferedLoad
-    from sizing.planner.step_models import StepModels
-    from sizing.simulation.outcome import Outcome
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.error_model import Promises
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
@@ -76,6 +73,71 @@ BUDGET_REQUESTS = 1_500_000
 
 REPLICA_SETUP_REQUESTS = 8
 """Cost of setting up one simulated replica, in requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerdict:
+    """
+    The verdict of a simulation on a configuration.
+
+    Attributes:
+        holds: whether every limit surely holds.
+        bottleneck_role: the pool that a missed limit asks for, or the tightest one where all hold.
+        requests: number simulated; zero where a pool is saturated without any queue.
+        exhausted: whether the search's simulation budget was used up.
+        check: the limit that is used up most, as simulated.
+    """
+
+    holds: bool
+    bottleneck_role: str
+    requests: int
+    check: Check | None = None
+    exhausted: bool = False
+
+    @property
+    def used(self) -> float:
+        """Share of the tightest limit that is used up; `SATURATED` where there is no latency."""
+        return SATURATED if self.check is None else self.check.ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """
+    A configuration at the highest rate that it holds, requests/s.
+
+    Attributes:
+        binds: limit that is missed first above the rate.
+    """
+
+    configuration: Configuration
+    rate: float
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """
+    The cheapest configuration that holds the SLO.
+
+    Attributes:
+        models: steps that it was simulated with.
+        predicted: the run that the prediction is read from; `None` until the search is over.
+        errors: factors on step times and latencies under which it was simulated.
+        verdicts: one per seed; empty where it was not simulated.
+        growth: its highest rate; `None`: not looked for yet.
+        other: the cheapest of the other kind (split or aggregated), and why it is not the plan.
+        interrupted: whether the search was stopped, so that this is the best so far.
+    """
+
+    configuration: Configuration
+    models: StepModels = field(repr=False, compare=False)
+    predicted: Outcome | None = field(default=None, repr=False)
+    errors: StepErrors = field(default_factory=StepErrors)
+    verdicts: tuple[PlanVerdict, ...] = ()
+    growth: Held | None = None
+    other: str = ""
+    interrupted: bool = False
+
 
 Verified = tuple["Configuration", tuple[PlanVerdict, ...]]
 """A configuration and its verdict for each of `SEEDS`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from minicluster.specs.topology import Topology
-    from sizing.latency.library import LeftOut
+    from sizing.latency.collectives import LeftOut
     from sizing.network.bom import Bill, BuiltBill
     from sizing.network.collective import CollectiveResult
     from sizing.network.ecmp import Collisions

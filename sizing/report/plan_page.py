@@ -108,9 +108,7 @@ def plan_tiles(plan: Plan) -> Iterator[Tile]:
             label = f"{of} {name.upper()} {slo.percentile}".strip()
             yield Tile(name=label, value=value, below=below)
     if found.confidence_fraction is not None and plan.confidence is not None:
-        at = plan.confidence.gpus_at
-        others = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in at.items())
-        yield Tile(name="confidence", value=f"{found.confidence_fraction:.0%}", below=others)
+        yield Tile(name="confidence", value=f"{found.confidence_fraction:.0%}")
     capacity = f"saturates at {plan.prediction.capacity_requests_per_s:.3g}/s"
     yield Tile(name="headroom", value=f"{found.headroom_factor:.2f} x", below=capacity)
     cost = found.running

@@ -76,9 +76,6 @@ def detail_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield capacity, and what the plan's confidence allows for."""
     yield _capacity(plan.prediction)
     sure = plan.confidence
-    if sure is not None and sure.gpus_at:
-        at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in sure.gpus_at.items())
-        yield "By confidence", f"{at}, of this layout"
     if sure is not None and sure.requests:
         text = (
             f"with prefill steps {sure.prefill_factor:.2f} and decode steps"

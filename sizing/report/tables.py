@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
-    from sizing.planner.explanation import ExplainedTerm, Explanation
-    from sizing.planner.model_memory import ModelMemory, PoolMemory
+    from sizing.planner.explanation import ExplainedTerm, Explanation, ModelMemory, PoolMemory
 
 BOUND = "bound by,\nof peak"
 GB = 1e9

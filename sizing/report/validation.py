@@ -9,13 +9,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sizing.evidence.errors import ErrorSummary, SliceErrors, scored, slices
-from sizing.evidence.validate import RowVerdict, without_errors
+from sizing.evidence.validate import without_errors
 from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage, Tried
+    from sizing.evidence.prediction import RowVerdict
 
 EXAMPLES = 5
 """Rows named for each reason: the whole list of a large file hides the errors."""

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
-from sizing.planner.candidates import largest_batch, list_candidates, utilisations
+from sizing.planner.candidates import largest_batch, list_candidates
 from sizing.planner.configuration import Configuration, with_search
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

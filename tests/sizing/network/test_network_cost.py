@@ -13,14 +13,16 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.latency.load import decode_load
-from sizing.latency.step import Machine, step_s
+from sizing.latency.op import decode_load
+from sizing.latency.step import step_s
+from sizing.latency.term import Machine
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.spares import availability_of
 from sizing.planner.layout import Layout
 from sizing.planner.plan import build_plan
 from sizing.planner.predict import predict
-from sizing.planner.search import Found, search
+from sizing.planner.search import search
+from sizing.planner.simulated_check import Found
 from sizing.planner.step_models import StepModels
 from sizing.scenario import Scenario
 from tests.sizing.scenarios import LARGE as BUSY

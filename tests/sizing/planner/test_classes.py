@@ -17,11 +17,11 @@ from minicluster.specs.scenario import CostChoice
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.candidates import list_candidates, utilisations
+from sizing.planner.candidates import list_candidates
 from sizing.planner.configuration import cost_of_plan, with_load
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.plan import ClassPlans, NoPlan, own_inputs, plan, plan_classes
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
 from sizing.planner.studies.sweep import Swept

@@ -20,7 +20,7 @@ from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout, LayoutShape
 from sizing.planner.plan import build_plan
 from sizing.planner.pool_sizing import estimated_sizes
-from sizing.planner.result import Found
+from sizing.planner.simulated_check import Found
 from sizing.planner.step_models import StepModels
 from sizing.report.tables import explanation_tables
 from sizing.simulation.planned import deployed_system

@@ -18,7 +18,7 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.planner.candidates import fewest_by_utilisation, one_replica_each
 from sizing.planner.configuration import Configuration
-from sizing.planner.error_model import AS_PREDICTED, step_errors
+from sizing.planner.error_model import AS_PREDICTED, Check, step_errors
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import (
     Layout,
@@ -30,15 +30,15 @@ from sizing.planner.layout import (
 )
 from sizing.planner.plan import build_plan
 from sizing.planner.result import (
+    Infeasible,
     beyond_capacity,
     far_over_budget,
     fits_nowhere,
     over_budget,
     too_many,
 )
-from sizing.planner.search import Found, Infeasible, search
-from sizing.planner.simulated_check import VERIFY_SEED, Simulations
-from sizing.planner.slo import Check
+from sizing.planner.search import search
+from sizing.planner.simulated_check import VERIFY_SEED, Found, Simulations
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import LARGE, SMALL, at, found, inputs, proposed
 
