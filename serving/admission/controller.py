@@ -1,7 +1,8 @@
-"""Admission control: admits requests that will keep their SLO, counts them while in flight."""
+"""Admission control: tenants, the decision on a request, and the counts of those in flight."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from bisect import insort
@@ -11,25 +12,236 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.routing import ANSWER_POLICY, find_policy
-from serving.admission.policy import (
+from serving.protocol.messages import RETRY_SPREAD, Refusal
+from serving.request.cost import (
     AdmissionForecast,
     InflightLoad,
-    Margin,
     PoolInFlight,
     RequestCost,
     RequestSize,
-    Shed,
-    decide,
+    TokenCounts,
+    forecast,
     request_cost,
     work_s,
 )
-from serving.admission.tenants import ANONYMOUS, KeyHolder, Tenant
-from serving.protocol.messages import RETRY_SPREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from serving.protocol.endpoint_config import EndpointConfig
+    from minicluster.plan import StepModel
+    from minicluster.specs.slo import SloSpec
+    from serving.protocol.messages import EndpointConfig
+
+
+LARGEST_MARGIN = 0.9
+"""
+Largest margin, as a fraction of (SLO limit - latency on an idle cluster). Below 1, so that a few
+requests are always admitted and the margin can recover.
+"""
+
+LARGEST_TAIL = 0.6
+"""
+Largest part of the margin beyond the median, as a fraction of the same difference. Stalls of a
+machine come at any load: a margin with room for all of them sheds most of a load that the cluster
+could serve, and the stalls stay (2026-11-22, two cores, p99 of 50 ms per token in answers of ten
+tokens: 272 of 443 requests).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """
+    The residuals of earlier forecasts (measured minus forecast), added to the next one.
+
+    Attributes:
+        ttft_s, tpot_s: at the SLO's percentile.
+        median_ttft_s, median_tpot_s: at the median: the error of the step model.
+    """
+
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    median_ttft_s: float = 0.0
+    median_tpot_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """
+    The decision not to admit a request.
+
+    Attributes:
+        reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: beyond a limit
+            of the client's key.
+        retry_after_s: when there may be room; `None`: never.
+    """
+
+    reason: str
+    message: str
+    retry_after_s: float | None
+
+    @property
+    def refusal(self) -> Refusal:
+        """The answer that the client gets, its time in whole seconds, as HTTP takes them."""
+        code = "rate_limit_exceeded" if self.reason == "key" else f"slo_{self.reason}"
+        if self.retry_after_s is None:
+            return Refusal(status=429, message=self.message, code=code)
+        seconds = max(1, math.ceil(self.retry_after_s))
+        message = f"{self.message} Try again in {seconds} s."
+        return Refusal(status=429, message=message, code=code, retry_after_s=seconds)
+
+
+def decide(
+    model: StepModel, slo: SloSpec, cost: RequestCost, load: InflightLoad, margin: Margin
+) -> Shed | AdmissionForecast:
+    """
+    Admit a request, or return why it would miss its SLO.
+
+    Monotone: more work ahead, a longer prompt or a larger margin never admit what less would not;
+    faster steps or more replicas never shed what slower or fewer would admit.
+    On an idle cluster the step model alone decides, so that a margin learned under overload cannot
+    shed every request for ever (docs/model.md, eq. G5).
+
+    A limit on the gaps between tokens counts as one on their mean.
+
+    Returns:
+        The forecast of what is admitted, without margin.
+    """
+    floor = forecast(model, cost, load.emptied())
+    pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
+    if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
+        return _unreachable(cost, floor, slo, pace_s)
+    found = forecast(model, cost, load)
+    if load.idle:
+        return found
+    more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
+    late_s = found.ttft_s + more_s - slo.ttft_s
+    if late_s > 0:
+        return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
+    more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, pace_s - floor.tpot_s)
+    if found.tpot_s + more_s > pace_s:
+        wait_s = cost.output_tokens * found.tpot_s
+        return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
+    return found
+
+
+def _margin_s(percentile_s: float, median_s: float, room_s: float) -> float:
+    """Return the margin, bounded by parts of *room_s*: limit less latency when idle."""
+    median_s = min(median_s, percentile_s)
+    tail_s = min(percentile_s - median_s, LARGEST_TAIL * room_s)
+    return min(median_s + tail_s, LARGEST_MARGIN * room_s)
+
+
+def _shed(reason: str, why: str, wait_s: float) -> Shed:
+    return Shed(reason=reason, message=f"Not admitted: {why}.", retry_after_s=min(wait_s, 60))
+
+
+def _unreachable(cost: RequestCost, floor: AdmissionForecast, slo: SloSpec, pace_s: float) -> Shed:
+    if floor.ttft_s > slo.ttft_s:
+        what = (
+            f"a prompt of about {cost.prompt_tokens:.0f} tokens takes {floor.ttft_s:.2f} s to the "
+            f"first token, and {slo.ttft_s:g} s are promised"
+        )
+    else:
+        what = f"tokens come every {floor.tpot_s:.3f} s at best, and {pace_s:g} s are promised"
+    return Shed(
+        reason="unreachable",
+        message=f"Not admitted, and never will be by this endpoint: {what}.",
+        retry_after_s=None,
+    )
+
+
+TIMING, INTERNAL = "timing", "internal"
+
+RIGHTS = frozenset({TIMING, INTERNAL})
+"""The rights that a key may have: `Server-Timing` in its answers, and `/internal/` routes."""
+
+DOUBT_S = 60.0
+"""
+Shortest time between two discounts of what a tenant's texts have taught: a text that is refused for
+its estimated length is never counted, and one that is let in by mistake delays everybody.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyHolder:
+    """
+    The holder of an API key; keys of one name are one tenant.
+
+    Attributes:
+        requests_per_s, tokens_per_min: mean rates, of prompt and answer tokens together; a second's
+            and a minute's worth may come at once. `None`: no limit of its own, here and below.
+        max_concurrency: most requests in flight at once.
+        rights: of `RIGHTS`.
+        share_cache: whether it finds and leaves prefixes in the cache that all such keys share.
+    """
+
+    name: str = ""
+    requests_per_s: float | None = None
+    tokens_per_min: float | None = None
+    max_concurrency: int | None = None
+    rights: frozenset[str] = RIGHTS
+    share_cache: bool = False
+
+
+ANONYMOUS = KeyHolder(share_cache=True)
+"""The client of every request to an endpoint without keys."""
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """A token bucket; it begins full."""
+
+    level: float = math.inf
+    at_s: float = 0.0
+
+    def wait_s(self, cost: float, *, per_s: float, capacity: float, now_s: float) -> float:
+        """Return the seconds until there is *cost*, or until the bucket is full if that is less."""
+        self.level = min(capacity, self.level + per_s * (now_s - self.at_s))
+        self.at_s = now_s
+        return max(0.0, (min(cost, capacity) - self.level) / per_s)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tenant:
+    """
+    What the keys of one name have in flight, have used and have taught; it outlives the key file.
+
+    Attributes:
+        number: of tenants before it.
+        ongoing: its requests in flight.
+        discounted_s: when its token counts were last discounted.
+    """
+
+    number: int
+    ongoing: int = 0
+    discounted_s: float = -math.inf
+    requests: TokenBucket = field(default_factory=TokenBucket)
+    tokens: TokenBucket = field(default_factory=TokenBucket)
+    token_counts: dict[str, TokenCounts] = field(
+        default_factory=lambda: {kind: TokenCounts() for kind in ("chat", "completions")}
+    )
+
+    def limit_wait_s(self, holder: KeyHolder, tokens: float, now_s: float) -> float:
+        """Return the seconds until the rates of *holder* allow a request of *tokens*."""
+        wait_s = 0.0
+        if rate := holder.requests_per_s:
+            wait_s = self.requests.wait_s(1, per_s=rate, capacity=max(1.0, rate), now_s=now_s)
+        if rate := holder.tokens_per_min:
+            token_wait_s = self.tokens.wait_s(tokens, per_s=rate / 60, capacity=rate, now_s=now_s)
+            wait_s = max(wait_s, token_wait_s)
+        return wait_s
+
+    def charge(self, tokens: float) -> None:
+        """Count an admitted request against the rates."""
+        self.requests.level -= 1
+        self.tokens.level -= tokens
+
+    def discount(self, kind: str, now_s: float) -> None:
+        """Doubt what was learned of *kind*, if `DOUBT_S` have passed."""
+        if now_s - self.discounted_s >= DOUBT_S:
+            self.discounted_s = now_s
+            self.token_counts[kind].discount()
+
 
 ADMISSION = "MINICLUSTER_ADMISSION"
 """Environment variable: `off` admits everything, to measure the pools' capacity."""
@@ -264,7 +476,7 @@ class InflightRequests:
 
 class AdmissionController:
     """
-    Admission of a gate: `serving.admission.policy` on the requests in flight.
+    Admission of a gate: `serving.request.cost` on the requests in flight.
 
     Attributes:
         inflight: the requests in flight.

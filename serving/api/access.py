@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 
 from minicluster.errors import InputError
 from minicluster.http_client.authorization import bearer
-from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
+from serving.admission.controller import ANONYMOUS, RIGHTS, KeyHolder
 from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:

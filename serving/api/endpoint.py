@@ -1,46 +1,236 @@
 """
-The endpoint: what its requests share, and the routes that generate.
+The endpoint: what its requests share, the routes that generate, and the streams of answers.
 
-The work per token is only to forward and to time it (`serving.api.stream`).
+The work per token is only to forward and to time it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serving.admission.controller import KEY_IS_FULL, key_is_full
-from serving.admission.policy import request_size
-from serving.admission.tenants import INTERNAL, TIMING
+from serving.admission.controller import INTERNAL, KEY_IS_FULL, TIMING, key_is_full
 from serving.api.access import require, salted
-from serving.api.errors import with_param
-from serving.api.record import record_of
-from serving.api.stream import AnswerStream, ReadAhead
-from serving.protocol.messages import PATH_HEADER, Refusal, RequestRefused, refuse
-from serving.request.length import apply_token_limit
-from serving.request.prefill import DECODE_FAILED, may_retry
+from serving.api.gate import AnswerReport, Tickets
+from serving.protocol.messages import (
+    DECODE_FAILED,
+    ENGINE_DIED,
+    NO_ANSWERING_REPLICA,
+    PATH_HEADER,
+    Refusal,
+    RequestPhases,
+    RequestRefused,
+    refuse,
+)
+from serving.request.cost import apply_token_limit, request_size
 from serving.request.validation import check, parse_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from types import TracebackType
 
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
-    from serving.admission.tenants import KeyHolder
+    from serving.admission.controller import KeyHolder
     from serving.api.access import AccessControl
-    from serving.api.gate import Tickets
-    from serving.api.record import AnswerRecord
-    from serving.api.tracing import RequestTracer
-    from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import Answer, Backend
+    from serving.protocol.messages import Answer, AnswerEnd, Backend, EndpointConfig
+
+logger = logging.getLogger(__name__)
+
+
+def may_retry(refusal: Refusal, spent_s: float, config: EndpointConfig) -> bool:
+    """
+    Return whether another replica may answer a request that one has refused.
+
+    Only where the replica is gone, and while there is time for another attempt: 504 and refusals
+    of the request itself would be the same elsewhere.
+
+    Args:
+        refusal: before the first token.
+        spent_s: seconds since the request arrived.
+        config: deadlines.
+    """
+    return refusal in (NO_ANSWERING_REPLICA, ENGINE_DIED) and spent_s < config.prefill_deadline_s
+
+
+def refusal_of(error: Exception, request_id: str) -> Refusal:
+    """
+    Turn any exception into the client's error.
+
+    Args:
+        error: what was raised.
+        request_id: names the request in the log.
+    """
+    if isinstance(error, RequestRefused):
+        return error.refusal
+    if isinstance(error, HTTPException):
+        return Refusal(status=error.status_code, message=str(error.detail))
+    logger.error("request %s failed", request_id, exc_info=error)
+    return Refusal(status=500, message=f"The server failed to answer; its log names {request_id}.")
+
+
+def with_param(refusal: Refusal, body: Mapping[str, object]) -> Refusal:
+    """Name the parameter at fault where the engine's message does and its error object does not."""
+    if refusal.param is not None or refusal.status >= 500:  # noqa: PLR2004
+        return refusal
+    message = refusal.message.lower()
+    for name in sorted(body, key=len, reverse=True):
+        if len(name) > 1 and (name in message or name.replace("_", " ") in message):
+            return replace(refusal, param=name)
+    return refusal
+
+
+RECORD = "minicluster.record"
+"""Key of a request's record in its ASGI scope."""
+
+CLIENT_GONE = 499
+"""Status, as nginx writes it, of a request whose client was gone before the answer began."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerRecord:
+    """
+    One request; times by `time.perf_counter`.
+
+    As a context, an admitted request ends with an exception, and otherwise goes on.
+
+    Attributes:
+        key: name of the API key, never the key.
+        outcome: as in `minicluster_requests_total`; empty where nothing was generated.
+        error: code of the error that it was answered with.
+        gate: what has admitted it; `None`: it is not admitted.
+        ticket: its number there.
+        on_end: is called when it ends.
+        domain: the domain that answers it.
+        streamed: whether its answer comes in events; one in one piece has no gaps, and the backend
+            reports when its first token was there.
+        sequences: answers of which the tokens are.
+        admitted_s, first_s, last_s: when it was admitted, and its first and its last token came.
+        gaps_s: between the chunks of a stream.
+        prompt_tokens, output_tokens: as the engine counts them; `None` until it reports them.
+    """
+
+    started_s: float
+    request_id: str
+    key: str = ""
+    status: int = CLIENT_GONE
+    outcome: str = ""
+    error: str = ""
+    gate: Tickets | None = None
+    ticket: int = 0
+    on_end: Callable[[], None] | None = None
+    domain: str = ""
+    streamed: bool = False
+    sequences: int = 1
+    phases: RequestPhases | None = None
+    admitted_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from the request to its first token."""
+        return None if self.first_s is None else self.first_s - self.started_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first, if the answer has been counted."""
+        if self.first_s is None or self.last_s is None or self.output_tokens is None:
+            return None
+        after = self.output_tokens / self.sequences - 1
+        return (self.last_s - self.first_s) / after if after > 0 else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Seconds from the request to its last token."""
+        return None if self.last_s is None else self.last_s - self.started_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """End the request if it was refused, failed or was cancelled."""
+        if isinstance(error, RequestRefused):
+            self.end("failed" if error.refusal.status >= 500 else "refused")  # noqa: PLR2004
+        elif error is not None:
+            self.end("failed" if isinstance(error, Exception) else "cancelled")
+
+    def admit(
+        self, gate: Tickets, ticket: int, *, domain: str, sequences: int, streamed: bool
+    ) -> None:
+        """Take note that *gate* has admitted it, by the number *ticket*."""
+        self.gate, self.ticket, self.domain = gate, ticket, domain
+        self.sequences, self.streamed = sequences, streamed
+        self.admitted_s = time.perf_counter()
+
+    def first_token(self, phases: RequestPhases) -> None:
+        """Record the first token."""
+        now_s = time.perf_counter()
+        reported_s = self.started_s + phases.prefill_s + phases.decode_s
+        self.first_s = now_s if self.streamed else min(reported_s, now_s)
+        self.phases, self.last_s = phases, now_s
+        assert self.gate is not None  # noqa: S101  (only admitted requests have one)
+        self.gate.first_token(self.ticket, phases, self.first_s - self.started_s)
+
+    def token(self) -> None:
+        """Record a chunk after the first."""
+        now_s = time.perf_counter()
+        self.gaps_s.append(now_s - (self.last_s or now_s))
+        self.last_s = now_s
+
+    def count(self, usage: Any) -> None:  # noqa: ANN401  (whatever the engine sends)
+        """Take the tokens of a usage object."""
+        if isinstance(usage, dict):
+            self.prompt_tokens = usage.get("prompt_tokens")
+            self.output_tokens = usage.get("completion_tokens")
+
+    def end(self, outcome: str) -> None:
+        """Report the end of an admitted request; later calls change nothing."""
+        if self.outcome:
+            return
+        self.outcome = outcome
+        assert self.gate is not None  # noqa: S101  (only admitted requests end)
+        report = AnswerReport(
+            outcome=outcome,
+            path="none" if self.phases is None else self.phases.path,
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            e2e_s=self.e2e_s,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            gaps_s=self.gaps_s,
+        )
+        self.gate.ended(self.ticket, report)
+        if self.on_end is not None:
+            self.on_end()
+
+
+def record_of(request: Request) -> AnswerRecord:
+    """Return the record of a request."""
+    record: AnswerRecord = request.scope[RECORD]
+    return record
+
 
 Parsed = TypeVar("Parsed")
 
@@ -72,21 +262,19 @@ class Endpoint:
         backend: the pools.
         gate: admits requests and counts them, for all endpoint processes.
         access: keys and origins.
-        tracer: writes traces; `None`: nothing does.
         cache_secret: keeps the prefix caches of keys apart.
     """
 
     tickets = itertools.count(1)
     """Numbers of admitted requests, never the same in one process."""
 
-    def __init__(  # noqa: PLR0913  (what an endpoint is told, by name)
+    def __init__(
         self,
         config: EndpointConfig,
         backend: Backend,
         gate: Tickets,
         access: AccessControl,
         *,
-        tracer: RequestTracer | None,
         token_limit: int | None,
         cache_secret: bytes,
     ) -> None:
@@ -95,7 +283,6 @@ class Endpoint:
         self.backend = backend
         self.gate = gate
         self.access = access
-        self.tracer = tracer
         self.cache_secret = cache_secret
         self._token_limit = token_limit
         self._bodies = BodyReader(config.max_model_len)
@@ -307,3 +494,110 @@ class BodyReader:
             finally:
                 self._waiting[name] -= 1
             yield
+
+
+WRITE_CHUNK = "write_chunk"
+"""
+Key of a request's state: writes a chunk of its answer into the connection, past ASGI. It returns
+whether the client keeps up; if not, nothing was written.
+"""
+
+
+class ReadAhead:
+    """
+    The bytes of all answers that their clients have yet to read, and the most of them.
+
+    The engine ends a request whose client stands still, and so do its counts: its events are read
+    on into memory, which is bounded. Beyond that an answer waits for its client.
+    """
+
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        """Start with none."""
+        self.max_bytes = max_bytes
+        self.bytes = 0
+
+
+class AnswerStream(StreamingResponse):
+    """
+    The events of an answer, written as they come.
+
+    Where its client keeps up they go straight into the connection (`WRITE_CHUNK`), and otherwise,
+    or where the server has no such way, through ASGI. If the engine fails midway the stream ends
+    with an error and without [DONE]. The record gets the outcome once, even if the stream never
+    began: `ok` and `broken` as soon as the engine is done, or `cancelled`.
+    """
+
+    def __init__(
+        self, answer: Answer, record: AnswerRecord, *, headers: dict[str, str], ahead: ReadAhead
+    ) -> None:
+        """Take an *answer* whose first events are there."""
+        super().__init__(self._texts(), headers=headers, media_type="text/event-stream")
+        self._answer = answer
+        self._record = record
+        self._ahead = ahead
+        self._unsent: list[bytes] = []
+        self._news = asyncio.Event()
+        self._write_chunk: Callable[[bytes], bool] | None = None
+        self._all_sent = self._held = self._ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything."""
+        if scope.get("http_version") == "1.1":  # answers of 1.0 have no chunks
+            self._write_chunk = scope.get("state", {}).get(WRITE_CHUNK)
+        assert isinstance(self._answer.chunk.first, str)  # noqa: S101  (for the type checker)
+        try:
+            self._keep(self._answer.chunk.first.encode())
+            self._answer.forward(self)
+            await super().__call__(scope, receive, send)
+        finally:
+            self._record.end("cancelled")  # unless the engine has finished
+            self._take()
+            self._answer.close()
+
+    def events(self, text: bytes) -> None:
+        """Take events with tokens, at the engine's pace as long as there is room for them."""
+        self._record.token()
+        if self._all_sent and self._write_chunk is not None and self._write_chunk(text):
+            return
+        self._keep(text)
+        if self._ahead.bytes >= self._ahead.max_bytes and not self._held:
+            self._held = True
+            self._answer.hold(on=True)
+
+    def ended(self, end: AnswerEnd) -> None:
+        """Take the end, or the error that is it."""
+        record, outcome, text = self._record, "ok", end.text
+        record.count(end.usage)
+        if end.error is not None:
+            outcome = "broken"
+            refusal = refusal_of(end.error, record.request_id)
+            record.error = refusal.name
+            text = f"data: {json.dumps(refusal.body)}\n\n"
+        self._keep(text.encode())
+        record.end(outcome)
+        self._ended = True
+
+    def _keep(self, text: bytes) -> None:
+        self._all_sent = False
+        self._unsent.append(text)
+        self._ahead.bytes += len(text)
+        self._news.set()
+
+    def _take(self) -> bytes:
+        text = b"".join(self._unsent)
+        self._unsent.clear()
+        self._ahead.bytes -= len(text)
+        if self._held:
+            self._held = False
+            self._answer.hold(on=False)
+        return text
+
+    async def _texts(self) -> AsyncIterator[bytes]:
+        """Yield what has been kept since the last time, until there is no more."""
+        while not self._ended or self._unsent:
+            self._all_sent = not self._unsent
+            await self._news.wait()
+            self._all_sent = False
+            self._news.clear()
+            if text := self._take():
+                yield text

@@ -1,31 +1,43 @@
 """
 The gate: the one exact count behind the endpoint processes of a plan.
 
-It admits requests and counts them while they are in flight, and has the metrics and the state of
-the cluster. Several endpoints share one, so that what was simulated with one router stays true.
+It admits requests and counts them while they are in flight, and has the metrics and the readiness
+of the cluster. Several endpoints share one, so that what was simulated with one router stays true.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import uuid
+from collections import Counter as Tally
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from serving.admission.controller import AdmissionController
-from serving.admission.policy import Shed
-from serving.api.metrics import Metrics
-from serving.api.readiness import ReadyCheck
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
+from minicluster.specs.slo import METRICS, PERCENTILES
+from minicluster.stats.quantiles import summarise
+from serving.admission.controller import AdmissionController, Shed
+from serving.protocol.messages import DECODE_FAILED, Refusal, RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 
-    from serving.admission.controller import InflightRequest
-    from serving.admission.policy import RequestSize
-    from serving.admission.tenants import KeyHolder
-    from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import Backend, Refusal, RequestPhases
+    from minicluster.plan import Prediction
+    from serving.admission.controller import InflightRequest, KeyHolder
+    from serving.protocol.messages import Backend, EndpointConfig, RequestPhases
+    from serving.request.cost import RequestSize
+
+    Running = dict[tuple[str, str], int]
+    Facts = dict[tuple[str, str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,3 +243,409 @@ class Gate:
     async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
         """See `Tickets`."""
         return await self._backend.steps(begin_unix_s, end_unix_s)
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5),
+    *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0),
+)
+"""Bounds of the histograms, in seconds; the SLO's limit of a latency is added to its bounds."""
+
+HISTOGRAMS = {
+    "ttft": "Request to first token.",
+    "tpot": "Per token after the first.",
+    "e2e": "Request to last token.",
+    PREFILL_QUEUE: "Wait inside the prefill engine.",
+    PREFILL: "Prefill step.",
+    HANDOFF: "Prefill's answer to first token: queue, KV transfer, decode step.",
+}
+
+MEASURED = (PREFILL_QUEUE, PREFILL, HANDOFF)
+"""Phases of the TTFT with a histogram: of prompts that the prefill pool computed."""
+
+GAPS = "Gap between two chunks."
+
+COUNTERS = {
+    "requests": ("Requests by path and outcome.", "path outcome"),
+    "http_responses": ("Answers of any route, refusals included.", "route status"),
+    "fallbacks": ("Requests that were not answered the planned way, by reason.", "reason"),
+    "shed": ("Requests not admitted, by reason.", "reason"),
+    "tokens": ("Tokens of complete answers.", "kind"),
+}
+"""Help and labels of each counter; Prometheus's client adds `_total` to its name."""
+
+GAUGES = {
+    "outstanding_requests": ("Requests admitted and not ended.", "stage"),
+    "prefill_backlog_seconds": ("Seconds of prefill admitted and not done.", "domain"),
+    "margin_seconds": ("Margin added to admission forecasts.", "quantity"),
+    "replicas": ("Replicas.", "role domain kind"),
+    "planned_seconds": ("Predicted latency.", "quantity percentile"),
+    "slo_seconds": ("SLO limit.", "quantity"),
+    "planned_requests_per_second": ("Planned load and capacity.", "kind"),
+}
+
+
+class Metrics:
+    """The registry of all metrics, with the plan's predictions as gauges."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        """Make every series, so that a scrape before the first request finds them."""
+        self._registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(f"minicluster_{name}", text, labels.split(), registry=self._registry)
+            for name, (text, labels) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"minicluster_{name}", text, labels.split(), registry=self._registry)
+            for name, (text, labels) in GAUGES.items()
+        }
+        self._seconds: dict[str, Histogram] = {}
+        self._gaps: GapHistogram | None = None
+        self._bounds_s: dict[str, list[float]] = {}
+        self.take(config)
+
+    def take(self, config: EndpointConfig) -> None:
+        """Show another plan from now on; counts go on, but for histograms with another limit."""
+        self.recent = RecentLatencies()
+        limits = {} if config.slo is None else config.slo.limits_s
+        for name, text in HISTOGRAMS.items():
+            bounds = sorted({*SECONDS, limits.get(name, SECONDS[0])})
+            if self._bounds_s.get(name) != bounds:
+                if name in self._seconds:
+                    self._registry.unregister(self._seconds[name])
+                self._bounds_s[name] = bounds
+                self._seconds[name] = Histogram(
+                    f"minicluster_{name}_seconds", text, buckets=bounds, registry=self._registry
+                )
+        bounds = sorted({*SECONDS, limits.get("itl", SECONDS[0])})
+        if self._gaps is None or self._gaps.bounds_s != bounds:
+            if self._gaps is not None:
+                self._registry.unregister(self._gaps)
+            self._gaps = GapHistogram(bounds)
+            self._registry.register(self._gaps)
+        for gauge in self._gauges.values():
+            gauge.clear()
+        self._show(config, limits)
+
+    def _show(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
+        """Set the gauges of what is planned."""
+        for pool in config.pools:
+            for domain, replicas in pool.replicas.items():
+                self._gauges["replicas"].labels(pool.role, domain, "planned").set(replicas)
+        for quantity, limit_s in limits.items():
+            self._gauges["slo_seconds"].labels(quantity).set(limit_s)
+        if config.prediction is None or config.workload is None:
+            return
+        for labels, seconds in _planned_s(config.prediction, split=config.split).items():
+            self._gauges["planned_seconds"].labels(*labels).set(seconds)
+        rate = self._gauges["planned_requests_per_second"]
+        rate.labels("load").set(config.workload.requests_per_s)
+        rate.labels("capacity").set(config.prediction.capacity_requests_per_s)
+
+    def first_token(self, ttft_s: float, phases: RequestPhases) -> None:
+        """Observe a TTFT, and its phases as far as the prefill pool took part."""
+        self._seconds["ttft"].observe(ttft_s)
+        if not phases.as_planned:
+            self._counters["fallbacks"].labels(phases.reason).inc()
+        if phases.prefill_replica:
+            for name in MEASURED:
+                self._seconds[name].observe(phases.phases_s[name])
+
+    def answered(self, route: str, status: int) -> None:
+        """Count an answer, of whatever route."""
+        self._counters["http_responses"].labels(route, str(status)).inc()
+
+    def ended(self, report: AnswerReport) -> None:
+        """Count a request that ended, and observe its answer if that is complete."""
+        self._counters["requests"].labels(report.path, report.outcome).inc()
+        self.recent.outcomes[report.outcome] += 1
+        if report.outcome != "ok":
+            return
+        for name, seconds in (("e2e", report.e2e_s), ("tpot", report.tpot_s)):
+            if seconds is not None:
+                self._seconds[name].observe(seconds)
+        assert self._gaps is not None  # noqa: S101  (`take` makes it)
+        self._gaps.observe(report.gaps_s)
+        self._counters["tokens"].labels("prompt").inc(report.prompt_tokens or 0)
+        self._counters["tokens"].labels("output").inc(report.output_tokens or 0)
+        self.recent.add(report)
+
+    def shed(self, reason: str) -> None:
+        """Count a request that was not admitted."""
+        self._counters["shed"].labels(reason).inc()
+        self._counters["requests"].labels("none", "shed").inc()
+        self.recent.outcomes[f"shed: {reason}"] += 1
+
+    def replicas(self, running: Mapping[tuple[str, str], int]) -> None:
+        """Set the number of running replicas, by role and domain."""
+        for (role, domain), number in running.items():
+            self._gauges["replicas"].labels(role, domain, "running").set(number)
+
+    def text(self, admission: AdmissionController) -> bytes:
+        """Return all metrics in Prometheus's text format, with the requests in flight now."""
+        inflight, margin = admission.inflight, admission.margin
+        for stage, requests in inflight.outstanding.items():
+            self._gauges["outstanding_requests"].labels(stage).set(requests)
+        self._gauges["margin_seconds"].labels("ttft").set(margin.ttft_s)
+        self._gauges["margin_seconds"].labels("tpot").set(margin.tpot_s)
+        for domain, seconds in inflight.backlog_s().items():
+            self._gauges["prefill_backlog_seconds"].labels(domain).set(seconds)
+        return generate_latest(self._registry)
+
+
+def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], float]:
+    """Return predicted seconds by quantity and percentile; of phases the mean, in a split plan."""
+    latencies = {
+        (quantity, percentile): getattr(prediction, quantity).at(percentile)
+        for quantity in METRICS
+        for percentile in PERCENTILES
+    }
+    if not split:
+        return latencies
+    # A phase that takes nothing is not in the plan.
+    parts_s = dict.fromkeys(TTFT_PHASES, 0.0) | prediction.ttft_parts_s
+    return latencies | {(name, "mean"): phase_s(parts_s, name) or 0.0 for name in MEASURED}
+
+
+LAST_ANSWERS = 1_000
+
+LAST_GAPS = 10_000
+"""Sizes of the window that `GET /plan` reports on: answers, and gaps between their tokens."""
+
+
+class GapHistogram(Collector):
+    """
+    The histogram of the gaps between tokens, which takes those of a whole answer at once.
+
+    There are as many as tokens; one by one they would cost more than all else of an answer.
+    """
+
+    def __init__(self, bounds_s: list[float]) -> None:
+        """Start empty, with these upper bounds."""
+        self.bounds_s = bounds_s
+        self._counts = np.zeros(len(bounds_s) + 1, dtype=np.int64)
+        self._sum_s = 0.0
+
+    def observe(self, gaps_s: Sequence[float]) -> None:
+        """Add gaps."""
+        gaps = np.asarray(gaps_s, dtype=float)
+        at = np.searchsorted(self.bounds_s, gaps)
+        self._counts += np.bincount(at, minlength=len(self._counts))
+        self._sum_s += float(gaps.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the histogram, as Prometheus's client asks for it."""
+        bounds = [*map(str, self.bounds_s), "+Inf"]
+        buckets = zip(bounds, np.cumsum(self._counts).tolist(), strict=True)
+        yield HistogramMetricFamily(
+            "minicluster_itl_seconds", GAPS, buckets=[*buckets], sum_value=self._sum_s
+        )
+
+
+class RecentLatencies:
+    """The latencies of the last answers, and the outcomes of all requests."""
+
+    def __init__(self) -> None:
+        self.outcomes: Tally[str] = Tally()
+        self._last: deque[tuple[float, AnswerReport]] = deque(maxlen=LAST_ANSWERS)
+        self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
+
+    def add(self, answer: AnswerReport) -> None:
+        """Add a complete answer, which has ended now."""
+        self._last.append((time.perf_counter(), answer))
+        self._gaps_s.extend(answer.gaps_s)
+
+    def summary(self) -> dict[str, Any]:
+        """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
+        last = [answer for _, answer in self._last]
+        span_s = self._last[-1][0] - self._last[0][0] if last else 0.0
+        return {
+            "answers": len(last),
+            "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
+            "outcomes": dict(self.outcomes),
+            "ttft": _statistics(each.ttft_s for each in last),
+            "tpot": _statistics(each.tpot_s for each in last),
+            "e2e": _statistics(each.e2e_s for each in last),
+            "itl": _statistics(self._gaps_s),
+        }
+
+
+def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Return mean and percentiles; `None` without values."""
+    found = summarise([each for each in values if each is not None])
+    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}
+
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+"""Age at which the number of replicas is stale; a query costs Serve's controller some ms."""
+
+FACTS_REFRESH_S = 60.0
+"""Age at which the engines' settings are stale; they change with a deployment only."""
+
+WAIT_S = 1.0
+"""Longest wait for a refresh before the stale value is returned."""
+
+FIRST_WAIT_S = 10.0
+"""Longest wait for the first value."""
+
+PROBE_TOKEN = 100
+"""A token id that every vocabulary has; its meaning does not matter."""
+
+THROUGH_PREFILL = ("remote", "retried")
+"""Paths on which prefill, the KV transfer and decode have all worked."""
+
+Value = TypeVar("Value")
+
+
+class CachedValue(Generic[Value]):
+    """
+    A stale-while-revalidate cache for one slow async value.
+
+    At most one refresh runs at a time. A refresh that hangs is not cancelled, because a thread may
+    block in it and each new one would take another. One that fails leaves the last value.
+    """
+
+    def __init__(
+        self, refresh: Callable[[], Awaitable[Value]], *, initial: Value, max_age_s: float
+    ) -> None:
+        """Start with *initial*, which is stale; a refreshed value is fresh for *max_age_s*."""
+        self._refresh = refresh
+        self._value = initial
+        self._max_age_s = max_age_s
+        self._refreshed_s = float("-inf")
+        self._has_value = False
+        self._task: asyncio.Task[None] | None = None
+
+    def refresh(self) -> None:
+        """Begin to refresh a stale value."""
+        if self._task is None and time.monotonic() - self._refreshed_s > self._max_age_s:
+            self._task = asyncio.create_task(self._run())
+
+    async def get(self) -> Value:
+        """Return the value, a fresh one if it comes soon enough."""
+        self.refresh()
+        if self._task is not None:
+            wait_s = WAIT_S if self._has_value else FIRST_WAIT_S
+            await asyncio.wait({self._task}, timeout=wait_s)
+        return self._value
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._refresh()
+            self._has_value = True
+        except Exception:  # any error: the last value stays
+            logger.exception("the cluster did not answer")
+        finally:
+            self._refreshed_s = time.monotonic()
+            self._task = None
+
+
+class ReadyCheck:
+    """
+    The state of the cluster, queried at most once per `REFRESH_S`, however often it is read.
+
+    A probe may take as long as both deadlines; the other two do not wait for it.
+
+    Attributes:
+        running: the number of running replicas, by role and domain.
+        facts: the settings of one engine of each role and domain.
+    """
+
+    def __init__(
+        self,
+        config: EndpointConfig,
+        backend: Backend,
+        admission: AdmissionController,
+        metrics: Metrics,
+    ) -> None:
+        """Start without a query; *admission* and *metrics* receive the number of replicas."""
+
+        async def query() -> Running:
+            found = await backend.running()
+            admission.inflight.set_replicas(found)
+            metrics.replicas(found)
+            return found
+
+        self._config = config
+        self._backend = backend
+        self.running: CachedValue[Running] = CachedValue(query, initial={}, max_age_s=REFRESH_S)
+        self.facts: CachedValue[Facts] = CachedValue(
+            backend.facts, initial={}, max_age_s=FACTS_REFRESH_S
+        )
+        self._probing = asyncio.Lock()
+        self._known = dict.fromkeys(config.pairing, (float("-inf"), ""))
+        threshold = config.routing.local_threshold_tokens
+        # Beyond what decode computes itself, if there is room.
+        self._prompt = [PROBE_TOKEN] * min(threshold + 1, config.max_model_len - 1)
+        self._splits = config.split and len(self._prompt) > threshold
+
+    def answered(self, domain: str, phases: RequestPhases, first_s: float) -> None:
+        """Record a client's answer: its path, and its first token's time by `perf_counter`."""
+        if self._proves_ready(phases):
+            self._record(domain, first_s, "")
+
+    async def check(self) -> tuple[bool, list[str]]:
+        """Return whether requests get through in any domain, and what is lacking in the others."""
+        running = await self.running.get()
+        if not running:
+            return False, ["Ray Serve does not say what runs"]
+        roles = sorted({pool.role for pool in self._config.pools})
+        missing = [
+            f"no {role} replica is up"
+            for role in roles
+            if not any(number for (of, _), number in running.items() if of == role)
+        ]
+        if missing:
+            return False, missing
+        async with self._probing:
+            now_s = time.perf_counter()
+            # A client that has just been answered proves as much, for its domain.
+            due = [at for at, (when_s, _) in self._known.items() if now_s - when_s > REFRESH_S]
+            await asyncio.gather(*(self._probe(domain) for domain in due))
+        errors = [error for _, error in self._known.values()]
+        return not all(errors), [error for error in errors if error]
+
+    async def _probe(self, domain: str) -> None:
+        error = await self._probe_error(domain)
+        if error and len(self._known) > 1:
+            error = f"{domain}: {error}"
+        self._record(domain, time.perf_counter(), error)
+
+    async def _probe_error(self, domain: str) -> str:
+        """Send one request; return what went wrong, or nothing if its first token came."""
+        config = self._config
+        limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s
+        body = {
+            "model": config.model_id,
+            "prompt": self._prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "cache_salt": uuid.uuid4().hex,  # no prefix-cache hit: computed and transferred anew
+        }
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._backend.answer(domain, "completions", body)
+        except TimeoutError:
+            return f"a probe got no token within {limit_s:g} s"
+        except RequestRefused as refused:
+            answer = refused.refusal
+        except Exception:  # noqa: BLE001  (a client would meet any of them, too)
+            return "a probe failed"
+        if isinstance(answer, Refusal):
+            return f"a probe was refused: {answer.message}"
+        phases = answer.chunk.phases
+        if not self._proves_ready(phases):
+            return f"a probe was answered without prefill: {phases.path_and_reason}"
+        return ""
+
+    def _proves_ready(self, phases: RequestPhases) -> bool:
+        """Return whether an answer took the path of prompts beyond the local threshold."""
+        proves = phases.path in THROUGH_PREFILL and phases.reason != DECODE_FAILED
+        return proves or not self._splits
+
+    def _record(self, domain: str, when_s: float, error: str) -> None:
+        self._known[domain] = max(self._known[domain], (when_s, error))

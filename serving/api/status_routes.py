@@ -15,16 +15,15 @@ import yaml
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from minicluster.workload.engine_steps import EngineStep
-from serving.api.metrics import CONTENT_TYPE
-from serving.protocol.endpoint_config import to_plain
-from serving.protocol.messages import Refusal, RequestRefused
+from serving.api.gate import CONTENT_TYPE
+from serving.protocol.messages import Refusal, RequestRefused, to_plain
 from serving.request.validation import check_model
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from serving.api.endpoint import Endpoint
-    from serving.protocol.endpoint_config import EndpointConfig
+    from serving.protocol.messages import EndpointConfig
 
 HERE = Path(__file__).parent
 PAGE = (HERE / "page.html").read_text(encoding="utf-8")

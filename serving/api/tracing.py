@@ -6,18 +6,17 @@ import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
-
 from minicluster.errors import InputError
-from serving.api.record import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from opentelemetry.sdk.trace.export import SpanExporter
-    from starlette.types import Scope
 
-    from serving.api.record import AnswerRecord
+    from serving.api.endpoint import AnswerRecord
+
+Facts = dict[str, str | int | float]
+"""What is known of a request and may be shown, by names in the access log."""
 
 EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -86,14 +85,13 @@ class RequestTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(SERVICE)
 
-    def export(self, record: AnswerRecord, scope: Scope) -> None:
-        """Write the spans of a request that ends now."""
+    def export(self, record: AnswerRecord, facts: Facts, headers: Mapping[str, str]) -> None:
+        """Write the spans of a request that ends now, by what is known of it and its headers."""
         from opentelemetry import trace  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
             TraceContextTextMapPropagator,
         )
 
-        facts = facts_of(record, scope)
         now_ns, now_s = time.time_ns(), time.perf_counter()
 
         def at(seconds: float) -> int:
@@ -101,7 +99,7 @@ class RequestTracer:
 
         span = self._tracer.start_span(
             f"{facts['method']} {facts['route']}",
-            context=TraceContextTextMapPropagator().extract(Headers(scope=scope)),
+            context=TraceContextTextMapPropagator().extract(headers),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),
             attributes={name: facts[own] for own, name in ATTRIBUTES.items() if own in facts},

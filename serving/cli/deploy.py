@@ -17,7 +17,7 @@ from serving.cli.progress import progress
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
-    from serving.protocol.messages import Readiness
+    from serving.operations.probe import Readiness
 
 REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "lora_modules", "replace"}
 """Parameters of `up` that another plan may bring; the others stay as they run."""
@@ -155,8 +155,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
     from serving.deployment.target import located
     from serving.operations.deploy import Site, bring_up
-    from serving.request.length import read_token_limit
-    from serving.simulated.clock import check_slowdown
+    from serving.request.cost import read_token_limit
+    from serving.simulated.engine import check_slowdown
 
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
@@ -269,7 +269,7 @@ def _replace(
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
     from serving.operations.replace import refuse_changes, refuse_replacement, replace_plan
     from serving.operations.status import current
-    from serving.request.length import MAX_OUTPUT_TOKENS, read_token_limit
+    from serving.request.cost import MAX_OUTPUT_TOKENS, read_token_limit
 
     running, options = current(), context.params
     given = {

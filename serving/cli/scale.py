@@ -16,7 +16,7 @@ from serving.cli.progress import progress
 if TYPE_CHECKING:
     from minicluster.plan import Plan
     from serving.cluster.state import State
-    from serving.operations.scaling_policy import Advice
+    from serving.operations.autoscale import Advice
 
 
 def scale(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -48,8 +48,8 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Move replicas between prefill and decode, or with --auto follow the rate, no downtime."""
     from serving.cluster.state import changing
+    from serving.operations.autoscale import Advice
     from serving.operations.scale import scale as apply_scale
-    from serving.operations.scaling_policy import Advice
     from serving.operations.status import current
 
     state = current()
@@ -96,10 +96,9 @@ def _follow(state: State, window_s: float, hold_s: float, margin: float) -> None
     from minicluster.plan import read_deployment
     from minicluster.plan.scaling import held_intervals, scaled_pools
     from serving.cluster.state import DEPLOYMENT, changing
-    from serving.operations.autoscale import follow
+    from serving.operations.autoscale import follow, offered_per_s, scrape
     from serving.operations.scale import replica_changes
     from serving.operations.scale import scale as apply_scale
-    from serving.operations.slo_metrics import offered_per_s, scrape
     from serving.operations.status import current
 
     plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
@@ -141,8 +140,7 @@ def _running_plan(state: State) -> Plan:
 def _measured_advice(state: State, window_s: float) -> Advice:
     from minicluster.plan import read_deployment
     from serving.cluster.state import DEPLOYMENT
-    from serving.operations.scaling_policy import advise
-    from serving.operations.slo_metrics import scrape, window_metrics
+    from serving.operations.autoscale import advise, scrape, window_metrics
 
     plan, now = _running_plan(state), read_deployment(DEPLOYMENT)
     if len(now.pools) == 1:

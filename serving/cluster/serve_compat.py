@@ -2,7 +2,7 @@
 Every private name of Ray and Ray Serve that serving uses, except those of the engine.
 
 Ray 2.60.0; tests/serving/cluster/test_serve_compat.py reports the names that an upgrade removed.
-Separate from `serving.replicas.vllm_answers`, which imports vLLM and so takes seconds.
+Separate from `serving.replicas.vllm`, which imports vLLM and so takes seconds.
 """
 
 from __future__ import annotations

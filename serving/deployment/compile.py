@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from minicluster.plan import NODE_LABEL, ROLE_LABEL, to_json
+from minicluster.engine_model.planned_limits import planned_limits
+from minicluster.plan import NODE_LABEL, ROLE_LABEL, Plan, to_json
+from minicluster.routing import find_policy, pool_policy
 from serving.cluster.ports import NIXL_PORTS, NIXL_PORTS_APART
 from serving.deployment.engine_args import SIMULATED, engine_kwargs, environment
 from serving.deployment.simulated import simulated_engines, simulated_settings, slowed
 from serving.protocol.app_spec import RayNode, ServedApp, ServedPool, pool_prefix
-from serving.protocol.endpoint_config import deadlines, endpoint_config, engines_by_domain
+from serving.protocol.messages import EndpointConfig, PoolConfig, SimulatedEngines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +24,115 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan, Pool
     from serving.deployment.engine_args import DeployTarget
 
+
+DEADLINE_FACTOR = 2.0
+"""The deadlines of prefill and of the KV hand-off, as multiples of the SLO's TTFT."""
+
+UNPLANNED_DEADLINE_S = 600.0
+"""
+Either deadline where no plan names a TTFT. The speed of the machine is not known yet, so the limit
+only catches transfers that never arrive.
+"""
+
+
+def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
+    deployment: Deployment,
+    *,
+    domains: Mapping[str, str],
+    ongoing: Mapping[str, int],
+    plan: Plan | None = None,
+    plan_hash: str = "",
+    simulated: SimulatedEngines | None = None,
+    deadlines_s: tuple[float | None, float | None] = (None, None),
+    adapters: tuple[str, ...] = (),
+) -> EndpointConfig:
+    """
+    Take from the plan what answering requests needs.
+
+    Args:
+        deployment: what is to run.
+        domains: the domain of each node of the placement.
+        ongoing: by role, the requests that a replica has at once.
+        plan: the plan behind the deployment, if there is one.
+        plan_hash: of the plan's file.
+        simulated: simulated engines, if the pools have them.
+        deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
+        adapters: names of LoRA adapters.
+    """
+    pools = tuple(
+        PoolConfig(
+            role=pool.role,
+            gpu=pool.gpu,
+            tp=pool.tp,
+            replicas=engines_by_domain(pool, domains),
+            max_num_seqs=pool.max_num_seqs * pool.pp,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+            kv_bytes=pool.kv_bytes,
+            policy=(policy := pool_policy(pool.role, deployment.routing.policy)),
+            cached_tokens=planned_limits(deployment, pool).max_tokens
+            if find_policy(policy).by_prefix
+            else 0,
+            max_ongoing_requests=ongoing[pool.role],
+        )
+        for pool in deployment.pools
+    )
+    prefill_deadline_s, kv_deadline_s = deadlines(plan, deadlines_s)
+    return EndpointConfig(
+        model_id=deployment.model.id,
+        max_model_len=deployment.engine.max_model_len,
+        block_size=deployment.engine.block_size,
+        plan_hash=plan_hash,
+        slo=plan.slo if plan else None,
+        prediction=plan.prediction if plan else None,
+        workload=plan.workload if plan else None,
+        confidence_fraction=plan.confidence.fraction if plan and plan.confidence else None,
+        step_model=plan.step_model if plan else None,
+        prefill_deadline_s=prefill_deadline_s,
+        kv_wait_deadline_s=kv_deadline_s,
+        routing=deployment.routing,
+        pools=pools,
+        pairing=_pairing(pools),
+        simulated=simulated,
+        tokens_per_step=1.0 + deployment.engine.mean_accepted_tokens,
+        adapters=adapters,
+        vocab_size=deployment.model.vocab_size,
+    )
+
+
+def deadlines(
+    plan: Plan | None, overrides_s: tuple[float | None, float | None]
+) -> tuple[float, float]:
+    """Return the deadlines of prefill and of the KV hand-off, seconds: overridden or planned."""
+    planned_s = UNPLANNED_DEADLINE_S if plan is None else DEADLINE_FACTOR * plan.slo.ttft_s
+    return overrides_s[0] or planned_s, overrides_s[1] or planned_s
+
+
+def engines_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
+    """
+    Count the engines of a pool in each domain; Ray Serve calls them replicas.
+
+    The copies of attention of one replica are one group, which counts where its first GPU is.
+    """
+    width = pool.gpus // pool.replicas
+    flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
+    groups = Counter(flat[::width])
+    return {domain: pool.dp * number for domain, number in groups.items()}
+
+
+def _pairing(pools: tuple[PoolConfig, ...]) -> dict[str, tuple[str, ...]]:
+    prefill = [domain for pool in pools if pool.role == "prefill" for domain in pool.replicas]
+    return {
+        domain: tuple(sorted(prefill, key=lambda each: (each != domain, each)))
+        for pool in pools
+        if pool.role != "prefill"
+        for domain in pool.replicas
+    }
+
+
 PLAN_HASH_DIGITS = 16
+
 ONE_DOMAIN = "d0"
+
 IN_ONE_THREAD = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -36,6 +146,7 @@ UNPLANNED_REQUESTS = 1_000
 """Requests that a replica takes at once where no plan gives a number."""
 
 HEALTH_CHECK_S = 5.0
+
 HEALTH_LIMIT_S = 30.0
 """Interval and limit of a replica's health check; a replica with a full batch answers slowly."""
 

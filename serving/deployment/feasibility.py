@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "Linux x86_64"
 RAY = "2.60.0"
-"""The version whose private names `serving.replicas.vllm_answers` uses."""
+"""The version whose private names `serving.replicas.vllm` uses."""
 
 REPLICA_BYTES = 2.2e9
 """Resident memory of one replica's processes without weights and KV (measured: 0.7 + 0.6 + 0.9)."""

@@ -20,7 +20,7 @@ from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, kind_of, ray_
 from serving.deployment.engine_args import DeployTarget, read_media_domains
 from serving.deployment.feasibility import RAY, findings, plan_findings, refuse
 from serving.deployment.target import is_directory, located, this_machine
-from serving.request.length import read_token_limit
+from serving.request.cost import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -186,7 +186,7 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
         args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
             that asks for no key.
         environment: names keys and the longest answer (`serving.api.access`,
-            `serving.request.length`).
+            `serving.request.cost`).
 
     Raises:
         InputError: there are no API keys, and access is not open; or as `read_plan`.

@@ -13,8 +13,8 @@ from minicluster.workload.arrivals import equally_likely
 from serving.deployment.engine_args import LEASE_S, SIMULATED, planned_facts
 from serving.deployment.feasibility import offload_findings
 from serving.protocol.app_spec import SimulatedSettings
-from serving.protocol.endpoint_config import SimulatedEngines
-from serving.simulated.request import BYTES_PER_TOKEN, TOKENIZER
+from serving.protocol.messages import SimulatedEngines
+from serving.simulated.answering import BYTES_PER_TOKEN, TOKENIZER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

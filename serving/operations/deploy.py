@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Deployment, Plan
     from serving.deployment.target import Target
+    from serving.operations.probe import Readiness
     from serving.protocol.app_spec import ServedApp
-    from serving.protocol.messages import Readiness
 
 FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
 START_LIMIT_S = 900.0

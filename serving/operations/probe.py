@@ -10,7 +10,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,8 +22,7 @@ from serving.api.access import authorization
 from serving.api.tls import trusting
 from serving.cluster.serve_compat import NO_REPLICA_ERRORS, call_replicas
 from serving.protocol.app_spec import APP
-from serving.protocol.messages import STALL_S, Readiness, RequestPhases
-from serving.request.length import read_token_limit
+from serving.request.cost import read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +30,28 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
     from serving.protocol.app_spec import ServedApp, ServedPool
+    from serving.protocol.messages import RequestPhases
+
+
+STALL_S = 1.0
+"""A KV transfer that takes longer is counted as stalled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """
+    The result of the probes that follow a deployment.
+
+    Attributes:
+        stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
+        handoff_s: slowest transfer of the last round, first decode step included.
+        ttft_s: of the streamed completion at the end; `None`: there was none.
+    """
+
+    stalls: int
+    handoff_s: float
+    ttft_s: float | None = None
+
 
 IN_A_ROW = 3
 """Consecutive rounds without a stall that make a deployment ready."""
@@ -42,6 +63,7 @@ FIRST_LIMIT_S = 600.0
 """Limit of the first round, before the machine's speed is known; NIXL itself has none."""
 
 LEAST_LIMIT_S = 60.0
+
 PACE_FACTOR = 20.0
 """Limit of later rounds: this multiple of the last round, and at least `LEAST_LIMIT_S`."""
 

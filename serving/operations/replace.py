@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
     from serving.cluster.state import State
     from serving.deployment.engine_args import DeployTarget
+    from serving.operations.probe import Readiness
     from serving.protocol.app_spec import RayNode, ServedApp
-    from serving.protocol.messages import Readiness
 
 WAY_OUT = "`serving down`, then `serving up`"
 

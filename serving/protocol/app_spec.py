@@ -10,7 +10,7 @@ from typing import Any
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import PathCoefficients, StepSpec
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 
 APP = "minicluster"
 """Name of the Ray Serve application."""

@@ -1,11 +1,14 @@
-"""Values that cross a process boundary with a request: refusals, phases, first chunks, timings."""
+"""Values that cross a process boundary: the endpoint's configuration, refusals, phases, answers."""
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
+import struct
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn, Protocol
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pydantic import TypeAdapter
 
@@ -17,14 +20,163 @@ from minicluster.phases import (
     PREFILL_QUEUE,
     QUEUED_PREFILL,
 )
+from minicluster.plan import Prediction, Routing, StepModel
+from minicluster.routing import ANSWER_POLICY
+from minicluster.specs.slo import SloSpec
+from minicluster.specs.workload import WorkloadSpec
 
-STALL_S = 1.0
-"""A KV transfer that takes longer is counted as stalled."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+HEADER = struct.Struct("!IQB")
+
+VERSION = 2
+
+MAGIC = b"minicluster"
+
+NONCE_BYTES = 16
+
+PING_S = 10.0
+"""Interval at which the caller asks for a sign of life."""
+
+SILENT_S = 35.0
+"""
+Time without one after which either side gives a connection up: it may be open on one side only.
+"""
+
+MOST_BYTES = 64 << 20
+"""Longest payload: a request with the longest prompt, or a whole answer to it."""
+
+MOST_STRANGER_BYTES = 256
+"""Longest payload of a caller that has not proved anything yet."""
+
+
+class Kind(IntEnum):
+    """
+    What a frame is for.
+
+    Attributes:
+        HELLO: of the listener: version and nonce; of the caller: these and its proof.
+        PROOF: of the listener, in answer.
+        CALL: the caller wants something: JSON with `method` and `arguments`.
+        RESULT: JSON, after which nothing comes of a call.
+        BEGUN: JSON, after which `EVENTS` and an `END` come.
+        EVENTS: server-sent events with tokens, as the client gets them.
+        END: JSON: what is left of a call that began, or why it failed, as `error`.
+        HOLD, GO_ON: the reader of a call's events is too slow; it has caught up.
+        CANCEL: the caller wants no more of a call.
+        NOTICE: something that wants no answer: JSON as of a `CALL`.
+        PING, PONG: the other side is alive.
+    """
+
+    HELLO = 1
+    PROOF = 2
+    CALL = 3
+    RESULT = 4
+    BEGUN = 5
+    EVENTS = 6
+    END = 7
+    HOLD = 8
+    GO_ON = 9
+    CANCEL = 10
+    NOTICE = 11
+    PING = 12
+    PONG = 13
+
+
+KINDS = frozenset(map(int, Kind))
+
+
+class FrameError(Exception):
+    """What came is no frame, or not the one that was expected; the connection is closed."""
+
+
+def frame(kind: Kind, call: int = 0, payload: bytes = b"") -> bytes:
+    """Return a frame as it is sent."""
+    return HEADER.pack(len(payload), call, kind) + payload
+
+
+class FrameReader:
+    """Cuts what a connection receives into frames."""
+
+    __slots__ = ("_needed_bytes", "_parts", "_parts_bytes", "most_bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        """Expect payloads of at most *most_bytes*, which may change."""
+        self.most_bytes = most_bytes
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._needed_bytes = HEADER.size
+
+    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        """
+        Return kind, call and payload of each frame that *data* completes.
+
+        Raises:
+            FrameError: of a payload that is too long, or a kind that does not exist.
+        """
+        if self._parts:
+            self._parts.append(data)
+            self._parts_bytes += len(data)
+            if self._parts_bytes < self._needed_bytes:
+                return []  # joined once, however many parts a long payload comes in
+            data = b"".join(self._parts)
+        begin, end, needed = 0, len(data), HEADER.size
+        frames = []
+        while end - begin >= HEADER.size:
+            length, call, kind = HEADER.unpack_from(data, begin)
+            if length > self.most_bytes or kind not in KINDS:
+                raise FrameError(
+                    f"a frame of kind {kind} and {length} bytes came; expected kinds 1 to"
+                    f" {len(KINDS)} and at most {self.most_bytes} bytes"
+                )
+            needed = HEADER.size + length
+            if end - begin < needed:
+                break
+            frames.append((kind, call, data[begin + HEADER.size : begin + needed]))
+            begin, needed = begin + needed, HEADER.size
+        self._parts = [data[begin:]] if begin < end else []
+        self._parts_bytes, self._needed_bytes = end - begin, needed
+        return frames
+
+
+def hello(nonce: bytes) -> bytes:
+    """Return the payload of a HELLO without a proof."""
+    return MAGIC + VERSION.to_bytes(2, "big") + nonce
+
+
+def nonce_in(payload: bytes) -> bytes:
+    """
+    Return the nonce of a HELLO.
+
+    Raises:
+        FrameError: the other side speaks another version, or something else.
+    """
+    name, rest = payload[: len(MAGIC)], payload[len(MAGIC) :]
+    version, nonce = int.from_bytes(rest[:2], "big"), rest[2 : 2 + NONCE_BYTES]
+    if name != MAGIC or len(nonce) < NONCE_BYTES:
+        raise FrameError("what came is no greeting of a channel")
+    if version != VERSION:
+        raise FrameError(f"the other side speaks version {version}; expected {VERSION}")
+    return nonce
+
+
+def proof_in(payload: bytes) -> bytes:
+    """Return the proof behind the nonce of a HELLO; empty if there is none."""
+    return payload[len(MAGIC) + 2 + NONCE_BYTES :]
+
+
+def proof(secret: bytes, side: bytes, *nonces: bytes) -> bytes:
+    """Return what only a *side* (`caller` or `listener`) that knows the secret can send."""
+    return hmac.digest(secret, b"|".join((side, *nonces)), "sha256")
+
 
 RETRY_SPREAD = 0.25
 """Largest part by which `Retry-After` is off, so that clients do not come back all at once."""
 
 PATH_HEADER = "X-Minicluster-Path"
+
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -154,7 +306,7 @@ class RequestPhases:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlace:
     """
-    Where a process of the application takes calls (`serving.protocol.frames`).
+    Where a process of the application takes calls (`serving.replicas.channels`).
 
     Attributes:
         host, port: of its listener.
@@ -209,7 +361,7 @@ class RemotePrefill:
     A prompt that the prefill pool computed.
 
     Attributes:
-        failures: reasons of the attempts before, as in `serving.request.prefill`.
+        failures: reasons of the attempts before, as in `serving.protocol.messages`.
         seconds: from the first call to the answer.
     """
 
@@ -245,22 +397,6 @@ class PrefillTiming:
     seconds: float
     queue_s: float
     step_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
-    """
-    The result of the probes that follow a deployment.
-
-    Attributes:
-        stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
-        handoff_s: slowest transfer of the last round, first decode step included.
-        ttft_s: of the streamed completion at the end; `None`: there was none.
-    """
-
-    stalls: int
-    handoff_s: float
-    ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,3 +520,172 @@ class Backend(Protocol):
 
     async def steps(self, begin_unix_s: float, end_unix_s: float) -> dict[str, list[list[float]]]:
         """Return the steps of one engine of each role that ended in an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """
+    One planned pool, its replicas counted by domain.
+
+    Attributes:
+        max_num_seqs: sequences that one replica decodes at once, all its copies together.
+        max_num_batched_tokens: token budget of one step.
+        kv_bytes: KV cache per GPU.
+        policy: how one of its replicas is chosen (`minicluster.routing`).
+        cached_tokens: prompt tokens that a replica's prefix cache has room for.
+        max_ongoing_requests: that a replica has at once; as many wait for each.
+    """
+
+    role: str
+    gpu: str
+    tp: int
+    replicas: dict[str, int]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_bytes: float
+    policy: str = ANSWER_POLICY
+    cached_tokens: int = 0
+    max_ongoing_requests: int
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that all replicas decode at once."""
+        return self.max_num_seqs * sum(self.replicas.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedEngines:
+    """
+    What tells simulated engines from real ones.
+
+    Attributes:
+        slowdown: seconds that each second of the plan takes.
+        text_tokens: how text is counted: by which tokenizer, or bytes for each token.
+    """
+
+    slowdown: float
+    text_tokens: str
+
+    def __str__(self) -> str:
+        """Say it in one line, fit for a header."""
+        return f"simulated; slowdown={self.slowdown:g}; text-tokens={self.text_tokens}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """
+    Everything about the plan that answering requests needs.
+
+    Attributes:
+        slo: like the next four `None` for a deployment without a plan.
+        confidence_fraction: probability that the SLO holds; `None`: not simulated.
+        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
+        prefill_deadline_s: limit from the call of a prefill replica to its answer.
+        kv_wait_deadline_s: limit from there to the first token.
+        pairing: per domain that answers, the prefill domains in the order in which to try them;
+            `()` in an aggregated plan.
+        adapters: names of LoRA adapters, which requests name as their model.
+        vocab_size: of the model; token ids of requests are below it.
+        simulated: simulated engines, with whose seconds all times here are; `None`: real ones.
+    """
+
+    model_id: str
+    max_model_len: int
+    block_size: int
+    plan_hash: str
+    slo: SloSpec | None = None
+    prediction: Prediction | None = None
+    workload: WorkloadSpec | None = None
+    confidence_fraction: float | None = None
+    step_model: StepModel | None = None
+    prefill_deadline_s: float
+    kv_wait_deadline_s: float
+    routing: Routing
+    pools: tuple[PoolConfig, ...]
+    pairing: dict[str, tuple[str, ...]]
+    simulated: SimulatedEngines | None = None
+    tokens_per_step: float
+    adapters: tuple[str, ...] = ()
+    vocab_size: int = 2**31
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names that requests may give as their model: the model's and those of adapters."""
+        return self.model_id, *self.adapters
+
+    @property
+    def split(self) -> bool:
+        """Whether prefill and decode have pools of their own."""
+        return any(pool.role == "prefill" for pool in self.pools)
+
+    @property
+    def answering(self) -> PoolConfig:
+        """The pool that answers requests: decode, or the mixed pool of an aggregated plan."""
+        return next(pool for pool in self.pools if pool.role != "prefill")
+
+    @property
+    def prefilling(self) -> PoolConfig:
+        """The pool that computes prompts: prefill, or the mixed pool of an aggregated plan."""
+        return next((pool for pool in self.pools if pool.role == "prefill"), self.answering)
+
+    def prefill_domain(self, domain: str) -> str:
+        """Return the prefill domain that requests answered in *domain* use first."""
+        return (self.pairing.get(domain) or (domain,))[0]
+
+
+def to_plain(config: EndpointConfig) -> dict[str, Any]:
+    """Return *config* as dicts, lists, strings and numbers."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
+    return plain
+
+
+def from_plain(plain: Mapping[str, Any]) -> EndpointConfig:
+    """Read back what `to_plain` wrote; raises pydantic's ValidationError on anything else."""
+    return _ADAPTER.validate_json(json.dumps(dict(plain)))
+
+
+_ADAPTER = TypeAdapter(EndpointConfig)
+
+RETRY_AFTER_S = 5.0
+"""Retry-After where prefill fails: Ray Serve needs as long for a new replica."""
+
+NO_REPLICA, DIED, TIMEOUT = "no-prefill-replica", "prefill-failed", "prefill-timeout"
+"""Why prefill did not answer; values of headers and metrics."""
+
+DECODE_FAILED = "decode-failed"
+"""Why a request was answered by a second replica: the first was gone before its first token."""
+
+PULL_FAILED = "kv-pull-failed"
+"""Why decode computed a prompt that prefill had computed: its KV cache was lost on its way."""
+
+UNAVAILABLE = {
+    code: Refusal(
+        status=503, message=f"{what}; try again later.", code=code, retry_after_s=RETRY_AFTER_S
+    )
+    for code, what in {
+        "no_replica": "No replica can take the request",
+        "engine-died": "The engine died",
+        NO_REPLICA: "No prefill replica is up",
+        DIED: "Prefill failed",
+    }.items()
+}
+"""The refusals of requests that another replica, or a later one, could answer, by their codes."""
+
+NO_ANSWERING_REPLICA, ENGINE_DIED = UNAVAILABLE["no_replica"], UNAVAILABLE["engine-died"]
+
+LATE = {
+    TIMEOUT: "No prefill replica answered within {:g} s.",
+    "kv-wait-timeout": "The first token did not come within {:g} s of prefill.",
+    "answer-timeout": "The answer did not come within {:g} s.",
+    "token-timeout": "No event came within {:g} s of the one before.",
+}
+"""The message for a client whose request exceeded a time limit, by the code of the refusal."""
+
+
+def late(code: str, limit_s: float) -> Refusal:
+    """Return the refusal of a request that missed the time limit of *code*, a key of `LATE`."""
+    message = LATE[code].format(limit_s)
+    waits_s = math.ceil(limit_s) if code == "kv-wait-timeout" else 0
+    return Refusal(
+        status=504, message=message, code=code, retry_after_s=max(RETRY_AFTER_S, waits_s)
+    )

@@ -18,11 +18,11 @@ from serving.cluster.serve_compat import deployment_options, running_deployment,
 from serving.deployment.compile import DRAIN_POLL_S, IN_ONE_THREAD
 from serving.deployment.manifest import compile_from_args
 from serving.protocol.app_spec import GATE, INGRESS
-from serving.protocol.endpoint_config import to_plain
+from serving.protocol.messages import to_plain
 from serving.replicas.gate_server import GateServer
 from serving.replicas.ingress import CLOSE_S, Ingress
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
-from serving.request.length import MAX_OUTPUT_TOKENS
+from serving.request.cost import MAX_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -182,16 +182,16 @@ def _with_vllm(pool: ServedPool, config: dict[str, Any]) -> Any:  # noqa: ANN401
     """Bind engines of vLLM; Ray gets its own copy of the settings, because it writes into it."""
     from ray.serve.llm import LLMConfig, build_llm_deployment  # noqa: PLC0415  (imports vLLM)
 
-    from serving.replicas import servers  # noqa: PLC0415
+    from serving.replicas import vllm  # noqa: PLC0415
 
     llm_config = copy.deepcopy(dict(pool.llm_config))
     llm_config[OPTIONS]["user_config"] = config
     ranks: int = pool.llm_config["engine_kwargs"].get("data_parallel_size", 1)
     if ranks > 1:
-        classes = (servers.GroupedPrefillServer, servers.GroupedAnswerServer)
+        classes = (vllm.GroupedPrefillServer, vllm.GroupedAnswerServer)
         llm_config[OPTIONS]["num_replicas"] //= ranks  # Ray counts groups, and multiplies
     else:
-        classes = (servers.PrefillServer, servers.AnswerServer)
+        classes = (vllm.PrefillServer, vllm.AnswerServer)
     return build_llm_deployment(
         LLMConfig(**llm_config),
         name_prefix=pool.prefix,

@@ -1,4 +1,4 @@
-"""The replicas of all pools as the endpoint calls them, with time limits, and prefill's retries."""
+"""The replicas of all pools as the endpoint calls them: path, limits, retries, the answer."""
 
 from __future__ import annotations
 
@@ -6,35 +6,128 @@ import asyncio
 import logging
 import math
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.protocol.messages import LocalPrefill, Refusal, RemotePrefill, RequestRefused
-from serving.replicas.channels import ChannelLostError, ServedAnswer
-from serving.request.length import answer_tokens, prompts_of
-from serving.request.prefill import (
+from serving.protocol.messages import (
     DIED,
     NO_ANSWERING_REPLICA,
+    NO_REPLICA,
     TIMEOUT,
-    PrefillAttempt,
-    choose_domain,
+    UNAVAILABLE,
+    AnswerEnd,
+    EngineFailed,
+    Kind,
+    LocalPrefill,
+    Refusal,
+    RemotePrefill,
+    RequestRefused,
     late,
-    may_be_short,
-    must_be_local,
-    next_step,
 )
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt, routed_prompt
+from serving.replicas.channels import ChannelLostError
+from serving.replicas.seats import NoReplicaError, RoutedPrompt, routed_prompt
+from serving.request.cost import answer_tokens, must_be_local, prompts_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from serving.protocol.endpoint_config import EndpointConfig
-    from serving.protocol.messages import Answer, Prefilled, PrefillTiming
+    from serving.protocol.messages import (
+        Answer,
+        AnswerReader,
+        EndpointConfig,
+        FirstChunk,
+        Prefilled,
+        PrefillTiming,
+    )
     from serving.replicas.channels import Call
-    from serving.request.replica_pool import Seat
+    from serving.replicas.seats import Seat
 
     Pool = tuple[str, str]
     """Role and domain."""
+
+
+ATTEMPTS = 2
+"""Attempts per request: the client has received nothing yet, so another replica may be tried."""
+
+MAX_TOKEN_BYTES = 64
+"""Longest usual token of any tokenizer: a text longer than this times the threshold exceeds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillAttempt:
+    """
+    The decision to call a prefill replica.
+
+    Attributes:
+        patience_s: after which the call is given up if its replica answers no other meanwhile.
+        timeout_s: after which it is given up.
+    """
+
+    patience_s: float
+    timeout_s: float
+
+
+def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
+    """Return whether counting a prompt's tokens could find it within the threshold."""
+    if threshold_tokens <= 0:
+        return False
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        return len(prompt) <= threshold_tokens
+    if isinstance(prompt, str):
+        return len(prompt) <= threshold_tokens * MAX_TOKEN_BYTES
+    messages = body.get("messages")
+    length = sum(len(str(each)) for each in messages) if isinstance(messages, list) else 0
+    return length <= threshold_tokens * MAX_TOKEN_BYTES
+
+
+def next_step(
+    failures: Sequence[str], *, live: int | None, spent_s: float, config: EndpointConfig
+) -> PrefillAttempt | LocalPrefill | Refusal:
+    """
+    Decide the next step of a request whose prompt is not computed yet.
+
+    If another replica is live, the first attempt has half of the time to answer, so that a replica
+    that hangs leaves enough for the second attempt. One that answers other requests meanwhile does
+    not hang: it has a queue, as the others have, and a second attempt would double its load.
+
+    Args:
+        failures: reasons of the attempts so far, `DIED` or `TIMEOUT`.
+        live: live prefill replicas; `None`: not known yet.
+        spent_s: seconds since the first attempt began.
+        config: deadline and fallback.
+    """
+    if live == 0:
+        return _without_prefill(NO_REPLICA, spent_s, config)
+    left_s = config.prefill_deadline_s - spent_s
+    if failures and (len(failures) >= ATTEMPTS or left_s <= 0):
+        return _without_prefill(failures[-1], spent_s, config)
+    last = live == 1 or bool(failures)
+    return PrefillAttempt(patience_s=left_s if last else left_s / 2, timeout_s=left_s)
+
+
+def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> LocalPrefill | Refusal:
+    if config.routing.fallback == "local":
+        return LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
+    return UNAVAILABLE.get(reason) or late(reason, config.prefill_deadline_s)
+
+
+def choose_domain(live: Mapping[str, int | None], tried: str | None) -> str:
+    """
+    Return the domain to call: the nearest with a live replica that did not just fail.
+
+    Args:
+        live: live replicas by domain, the nearest first; `None`: not known yet.
+        tried: the domain called before.
+    """
+    others = [
+        domain
+        for domain, count in live.items()
+        if count is None or count > (1 if domain == tried else 0)
+    ]
+    alive = [domain for domain, count in live.items() if count]
+    return (others or alive or list(live))[0]
 
 
 logger = logging.getLogger(__name__)
@@ -57,7 +150,9 @@ UNPLANNED_TOKEN_S = 1.0
 AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
 
 FACTS_LIMIT_S = 5.0
+
 KNOWN_POLL_S = 0.1
+
 PUBLIC_FACTS = (
     *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
     *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
@@ -389,7 +484,7 @@ async def prefill_remotely(
     config: EndpointConfig,
 ) -> RemotePrefill | LocalPrefill | Refusal:
     """
-    Prefill a prompt, with the retries that `serving.request.prefill` decides.
+    Prefill a prompt, with the retries that `serving.protocol.messages` decides.
 
     Args:
         pool: the prefill replicas.
@@ -425,3 +520,84 @@ async def prefill_remotely(
                 failures=tuple(attempts.failures),
                 seconds=time.monotonic() - begun_s,
             )
+
+
+class ServedAnswer:
+    """An answer that has begun; see `serving.protocol.messages.Answer`."""
+
+    def __init__(
+        self, chunk: FirstChunk, call: Call, limit_s: float, over: Callable[[], None]
+    ) -> None:
+        """Take what came first; each event may take *limit_s*, and *over* is told of the end."""
+        self.chunk = chunk
+        self._call = call
+        self._limit_s = limit_s
+        self._over = over
+        self._loop = asyncio.get_running_loop()
+        self._reader: AnswerReader | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
+        self._held = self._late = False
+        self._done = not call.streams
+        if self._done:
+            over()
+
+    def forward(self, reader: AnswerReader) -> None:
+        """Give *reader* the events that the replica sends."""
+        self._reader = reader
+        self._heard_s = self._loop.time()
+        self._timer = self._loop.call_later(self._limit_s, self._look)
+        self._call.forward(self)
+
+    def events(self, text: bytes) -> None:
+        """Pass events on."""
+        self._heard_s, self._late = self._loop.time(), False
+        if self._reader is not None:
+            self._reader.events(text)
+
+    def ended(self, ending: dict[str, Any]) -> None:
+        """Pass the end on."""
+        error = EngineFailed(ending["error"]) if ending["error"] else None
+        text, usage = ending.get("text", ""), ending.get("usage")
+        self._finish(AnswerEnd(text=text, usage=usage, error=error))
+
+    def lost(self, error: ChannelLostError) -> None:
+        """End the answer of a replica that is gone."""
+        self._finish(AnswerEnd(error=error))
+
+    def hold(self, *, on: bool) -> None:
+        """Have the replica wait with further events, or go on."""
+        self._held = on
+        self._heard_s = self._loop.time()
+        if not self._done:
+            self._call.tell(Kind.HOLD if on else Kind.GO_ON)
+
+    def close(self) -> None:
+        """End the work; nothing is left to do for an answer that has ended."""
+        if not self._done:
+            self._call.cancel()
+            self._finish(None)
+
+    def _look(self) -> None:
+        """Give the answer up if no event has come for too long; there is one timer for all."""
+        left_s = self._heard_s + self._limit_s - self._loop.time()
+        if self._held:
+            left_s = self._limit_s
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        elif not self._late:  # events may have come that this process has not read yet
+            self._late = True
+            self._timer = self._loop.call_later(0.0, self._look)
+        else:
+            self._call.cancel()
+            self._finish(AnswerEnd(error=RequestRefused(late("token-timeout", self._limit_s))))
+
+    def _finish(self, end: AnswerEnd | None) -> None:
+        reader, self._reader = self._reader, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._done:
+            self._done = True
+            self._over()
+        if reader is not None and end is not None:
+            reader.ended(end)

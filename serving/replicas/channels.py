@@ -1,8 +1,10 @@
 """
-The calling end of the channels: one connection to each process that is called.
+The channels of the application's processes, both ends: calls, and the events of answers.
 
-All calls of a process go over it. What one read brings for a call goes on to its reader as one
-piece, so that events are joined where either side falls behind, and never wait where neither does.
+All calls of a process to another go over one connection. What one read brings for a call goes on to
+its reader as one piece, so that events are joined where either side falls behind, and never wait
+where neither does. A call costs half of what a call of Ray Serve costs, and a token a third of what
+it costs through Ray Serve's streams (docs/adr/0117).
 """
 
 from __future__ import annotations
@@ -13,31 +15,343 @@ import itertools
 import json
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from serving.protocol.frames import (
+from serving.protocol.messages import (
     MOST_BYTES,
+    MOST_STRANGER_BYTES,
     NONCE_BYTES,
     PING_S,
     SILENT_S,
+    ChannelPlace,
+    EngineFailed,
     FrameError,
     FrameReader,
     Kind,
     frame,
     hello,
+    message_in,
     nonce_in,
     proof,
+    proof_in,
+    to_json,
 )
-from serving.protocol.messages import AnswerEnd, EngineFailed, RequestRefused, message_in, to_json
-from serving.request.prefill import late
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from serving.protocol.messages import AnswerReader, ChannelPlace, FirstChunk
+    Method = Callable[..., Awaitable[object]]
+    """Takes a `ServedCall` and arguments; what it returns is the result of the call."""
+    Notice = Callable[..., None]
+    """Takes the caller's connection and arguments."""
+
 
 logger = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked")
+
+GREETING_S = 10.0
+"""Longest time from a connection to its proof."""
+
+PIECE_BYTES = 1 << 20
+"""Most bytes of events in one frame."""
+
+MOST_ERROR = 1000
+"""Most characters of what broke a call off; the caller logs it."""
+
+HIGH_BYTES = 1 << 20
+"""Bytes that a connection holds before its calls wait for it."""
+
+MOST_STRANGERS = 64
+"""Most connections that have not proved anything yet."""
+
+
+class CallListener:
+    """
+    Listens for callers.
+
+    Attributes:
+        place: where they find it; it tells its secret.
+        calls: those under way.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        *,
+        notices: Mapping[str, Notice] | None = None,
+        group: str | None = None,
+        left: Callable[[object], None] = lambda _connection: None,
+    ) -> None:
+        """
+        Answer by *methods*; `listen` begins.
+
+        Args:
+            methods: what may be called, by name.
+            notices: what takes notices, by name; they are taken in order.
+            group: of replicas that step together; `None`: this one steps alone.
+            left: is told of each connection that has ended (`ServedCall.connection`).
+        """
+        self.methods = methods
+        self.notices = notices or {}
+        self.calls: set[ServedCall] = set()
+        self.connections: set[_Connection] = set()
+        self.strangers: dict[_Connection, None] = {}
+        self.left = left
+        self._group = group
+        self._idle = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, tls: ssl.SSLContext | None) -> None:
+        """Listen at a free port of *host*."""
+        loop = asyncio.get_running_loop()
+        made = partial(_Connection, self)
+        handshake_s = None if tls is None else GREETING_S
+        self._server = await loop.create_server(
+            made, host, 0, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
+        self.place = ChannelPlace(
+            host=host,
+            port=self._server.sockets[0].getsockname()[1],
+            secret=secrets.token_bytes(32).hex(),
+            group=self._group,
+        )
+
+    def ended(self, call: ServedCall) -> None:
+        """Take note that a call has ended."""
+        self.calls.discard(call)
+        if not self.calls:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Wait until no call is under way."""
+        while self.calls:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """Stop listening, and cut what is connected."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self.connections:
+            connection.transport.abort()
+
+
+class ServedCall:
+    """
+    One call as it is answered.
+
+    Attributes:
+        connection: of its caller.
+    """
+
+    def __init__(self, connection: _Connection, number: int) -> None:
+        self.connection = connection
+        self._number = number
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+        self._ended = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self, method: Method, arguments: dict[str, Any]) -> None:
+        """Answer by *method*; its errors are the caller's to know."""
+        try:
+            result = await method(self, **arguments)
+            if not self._ended:
+                self._write(Kind.RESULT, to_json(result))
+        except Exception as error:
+            if not isinstance(error, EngineFailed):
+                logger.exception("a call failed")
+            self.end(error=str(error) or type(error).__name__)
+
+    def begin(self, value: object) -> None:
+        """Send what comes before events."""
+        self._write(Kind.BEGUN, to_json(value))
+
+    def events(self, text: bytes) -> None:
+        """Send events in frames that are not too long; they may be cut anywhere."""
+        for begin in range(0, len(text), PIECE_BYTES):
+            self._write(Kind.EVENTS, text[begin : begin + PIECE_BYTES])
+
+    def end(self, **ending: object) -> None:
+        """Send the end; nothing comes after it."""
+        if not self._ended:
+            self._ended = True
+            error = str(ending.get("error") or "")[:MOST_ERROR]
+            self._write(Kind.END, json.dumps({**ending, "error": error}).encode())
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the caller reads too slowly to be sent more now."""
+        return self.connection.is_full or not self._may_go_on.is_set()
+
+    async def room(self) -> None:
+        """Wait until the caller takes more."""
+        await self._may_go_on.wait()
+        await self.connection.has_room.wait()
+
+    def told(self, kind: int) -> None:
+        """Do what the caller wants: have `room` wait, let it go on, or end."""
+        if kind == Kind.HOLD:
+            self._may_go_on.clear()
+        elif kind == Kind.GO_ON:
+            self._may_go_on.set()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def _write(self, kind: Kind, payload: bytes) -> None:
+        if len(payload) > MOST_BYTES:
+            raise EngineFailed(f"an answer has {len(payload)} bytes; expected at most {MOST_BYTES}")
+        self.connection.write(frame(kind, self._number, payload))
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of a caller, or of somebody who claims to be one."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, listener: CallListener) -> None:
+        self.is_full = False
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+        self.calls: dict[int, ServedCall] = {}
+        self._listener = listener
+        self._reader = FrameReader(MOST_STRANGER_BYTES)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._proved = False
+        self._unsent: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's have no such base
+        self.transport.set_write_buffer_limits(high=HIGH_BYTES)
+        self._listener.connections.add(self)
+        self._listener.strangers[self] = None
+        if len(self._listener.strangers) > MOST_STRANGERS:
+            next(iter(self._listener.strangers)).refuse(f"{MOST_STRANGERS} others came since")
+        self._expect(GREETING_S, "no proof came in time")
+        self.write(frame(Kind.HELLO, 0, hello(self._nonce)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._listener.connections.discard(self)
+        self._listener.strangers.pop(self, None)
+        self.resume_writing()
+        if self.calls:
+            logger.warning("a caller is gone, with %d calls: %s", len(self.calls), exc)
+        for call in self.calls.values():
+            call.told(Kind.CANCEL)
+        if self._proved:
+            self._listener.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, number, payload in self._reader.feed(data):
+                self._take(kind, number, payload)
+        except FrameError as error:
+            self.refuse(str(error))
+
+    def _take(self, kind: int, number: int, payload: bytes) -> None:
+        if not self._proved:
+            self._greet(kind, payload)
+        elif kind == Kind.CALL:
+            self._call(number, payload)
+        elif kind == Kind.NOTICE:
+            self._notice(*_asked(payload, self._listener.notices))
+        elif kind in {Kind.HOLD, Kind.GO_ON, Kind.CANCEL}:
+            if (call := self.calls.get(number)) is not None:
+                call.told(kind)
+        elif kind == Kind.PING:
+            self._expect(SILENT_S, f"no sign of life for {SILENT_S:g} s")
+            self.write(frame(Kind.PONG))
+        else:
+            raise FrameError(f"a frame of kind {kind} came; expected one that a caller sends")
+
+    def _call(self, number: int, payload: bytes) -> None:
+        if number in self.calls:
+            raise FrameError(f"the number {number} of a call came twice")
+        method, arguments = _asked(payload, self._listener.methods)
+        self.calls[number] = call = ServedCall(self, number)
+        self._listener.calls.add(call)
+        call.task = self._loop.create_task(call.run(method, arguments))
+        call.task.add_done_callback(partial(self._call_ended, number))
+
+    def _notice(self, take: Notice, arguments: dict[str, Any]) -> None:
+        try:
+            take(self, **arguments)
+        except Exception:
+            logger.exception("a notice was not taken")
+
+    def _call_ended(self, number: int, _task: asyncio.Task[None]) -> None:
+        self._listener.ended(self.calls.pop(number))
+
+    def _greet(self, kind: int, payload: bytes) -> None:
+        if kind != Kind.HELLO:
+            raise FrameError("another frame came before the greeting")
+        theirs, secret = nonce_in(payload), bytes.fromhex(self._listener.place.secret)
+        expected = proof(secret, b"caller", self._nonce, theirs)
+        if not hmac.compare_digest(proof_in(payload), expected):
+            raise FrameError("its proof is wrong: it does not know the secret of this process")
+        self._proved = True
+        self._reader.most_bytes = MOST_BYTES
+        self._listener.strangers.pop(self, None)
+        self._expect(SILENT_S, f"no sign of life for {SILENT_S:g} s")
+        self.write(frame(Kind.PROOF, 0, proof(secret, b"listener", self._nonce, theirs)))
+
+    def _expect(self, limit_s: float, otherwise: str) -> None:
+        """Close the connection after *limit_s*, unless something else is expected by then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(limit_s, self.refuse, otherwise)
+
+    def write(self, written: bytes) -> None:
+        """Send a frame, together with those that others send in this turn of the loop."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(written)
+
+    def _flush(self) -> None:
+        written, self._unsent = b"".join(self._unsent), []
+        if not self.transport.is_closing():
+            self.transport.write(written)
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self.has_room.clear()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.has_room.set()
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection."""
+        peer = self.transport.get_extra_info("peername")
+        logger.warning("channel of %s closed: %s", peer, reason)
+        self._listener.strangers.pop(self, None)
+        self.transport.abort()
+
+
+def _asked(payload: bytes, names: Mapping[str, Asked]) -> tuple[Asked, dict[str, Any]]:
+    """Return what a `CALL` or a `NOTICE` is for, and its arguments, or raise FrameError."""
+    try:
+        asked = json.loads(payload)
+        return names[asked["method"]], asked["arguments"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise FrameError(f"a call of nothing that is here: {error!r}") from None
+
+
+def whole(answer: Callable[..., Awaitable[object]]) -> Method:
+    """Return the method of a call whose result is all that there is to send."""
+
+    async def method(_call: ServedCall, **arguments: Any) -> object:  # noqa: ANN401
+        return await answer(**arguments)
+
+    return method
+
 
 CONNECT_S = 10.0
 """Longest time until a process has greeted and proved itself."""
@@ -47,9 +361,6 @@ PINGS = int(SILENT_S / PING_S)
 
 OF_CALLS = frozenset({Kind.RESULT, Kind.BEGUN, Kind.EVENTS, Kind.END})
 """Frames that answer a call."""
-
-RECONNECT_S = 0.5
-"""Time until a lost connection is tried again, for as long as its process is expected to run."""
 
 
 class ChannelLostError(Exception):
@@ -330,158 +641,3 @@ class Channel(asyncio.Protocol):
             except Exception:
                 logger.exception("an answer was dropped")
         self._ended()
-
-
-class Channels:
-    """
-    The connections to several processes, by their names, kept up while those are expected to run.
-
-    Attributes:
-        connected: those that can be called.
-    """
-
-    def __init__(
-        self, tls: ssl.SSLContext | None, changed: Callable[[], None] = lambda: None
-    ) -> None:
-        """Connect with *tls*, or without; *changed* is called whenever `connected` has changed."""
-        self.connected: dict[str, Channel] = {}
-        self._tls = tls
-        self._changed = changed
-        self._places: dict[str, ChannelPlace] = {}
-        self._open: dict[str, Channel] = {}
-
-    def expect(self, places: Mapping[str, ChannelPlace]) -> None:
-        """Connect to the processes at *places*; those of others end with what is under way."""
-        former, self._places = self._places, dict(places)
-        for name, place in places.items():
-            if former.get(name) != place:
-                self._connect(name)
-        if gone := self.connected.keys() - places.keys():
-            for name in gone:
-                del self.connected[name]
-            self._changed()
-
-    def call(self, name: str, method: str, arguments: dict[str, Any]) -> Call:
-        """Call a method of a process; raises ChannelLostError where there is no connection."""
-        channel = self._open.get(name)
-        if channel is None:
-            raise ChannelLostError(f"there is no connection to {name}")
-        return channel.call(method, arguments)
-
-    def close(self) -> None:
-        """Cut all connections."""
-        self._places = {}
-        for channel in [*self._open.values()]:
-            channel.give_up("this process ends")
-
-    def _connect(self, name: str) -> None:
-        place = self._places.get(name)
-        if place is None:
-            return
-        former = self._open.get(name)
-        if former is not None and former.place == place:  # calls on it go on
-            former.when_ready(lambda: self._ready(name, former))
-            return
-        channel = Channel(place, self._tls, ended=lambda: self._lost(name, channel))
-        self._open[name] = channel
-        channel.when_ready(lambda: self._ready(name, channel))
-        if former is not None:
-            former.give_up("its process has another place")
-            if self.connected.pop(name, None) is not None:
-                self._changed()
-
-    def _ready(self, name: str, channel: Channel) -> None:
-        known = self.connected.get(name) is channel
-        if not known and self._open.get(name) is channel and name in self._places:
-            self.connected[name] = channel
-            self._changed()
-
-    def _lost(self, name: str, channel: Channel) -> None:
-        if self._open.get(name) is not channel:
-            return
-        del self._open[name]
-        if self.connected.pop(name, None) is not None:
-            self._changed()
-        if name in self._places:
-            channel.loop.call_later(RECONNECT_S, self._connect, name)
-
-
-class ServedAnswer:
-    """An answer that has begun; see `serving.protocol.messages.Answer`."""
-
-    def __init__(
-        self, chunk: FirstChunk, call: Call, limit_s: float, over: Callable[[], None]
-    ) -> None:
-        """Take what came first; each event may take *limit_s*, and *over* is told of the end."""
-        self.chunk = chunk
-        self._call = call
-        self._limit_s = limit_s
-        self._over = over
-        self._loop = asyncio.get_running_loop()
-        self._reader: AnswerReader | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0
-        self._held = self._late = False
-        self._done = not call.streams
-        if self._done:
-            over()
-
-    def forward(self, reader: AnswerReader) -> None:
-        """Give *reader* the events that the replica sends."""
-        self._reader = reader
-        self._heard_s = self._loop.time()
-        self._timer = self._loop.call_later(self._limit_s, self._look)
-        self._call.forward(self)
-
-    def events(self, text: bytes) -> None:
-        """Pass events on."""
-        self._heard_s, self._late = self._loop.time(), False
-        if self._reader is not None:
-            self._reader.events(text)
-
-    def ended(self, ending: dict[str, Any]) -> None:
-        """Pass the end on."""
-        error = EngineFailed(ending["error"]) if ending["error"] else None
-        text, usage = ending.get("text", ""), ending.get("usage")
-        self._finish(AnswerEnd(text=text, usage=usage, error=error))
-
-    def lost(self, error: ChannelLostError) -> None:
-        """End the answer of a replica that is gone."""
-        self._finish(AnswerEnd(error=error))
-
-    def hold(self, *, on: bool) -> None:
-        """Have the replica wait with further events, or go on."""
-        self._held = on
-        self._heard_s = self._loop.time()
-        if not self._done:
-            self._call.tell(Kind.HOLD if on else Kind.GO_ON)
-
-    def close(self) -> None:
-        """End the work; nothing is left to do for an answer that has ended."""
-        if not self._done:
-            self._call.cancel()
-            self._finish(None)
-
-    def _look(self) -> None:
-        """Give the answer up if no event has come for too long; there is one timer for all."""
-        left_s = self._heard_s + self._limit_s - self._loop.time()
-        if self._held:
-            left_s = self._limit_s
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
-        elif not self._late:  # events may have come that this process has not read yet
-            self._late = True
-            self._timer = self._loop.call_later(0.0, self._look)
-        else:
-            self._call.cancel()
-            self._finish(AnswerEnd(error=RequestRefused(late("token-timeout", self._limit_s))))
-
-    def _finish(self, end: AnswerEnd | None) -> None:
-        reader, self._reader = self._reader, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self._done:
-            self._done = True
-            self._over()
-        if reader is not None and end is not None:
-            reader.ended(end)

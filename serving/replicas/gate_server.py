@@ -3,7 +3,7 @@ The gate as a Ray Serve deployment: one process that all endpoint processes ask.
 
 It admits requests, gives them places at replicas, and has the metrics, the readiness and the end of
 all of them. When it dies, Ray Serve starts another one, to which the endpoints tell what they have
-under way (`serving.replicas.remote_gate`); streams go on meanwhile. This module must not import
+under way (`serving.replicas.ingress`); streams go on meanwhile. This module must not import
 vLLM.
 """
 
@@ -23,28 +23,21 @@ import numpy as np
 import ray
 from ray import serve
 
-from serving.admission.controller import AdmissionController, read_admission
-from serving.admission.policy import RequestSize
-from serving.admission.tenants import KeyHolder
-from serving.api.gate import AnswerReport, Gate
-from serving.api.metrics import Metrics
-from serving.api.readiness import ReadyCheck
+from serving.admission.controller import AdmissionController, KeyHolder, read_admission
+from serving.api.gate import AnswerReport, Gate, Metrics, ReadyCheck
 from serving.cluster.serve_compat import before_sigterm, keep_log_open
 from serving.cluster.token import channel_tls
-from serving.protocol.endpoint_config import from_plain
-from serving.protocol.messages import message_in, to_json
+from serving.protocol.messages import UNAVAILABLE, from_plain, message_in, to_json
 from serving.replicas.backend import ReplicaBackend
-from serving.replicas.call_listener import CallListener
-from serving.replicas.replica_seats import Pool, ReplicaSeats
-from serving.request.length import read_token_limit
-from serving.request.prefill import UNAVAILABLE
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat
+from serving.replicas.channels import CallListener
+from serving.replicas.seats import NoReplicaError, Pool, ReplicaSeats, RoutedPrompt, Seat
+from serving.request.cost import RequestSize, read_token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from serving.protocol.messages import ChannelPlace, Refusal
-    from serving.replicas.call_listener import ServedCall
+    from serving.replicas.channels import ServedCall
 
 
 LEAVE_S = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
@@ -10,15 +11,15 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import serve
 
 from serving.cluster.serve_compat import call_replicas, live_replica_ids
 from serving.cluster.token import channel_tls
-from serving.protocol.endpoint_config import from_plain
 from serving.protocol.messages import (
+    PULL_FAILED,
     EngineFailed,
     FirstChunk,
     LocalPrefill,
@@ -26,18 +27,129 @@ from serving.protocol.messages import (
     Refusal,
     RemotePrefill,
     RequestPhases,
+    from_plain,
+    late,
     message_in,
 )
-from serving.replicas.call_listener import CallListener, whole
-from serving.request.prefill import PULL_FAILED, late
-from serving.request.usage import EventSplitter, with_usage
+from serving.replicas.channels import CallListener, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from serving.protocol.answer_engine import AnswerEngine
     from serving.protocol.messages import ChannelPlace, Prefilled
-    from serving.replicas.call_listener import Method, ServedCall
+    from serving.replicas.channels import Method, ServedCall
+
+
+class AnswerEngine(Protocol):
+    """
+    One engine.
+
+    Its requests have attributes `request_id` and `stream`, and are passed on as they are.
+    """
+
+    def read(self, kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return the request of *kind* (`chat` or `completions`), or the refusal of the body."""
+
+    async def prompt_tokens(self, request: Any) -> int | None:  # noqa: ANN401
+        """Return the tokens of a prompt; `None`: the engine refuses it."""
+
+    def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
+        """Return the request with the place of its KV cache."""
+
+    def answer(self, request: Any) -> AsyncGenerator[Refusal | list[str] | dict[str, Any], None]:  # noqa: ANN401
+        """
+        Answer; closing the iterator ends the request.
+
+        Yields server-sent events as they come, or the whole answer; a refusal is the last item.
+        """
+
+    def first_token_seen(self, request: Any) -> bool:  # noqa: ANN401
+        """Return whether a request that is answered in one piece has its first token."""
+
+    def pull_failed(self, request: Any) -> bool:  # noqa: ANN401
+        """
+        Return whether a request with a first token had its prompt computed here after all.
+
+        Its KV cache was lost on its way.
+        """
+
+    async def compute(self, request: Any, *, keep: bool) -> Prefilled | Refusal:  # noqa: ANN401
+        """
+        Compute the KV cache of a request's prompt, and one token that is dropped.
+
+        Args:
+            request: of a prefill engine.
+            keep: for another engine to fetch it; else it is dropped.
+
+        Raises:
+            EngineFailed: the engine failed.
+        """
+
+    def died(self) -> bool:
+        """Return whether the engine is lost; it is never restarted."""
+
+    async def kv_is_free(self) -> bool:
+        """Return whether no request holds KV cache; drops the prefix cache of earlier ones."""
+
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """Return the steps that ended in an interval, as `EngineStep`s; none of simulated ones."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that a plan decides, asked of the engine."""
+
+
+USAGE = '"choices":[]'
+"""Occurs only in the event that holds the usage; the engine writes JSON without blanks."""
+
+DONE = "data: [DONE]"
+
+
+def with_usage(body: dict[str, Any]) -> dict[str, Any]:
+    """
+    Ask the engine to report the token counts at the end of a stream.
+
+    Returns *body* itself if it is no stream, or its client asks for them already.
+    """
+    options = body.get("stream_options") or {}
+    if body.get("stream") is not True or not isinstance(options, dict):
+        return body
+    if options.get("include_usage"):
+        return body
+    return {**body, "stream_options": {**options, "include_usage": True}}
+
+
+@dataclass(slots=True)
+class EventSplitter:
+    """
+    Splits the events of one answer into those with tokens and those that end it.
+
+    Attributes:
+        keeps_usage: whether the client gets the event with the usage.
+        usage: the engine's token counts; `None` until it reports them.
+        ending: events without a token so far, which the client gets at the end.
+    """
+
+    keeps_usage: bool
+    usage: dict[str, Any] | None = None
+    ending: str = ""
+
+    def tokens(self, events: list[str]) -> str:
+        """Return the events with tokens as one text, and keep the others."""
+        text = "".join(events)
+        if USAGE not in text and DONE not in text:
+            return text
+        with_tokens = []
+        for event in text.split("\n\n"):
+            if event.startswith(DONE):
+                self.ending += f"{event}\n\n"
+            elif USAGE in event and event.startswith("data: {"):
+                self.usage = json.loads(event[6:]).get("usage")
+                if self.keeps_usage:
+                    self.ending += f"{event}\n\n"
+            elif event:
+                with_tokens.append(f"{event}\n\n")
+        return "".join(with_tokens)
+
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +182,7 @@ class EngineServer:
     The common part of the servers of all roles.
 
     Ray Serve calls `reconfigure` with the endpoint's configuration
-    (`serving.protocol.endpoint_config`) when a replica has started, and again when another plan is
+    (`serving.protocol.messages`) when a replica has started, and again when another plan is
     deployed over the same engines.
     """
 

@@ -14,21 +14,18 @@ from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
-from serving.replicas.call_listener import CallListener, whole
-from serving.replicas.channels import Channel
+from serving.replicas.channels import CallListener, Channel, whole
 from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
-from serving.simulated.answering import RANK, SimulatedAnswers
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
+from serving.simulated.engine import EngineClock, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
-from serving.simulated.request import AnswerRules, read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from serving.protocol.app_spec import SimulatedSettings
     from serving.protocol.messages import RemotePrefill
-    from serving.replicas.call_listener import Method, ServedCall
+    from serving.replicas.channels import Method, ServedCall
 
 FETCH_LIMIT_S = 5.0
 """Longest wait for the word of a prefill replica; after it its KV cache counts as lost."""

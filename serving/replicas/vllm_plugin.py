@@ -1,4 +1,4 @@
-"""A plugin for vLLM's processes: they keep to their planned cores, and end with their replica."""
+"""A plugin for vLLM's processes: planned cores, a log of steps, an end with the replica."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from functools import partialmethod
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from minicluster.workload.engine_steps import EngineStep
 from serving.cluster.processes import KEEP_AFFINITY
-from serving.replicas.cpu_experts import share_experts_on_cpu
-from serving.replicas.step_log import log_steps
 
 PROGRESS_DELAY_US = 1_000
 """Sleep of NIXL's progress thread while no transfer runs; an event wakes it at once."""
@@ -75,7 +77,7 @@ def count_recomputed_prompts() -> None:
     Correct the scheduler's statistics of a prompt whose KV cache was lost on its way.
 
     vLLM 0.29 counts it as fetched, whatever becomes of the transfer, and reports its failure only
-    in a counter of the engine. `serving.replicas.vllm_answers` reads the statistics.
+    in a counter of the engine. `serving.replicas.vllm` reads the statistics.
     """
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415  (loaded inside vLLM only)
 
@@ -167,3 +169,166 @@ class _SleepingProgress:
         """Make an agent whose progress thread sleeps."""
         config.pthrDelay = PROGRESS_DELAY_US
         return self._bindings.nixlAgent(name, config)
+
+
+MOST_STEPS = 50_000
+"""Steps that an engine remembers: a quarter of an hour of the shortest ones."""
+
+ASK = "minicluster_steps"
+"""Name of the method of vLLM's engine core that `log_steps` adds."""
+
+
+class StepLog:
+    """
+    The last steps of one engine.
+
+    A step lasts from its begin to its end. It begins when the step before has ended, if there was
+    work left then, and when it is scheduled otherwise. So the seconds of a busy engine add up to
+    the clock's, whatever vLLM overlaps.
+    """
+
+    def __init__(self) -> None:
+        self._rows: deque[EngineStep] = deque(maxlen=MOST_STEPS)
+        self._scheduled_s: dict[int, float] = {}
+        self._last_end_s = 0.0
+        self._work_left = False
+
+    def scheduled(self, output: Any) -> None:  # noqa: ANN401
+        """Note when a step was scheduled."""
+        if output.total_num_scheduled_tokens:
+            self._scheduled_s[id(output)] = time.monotonic()
+
+    def ended(self, output: Any, *, work_left: bool) -> None:  # noqa: ANN401
+        """Note the end of a step."""
+        begin_s = self._scheduled_s.pop(id(output), None)
+        if begin_s is None:
+            return
+        if self._work_left or begin_s < self._last_end_s:
+            begin_s = self._last_end_s
+        self._last_end_s, self._work_left = time.monotonic(), work_left
+        seconds = self._last_end_s - begin_s
+        self._rows.append(EngineStep(time.time(), seconds, *_content(output)))
+
+    def between(self, begin_s: float, end_s: float) -> list[EngineStep]:
+        """Return the steps that ended in an interval of Unix time."""
+        return [row for row in self._rows if begin_s <= row.end_unix_s < end_s]
+
+
+def _content(output: Any) -> tuple[int, int, int, int, int, int]:  # noqa: ANN401
+    """Return what `EngineStep` says of a step, from its prompts on."""
+    requests = tokens = pairs = sequences = context = 0
+    cached = output.scheduled_cached_reqs
+    computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    for name, count in output.num_scheduled_tokens.items():
+        before = computed[name]
+        if count == 1:
+            sequences += 1
+            context += before + 1
+        else:
+            requests += 1
+            tokens += count
+            pairs += count * before + count * (count + 1) // 2
+    return requests, tokens, pairs, sequences, context, len(output.scheduled_new_reqs)
+
+
+def log_steps() -> None:
+    """Have the engine core of this process keep a `StepLog`, and answer `ASK` with parts of it."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415  (loaded inside vLLM only)
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+
+    log = StepLog()
+    schedule, update = Scheduler.schedule, Scheduler.update_from_output
+
+    def scheduling(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        output = schedule(self, *args, **kwargs)
+        log.scheduled(output)
+        return output
+
+    def updating(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        answer = update(self, output, *args, **kwargs)
+        # Requests that wait for their KV cache are elsewhere: they give the engine nothing to do.
+        log.ended(output, work_left=bool(self.running or self.waiting))
+        return answer
+
+    Scheduler.schedule, Scheduler.update_from_output = scheduling, updating
+    setattr(EngineCore, ASK, lambda _core, begin_s, end_s: log.between(begin_s, end_s))
+
+
+def share_experts_on_cpu() -> None:
+    """
+    Let data-parallel ranks on CPUs share their experts.
+
+    Around its experts vLLM gathers the tokens of all ranks and scatters their sums, as many of each
+    rank as it has; its CPU communicator has neither collective (`all_gatherv` and `reduce_scatterv`
+    are not implemented). And its CPU kernel takes the numbers of all experts for those of the
+    rank's own, and reads beyond them.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import (  # noqa: PLC0415
+        CpuCommunicator,
+    )
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (  # noqa: PLC0415
+        CPUUnquantizedExperts as Experts,
+    )
+
+    CpuCommunicator.all_gatherv = _all_gatherv
+    CpuCommunicator.reduce_scatterv = _reduce_scatterv
+    apply, select = Experts.apply, Experts._select_experts  # noqa: SLF001
+
+    def applied(self: Any, **arguments: Any) -> torch.Tensor:  # noqa: ANN401
+        """Keep the map of experts for the selection, which is not given it."""
+        self.expert_map = arguments["expert_map"]
+        output: torch.Tensor = apply(self, **arguments)
+        return output
+
+    def selected(self: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+        weights, experts = select(self, *arguments)
+        return own_experts(weights, experts, self.expert_map)
+
+    Experts.apply, Experts._select_experts = applied, selected  # noqa: SLF001
+
+
+def own_experts(
+    weights: torch.Tensor, experts: torch.Tensor, expert_map: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Return weights and experts of each token on one rank; those of others weigh nothing.
+
+    Args:
+        weights: tokens x experts per token.
+        experts: their numbers among all experts, of the same shape.
+        expert_map: number on this rank of each of all experts, -1: on another rank; `None`: this
+            rank has all of them.
+    """
+    if expert_map is None:
+        return weights, experts
+    local = expert_map[experts.long()]
+    return weights.masked_fill(local < 0, 0.0), local.clamp(min=0).to(experts.dtype)
+
+
+def _all_gatherv(
+    self: Any,  # noqa: ANN401
+    given: torch.Tensor | list[torch.Tensor],
+    dim: int = 0,
+    sizes: list[int] | None = None,
+) -> torch.Tensor | list[torch.Tensor]:
+    """Gather the rows of all ranks, of which *sizes* has the numbers, padded to the most on one."""
+    if isinstance(given, list):
+        return [_all_gatherv(self, each, dim, sizes) for each in given]
+    sizes = sizes or [given.shape[0]] * self.world_size
+    padded = given.new_zeros((max(sizes), *given.shape[1:]))
+    padded[: given.shape[0]] = given
+    gathered = self.all_gather(padded, dim).split(max(sizes))
+    return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+
+
+def _reduce_scatterv(
+    self: Any,  # noqa: ANN401
+    given: torch.Tensor,
+    dim: int = 0,  # noqa: ARG001  (vLLM calls it with rows only)
+    sizes: list[int] | None = None,
+) -> torch.Tensor:
+    """Return this rank's rows of the sum over all ranks; *sizes* has the number of each rank's."""
+    summed = self.all_reduce(given.contiguous())
+    each = sizes or [summed.shape[0] // self.world_size] * self.world_size
+    return summed.split(each)[self.rank_in_group].contiguous()

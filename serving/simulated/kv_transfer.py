@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from minicluster.specs.step import PathCoefficients
-    from serving.simulated.clock import EngineTimer
-    from serving.simulated.engine import Sequence, SimulatedEngine
+    from serving.simulated.engine import EngineTimer, Sequence, SimulatedEngine
 
     Fetch = Callable[[Mapping[str, Any], float], Awaitable["AgreedPull"]]
     """Asks a prefill engine for a KV cache, to start no sooner than in some engine seconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minicluster.plan import Routing
-from serving.protocol.endpoint_config import EndpointConfig, PoolConfig
+from serving.protocol.messages import EndpointConfig, PoolConfig
 
 ONGOING = dict.fromkeys(("prefill", "decode", "mixed"), 64)
 """Requests that a replica of each role has at once, in tests of something else."""

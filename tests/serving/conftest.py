@@ -15,9 +15,10 @@ import pytest
 from minicluster.plan import Deployment, Plan
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slo import SloSpec
+from serving.deployment.compile import endpoint_config
 from serving.deployment.target import Target
 from serving.measurement.demo_model import MOE_SHAPE, DemoShape, make_demo_model
-from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
+from serving.protocol.messages import EndpointConfig
 from tests.plans import with_lora
 from tests.serving.configs import ONGOING
 

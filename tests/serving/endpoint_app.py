@@ -9,9 +9,8 @@ from starlette.applications import Starlette
 from serving.admission.controller import read_admission
 from serving.api.app import api_app
 from serving.api.gate import Gate
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import Backend
-from serving.request.length import read_token_limit
+from serving.protocol.messages import Backend, EndpointConfig
+from serving.request.cost import read_token_limit
 
 
 def endpoint_app(

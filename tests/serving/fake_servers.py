@@ -17,8 +17,8 @@ from serving.protocol.messages import (
     Refusal,
     RequestPhases,
 )
-from serving.request.length import prompt_size
-from serving.request.usage import EventSplitter, with_usage
+from serving.replicas.roles import EventSplitter, with_usage
+from serving.request.cost import prompt_size
 
 
 class FakeAnswer:

@@ -81,7 +81,7 @@ def _serve() -> None:
     """Import what takes long, then fork for each line of standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    import serving.replicas.servers  # noqa: F401, PLC0415
+    import serving.replicas.vllm  # noqa: F401, PLC0415
 
     staying = []
     for line in sys.stdin:

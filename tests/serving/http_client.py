@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 
 from .endpoint_app import endpoint_app
 from .fake_servers import FakeServers

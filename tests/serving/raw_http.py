@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from serving.api.http_server import HttpLimits, HttpServer
+from serving.api.server import HttpLimits, HttpServer
 from serving.api.tls import TlsFiles
 from serving.cluster.ports import free_ports
 

@@ -13,9 +13,9 @@ import uvicorn
 from fake_servers import FakeServers
 
 from minicluster.plan import read_plan
-from serving.protocol.endpoint_config import endpoint_config
+from serving.deployment.compile import endpoint_config
 from serving.protocol.messages import Refusal
-from serving.replicas.vllm_answers import engine_request
+from serving.replicas.vllm import engine_request
 from tests.serving.configs import ONGOING
 from tests.serving.endpoint_app import endpoint_app
 

@@ -9,7 +9,7 @@ import pytest
 
 from minicluster.plan import Plan, to_json
 from serving.cluster.ports import free_ports
-from serving.request.length import MAX_OUTPUT_TOKENS
+from serving.request.cost import MAX_OUTPUT_TOKENS
 from tests.waiting import until
 
 from .client import answers

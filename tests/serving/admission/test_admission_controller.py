@@ -18,16 +18,19 @@ from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from serving.admission.controller import (
     ADMISSION,
+    ANONYMOUS,
     AdmissionController,
     InflightRequest,
+    KeyHolder,
+    Margin,
     ResidualWindow,
+    Shed,
     read_admission,
 )
-from serving.admission.policy import Margin, RequestCost, Shed, request_size
-from serving.admission.tenants import ANONYMOUS, KeyHolder
-from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.deployment.compile import endpoint_config
+from serving.protocol.messages import EndpointConfig
+from serving.request.cost import RequestCost, request_size
+from serving.simulated.engine import EngineClock, SimulatedEngine
 from tests.plans import STEP
 from tests.serving.configs import ONGOING
 from tests.serving.plans import make_deployment, make_plan, make_pool, places

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from minicluster.specs.slo import SloSpec
-from serving.admission.controller import AdmissionController, InflightRequest
-from serving.admission.policy import RequestCost
-from serving.admission.tenants import ANONYMOUS, KeyHolder
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.admission.controller import ANONYMOUS, AdmissionController, InflightRequest, KeyHolder
+from serving.protocol.messages import EndpointConfig
+from serving.request.cost import RequestCost
 
 LIMIT_S = 1.0
 BASE_S, PER_TOKEN_S = 0.01, 5e-4

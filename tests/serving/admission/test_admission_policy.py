@@ -13,21 +13,20 @@ from hypothesis import strategies as st
 from minicluster.plan import StepModel
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
-from serving.admission.policy import (
+from serving.admission.controller import Margin, Shed, decide
+from serving.protocol.messages import EndpointConfig
+from serving.request.cost import (
+    DEFAULT_ESTIMATE,
     AdmissionForecast,
     InflightLoad,
-    Margin,
     PoolInFlight,
     RequestCost,
-    Shed,
-    decide,
+    TokenEstimate,
     forecast,
     request_cost,
     request_size,
     work_s,
 )
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.request.length import DEFAULT_ESTIMATE, TokenEstimate
 from serving.request.validation import check
 
 MOST = {

@@ -14,8 +14,8 @@ from minicluster.plan import Plan
 from minicluster.specs.workload import Lengths
 from minicluster.workload.sources import RequestSource, drawn
 from serving.admission.controller import InflightRequests
-from serving.admission.policy import RequestCost, forecast, work_s
-from serving.protocol.endpoint_config import endpoint_config
+from serving.deployment.compile import endpoint_config
+from serving.request.cost import RequestCost, forecast, work_s
 from sizing.simulation.planned import simulate_plan
 from tests.serving.configs import ONGOING
 from tests.serving.plans import make_deployment, make_plan, make_pool

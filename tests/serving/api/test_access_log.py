@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from minicluster.errors import InputError
-from serving.api.record import access_log, write_access_log
+from serving.api.app import access_log, write_access_log
 from serving.api.tracing import request_tracer
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from minicluster.errors import InputError
-from serving.admission.tenants import ANONYMOUS, RIGHTS, KeyHolder
+from serving.admission.controller import ANONYMOUS, RIGHTS, KeyHolder
 from serving.api.access import (
     KEYS,
     KEYS_FILE,
@@ -27,7 +27,7 @@ from serving.api.access import (
     refuse_open,
     salted,
 )
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, ONE, one
 

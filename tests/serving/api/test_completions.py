@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from minicluster.specs.slo import SloSpec
-from serving.api.errors import error_response
-from serving.api.stream import ReadAhead
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import Refusal
+from serving.api.app import error_response
+from serving.api.endpoint import ReadAhead
+from serving.protocol.messages import EndpointConfig, Refusal
 from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting

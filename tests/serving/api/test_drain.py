@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 from starlette.applications import Starlette
 
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE

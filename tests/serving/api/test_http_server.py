@@ -15,7 +15,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from serving.api.http_server import HttpLimits, HttpServer
+from serving.api.server import HttpLimits, HttpServer
 from serving.api.tls import TlsFiles, trusting
 from tests.certificates import write_certificate
 from tests.serving.command import taken_port

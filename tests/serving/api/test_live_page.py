@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
+from serving.protocol.messages import EndpointConfig, SimulatedEngines
 from tests.browser import Page, opened
 from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers

@@ -12,10 +12,8 @@ import pytest
 
 from minicluster.plan import Routing
 from serving.admission.controller import AdmissionController
-from serving.api.metrics import Metrics
-from serving.api.readiness import CachedValue, ReadyCheck
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import Refusal, RequestPhases
+from serving.api.gate import CachedValue, Metrics, ReadyCheck
+from serving.protocol.messages import EndpointConfig, Refusal, RequestPhases
 from tests.serving.fake_servers import FakeServers
 from tests.serving.virtual_time import in_virtual_time, run
 

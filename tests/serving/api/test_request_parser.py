@@ -12,13 +12,14 @@ from pathlib import Path
 import h11
 import pytest
 
-from serving.api.http_server import LINGER_BYTES, HttpLimits
-from serving.api.request_parser import (
+from serving.api.server import (
     FREE_CHUNKS,
     LEAST_CHUNK_BYTES,
+    LINGER_BYTES,
     MAX_HEADERS,
     PAST_BYTES,
     PIECE_BYTES,
+    HttpLimits,
     RequestParser,
 )
 from serving.api.tls import TlsFiles, trusting

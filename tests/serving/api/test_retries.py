@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from serving.admission.controller import AdmissionController, InflightRequest
-from serving.admission.policy import RequestCost
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import Refusal
-from serving.request.prefill import ENGINE_DIED, NO_ANSWERING_REPLICA
+from serving.protocol.messages import ENGINE_DIED, NO_ANSWERING_REPLICA, EndpointConfig, Refusal
+from serving.request.cost import RequestCost
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time

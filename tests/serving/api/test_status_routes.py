@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minicluster.workload.engine_steps import EngineStep
-from serving.protocol.endpoint_config import EndpointConfig, SimulatedEngines
+from serving.protocol.messages import EndpointConfig, SimulatedEngines
 from tests.serving.fake_servers import FakeServers
 from tests.serving.http_client import HI, KEY, LOCKED, ONE, one, visiting
 from tests.serving.virtual_time import in_virtual_time

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import uvloop
 
-from serving.api.http_server import HttpServer
+from serving.api.server import HttpServer
 from serving.api.tls import TlsFiles
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import EndpointConfig
+from serving.protocol.messages import EndpointConfig
 from tests.certificates import write_certificate
 from tests.serving.endpoint_app import endpoint_app
 from tests.serving.fake_servers import FakeServers

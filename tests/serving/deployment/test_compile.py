@@ -19,7 +19,7 @@ from serving.deployment.engine_args import (
     read_media_domains,
 )
 from serving.protocol.app_spec import CORES, DEVICES_LABEL, planned_cores
-from serving.protocol.endpoint_config import from_plain, to_plain
+from serving.protocol.messages import from_plain, to_plain
 from tests.serving.plans import make_deployment, make_plan, make_pool, places
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from minicluster.plan import Plan
-from serving.api.metrics import Metrics
+from serving.api.gate import Metrics
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 

@@ -14,13 +14,12 @@ from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Plan, plan_from, to_json
 from minicluster.specs.model import DraftSpec
-from serving.admission.policy import InflightLoad, PoolInFlight, RequestCost, forecast
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
 from serving.deployment.feasibility import findings
 from serving.deployment.target import Target
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import SimulatedEngine
+from serving.request.cost import InflightLoad, PoolInFlight, RequestCost, forecast
+from serving.simulated.engine import EngineClock, SimulatedEngine
 from tests.plans import STEP
 from tests.serving.forks import Forks
 from tests.serving.virtual_time import run

@@ -190,7 +190,7 @@ def test_widths_of_groups(model: str, slicing: Slicing, says: str | None) -> Non
 
 def test_ranks_add_up_to_all_experts(torch: ModuleType) -> None:
     """The sums of the ranks over their own experts are the sum over all experts."""
-    from serving.replicas.cpu_experts import own_experts  # noqa: PLC0415  (imports torch)
+    from serving.replicas.vllm_plugin import own_experts  # noqa: PLC0415  (imports torch)
 
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(50, 2, generator=generator)

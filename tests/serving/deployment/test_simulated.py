@@ -11,7 +11,7 @@ from minicluster.specs.workload import WorkloadSpec
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
 from serving.deployment.simulated import simulated_findings, slowed
-from serving.protocol.endpoint_config import SimulatedEngines
+from serving.protocol.messages import SimulatedEngines
 from tests import plans
 
 SLOW = DeployTarget(kind="simulated", slowdown=8.0)

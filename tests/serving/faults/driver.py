@@ -64,11 +64,10 @@ class Driver:
         from minicluster.plan import Routing, read_deployment  # noqa: PLC0415
         from serving.cluster.state import DEPLOYMENT  # noqa: PLC0415
         from serving.cluster.token import channel_tls  # noqa: PLC0415
-        from serving.deployment.compile import domains  # noqa: PLC0415
-        from serving.protocol.endpoint_config import endpoint_config  # noqa: PLC0415
+        from serving.deployment.compile import domains, endpoint_config  # noqa: PLC0415
         from serving.protocol.messages import Refusal  # noqa: PLC0415
         from serving.replicas.backend import ReplicaBackend  # noqa: PLC0415
-        from serving.replicas.replica_seats import ReplicaSeats  # noqa: PLC0415
+        from serving.replicas.seats import ReplicaSeats  # noqa: PLC0415
 
         deployment = read_deployment(DEPLOYMENT)
         config = replace(

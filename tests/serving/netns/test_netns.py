@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from serving.protocol.messages import STALL_S
+from serving.operations.probe import STALL_S
 from tests.serving.client import Reply, answers, send
 from tests.waiting import until
 

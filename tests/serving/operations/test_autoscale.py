@@ -14,8 +14,7 @@ from minicluster.plan import Plan
 from minicluster.plan.scaling import held_intervals, scaled_pools
 from serving.cli import scale as cli
 from serving.deployment.engine_args import SIMULATED
-from serving.operations.autoscale import follow
-from serving.operations.slo_metrics import Samples, offered_per_s, read_histograms
+from serving.operations.autoscale import Samples, follow, offered_per_s, read_histograms
 from tests.serving.command import serving_here
 from tests.serving.plans import deployed, make_pool, places
 
@@ -96,7 +95,7 @@ def scaled(
             clock[0] += seconds
 
         monkeypatch.setattr("serving.operations.status.current", lambda: state)
-        monkeypatch.setattr("serving.operations.slo_metrics.scrape", scrape)
+        monkeypatch.setattr("serving.operations.autoscale.scrape", scrape)
         monkeypatch.setattr(cli.time, "sleep", sleep)
         monkeypatch.setattr(cli.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(

@@ -13,8 +13,7 @@ from ray.exceptions import RayActorError
 
 from minicluster.errors import TargetFailed
 from serving.operations import probe
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import RequestPhases
+from serving.protocol.messages import EndpointConfig, RequestPhases
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(None, 4), ("3", 3), ("1", 1), ("100", 4)])

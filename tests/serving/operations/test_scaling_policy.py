@@ -15,8 +15,13 @@ from minicluster.errors import TargetFailed
 from minicluster.plan import Plan, Pool
 from minicluster.specs.slo import SloSpec
 from serving.cli import scale as cli
-from serving.operations.scaling_policy import WindowMetrics, advise, moved_replicas
-from serving.operations.slo_metrics import read_histograms, window_metrics
+from serving.operations.autoscale import (
+    WindowMetrics,
+    advise,
+    moved_replicas,
+    read_histograms,
+    window_metrics,
+)
 from tests.serving.command import serving_here
 from tests.serving.plans import deployed, make_pool, places
 
@@ -124,7 +129,7 @@ def test_advice_is_measured_between_two_scrapes(
     scrapes = [_text({"ttft": [0.5] * n, "tpot": [0.1], "prefill_queue": [0.1]}) for n in (1, 2)]
     monkeypatch.setattr("serving.operations.status.current", lambda: state)
     monkeypatch.setattr(
-        "serving.operations.slo_metrics.scrape", lambda *_: read_histograms(scrapes.pop(0))
+        "serving.operations.autoscale.scrape", lambda *_: read_histograms(scrapes.pop(0))
     )
     monkeypatch.setattr(cli.time, "sleep", lambda _s: None)
     done = serving_here(tmp_path, "scale", "--json")

@@ -20,8 +20,8 @@ from serving.deployment.engine_args import DeployTarget
 from serving.deployment.target import Target
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
+from serving.operations.probe import Readiness
 from serving.protocol.app_spec import APP
-from serving.protocol.messages import Readiness
 from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import deployed, make_pool, make_state, places
 

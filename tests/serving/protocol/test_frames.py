@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.protocol.frames import (
+from serving.protocol.messages import (
     HEADER,
     NONCE_BYTES,
     FrameError,

@@ -18,6 +18,7 @@ from minicluster.phases import (
     QUEUED_PREFILL,
 )
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
+from serving.operations.probe import Readiness
 from serving.protocol.app_spec import DEVICES_LABEL, RayNode
 from serving.protocol.messages import (
     ChannelPlace,
@@ -25,7 +26,6 @@ from serving.protocol.messages import (
     LocalPrefill,
     Prefilled,
     PrefillTiming,
-    Readiness,
     Refusal,
     RemotePrefill,
     RequestPhases,

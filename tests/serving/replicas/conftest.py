@@ -13,7 +13,7 @@ from .gates import HERE, Replicas
 def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
     """Return replicas that are found as those of Ray Serve."""
     found = Replicas()
-    gate, watch = "serving.replicas.gate_server", "serving.replicas.replica_seats"
+    gate, watch = "serving.replicas.gate_server", "serving.replicas.seats"
     context = SimpleNamespace(app_name="a", rank=SimpleNamespace(rank=0))
     monkeypatch.setattr(f"{gate}.serve.get_replica_context", lambda: context)
     monkeypatch.setattr(

@@ -11,15 +11,22 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from serving.admission.policy import RequestSize
-from serving.admission.tenants import ANONYMOUS, KeyHolder
+from serving.admission.controller import ANONYMOUS, KeyHolder
 from serving.api.gate import AnswerReport
-from serving.protocol.endpoint_config import EndpointConfig, to_plain
-from serving.protocol.messages import ChannelPlace, FirstChunk, Prefilled, Refusal, RequestPhases
-from serving.replicas.call_listener import CallListener, ServedCall, whole
+from serving.protocol.messages import (
+    ChannelPlace,
+    EndpointConfig,
+    FirstChunk,
+    Prefilled,
+    Refusal,
+    RequestPhases,
+    to_plain,
+)
+from serving.replicas.channels import CallListener, ServedCall, whole
 from serving.replicas.gate_server import GateServer, plan_key
-from serving.replicas.remote_gate import GateConnection, RemoteGate
-from serving.request.replica_pool import RoutedPrompt, Seat
+from serving.replicas.ingress import GateConnection, RemoteGate
+from serving.replicas.seats import RoutedPrompt, Seat
+from serving.request.cost import RequestSize
 from tests.serving.virtual_time import ticking
 
 HERE = "127.0.0.1"

@@ -11,12 +11,13 @@ import pytest
 
 from minicluster.plan import Plan, Routing
 from minicluster.specs.slo import SloSpec
-from serving.protocol.endpoint_config import EndpointConfig, endpoint_config
-from serving.protocol.frames import Kind
+from serving.deployment.compile import endpoint_config
 from serving.protocol.messages import (
     AnswerEnd,
+    EndpointConfig,
     EngineFailed,
     FirstChunk,
+    Kind,
     LocalPrefill,
     Prefilled,
     PrefillTiming,
@@ -31,7 +32,7 @@ from serving.replicas.backend import (
     whole_answer_limit_s,
 )
 from serving.replicas.channels import ChannelLostError
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt, Seat
+from serving.replicas.seats import NoReplicaError, RoutedPrompt, Seat
 from tests.serving.configs import ONGOING, unplanned
 from tests.serving.virtual_time import run
 

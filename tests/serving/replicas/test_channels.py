@@ -16,28 +16,34 @@ import pytest
 import uvloop
 
 from serving.cluster.token import CERTIFICATES, USE_TLS, channel_tls
-from serving.protocol.frames import (
+from serving.protocol.messages import (
     HEADER,
     MOST_STRANGER_BYTES,
     NONCE_BYTES,
     SILENT_S,
+    ChannelPlace,
+    EngineFailed,
     FrameReader,
     Kind,
+    Refusal,
     frame,
     hello,
     nonce_in,
     proof,
 )
-from serving.protocol.messages import ChannelPlace, EngineFailed, Refusal
-from serving.replicas import call_listener, channels
-from serving.replicas.call_listener import (
+from serving.replicas import channels
+from serving.replicas.channels import (
+    CONNECT_S,
     MOST_ERROR,
     MOST_STRANGERS,
+    Call,
     CallListener,
+    Channel,
+    ChannelLostError,
     ServedCall,
     whole,
 )
-from serving.replicas.channels import CONNECT_S, Call, Channel, ChannelLostError, Channels
+from serving.replicas.seats import Channels
 from tests.certificates import write_certificate
 from tests.serving.virtual_time import in_virtual_time, ticking
 
@@ -99,8 +105,9 @@ class Process:
         name: str = "t",
         pause_s: float = 0.0,
         fails: str = "",
+        times: int = 1,
     ) -> None:
-        call.begin({"name": name})
+        call.begin({"name": name * times})
         try:
             for text in tokens(count, name):
                 call.events(text)
@@ -120,12 +127,12 @@ class Process:
             self.cancelled.append(name)
             raise
 
-    async def give(self, value: object = None, error: str | None = None) -> object:
+    async def give(self, value: Any = None, error: str | None = None, times: int = 1) -> object:  # noqa: ANN401
         if value == "refusal":
             return Refusal(status=400, message="No.", retry_after_s=1.5)
         if error is not None:
             raise KeyError(error) if error else KeyError
-        return value
+        return value if times == 1 else value * times
 
 
 @asynccontextmanager
@@ -207,11 +214,11 @@ async def test_long_payloads_arrive_and_longer_ones_are_refused_alone(
             else:
                 with pytest.raises(EngineFailed, match=named):
                     await call.result
-        monkeypatch.setattr(call_listener, "MOST_BYTES", 2000)
-        assert len(await channel.call("give", {"value": "x" * 1998}).result) == 1998
+        monkeypatch.setattr(channels, "MOST_BYTES", 2000)
+        assert len(await channel.call("give", {"value": "x" * 999, "times": 2}).result) == 1998
         for method, argument in (("give", "value"), ("stream", "name")):
             with pytest.raises(EngineFailed, match="expected at most 2000"):
-                await channel.call(method, {argument: "x" * 2000}).result
+                await channel.call(method, {argument: "x" * 1000, "times": 2}).result
         await reader.over.wait()
         assert (reader.count, reader.error) == (9, None)
 

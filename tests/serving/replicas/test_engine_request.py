@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from serving.protocol.messages import Refusal
-from serving.request.length import LENGTH_FIELDS
+from serving.request.cost import LENGTH_FIELDS
 from serving.request.validation import IGNORED, check
 from tests.serving.request_bodies import ACCEPTED, LIMITS, REFUSED, Body
 
@@ -50,8 +50,8 @@ def vllm() -> Any:  # noqa: ANN401
     """Return the module, whose imports take seconds and warn of themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from serving.replicas import vllm_answers  # noqa: PLC0415
-    return vllm_answers
+        from serving.replicas import vllm  # noqa: PLC0415
+    return vllm
 
 
 @pytest.mark.parametrize(("kind", "unnamed"), [("chat", None), ("completions", 16)])

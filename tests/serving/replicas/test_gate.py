@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.admission.tenants import KeyHolder
+from serving.admission.controller import KeyHolder
 from serving.api.gate import AnswerReport, Gate
 from serving.protocol.messages import Refusal, RequestPhases, RequestRefused
-from serving.replicas import remote_gate
+from serving.replicas import ingress
 from serving.replicas.gate_server import GateServer, plan_key
-from serving.replicas.remote_gate import NO_GATE, WAIT_S
-from serving.request.replica_pool import NoReplicaError, ReplicaPool, Seat
+from serving.replicas.ingress import NO_GATE, WAIT_S
+from serving.replicas.seats import NoReplicaError, ReplicaPool, Seat
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, run
 
@@ -580,7 +580,7 @@ async def test_an_endpoint_finds_the_gate_however_often_it_fails_to(
     async with gated(CONFIG, replicas) as (gates, [one, two]):
         gone = await gates.find()
         gates.die()
-        monkeypatch.setattr(remote_gate, "FIND_S", 1.0)
+        monkeypatch.setattr(ingress, "FIND_S", 1.0)
         answers: list[Any] = [gone, None, gone, None]
 
         async def find() -> Any:  # noqa: ANN401

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from serving.protocol.messages import (
+    DIED,
+    TIMEOUT,
     EngineFailed,
     FirstChunk,
     LocalPrefill,
@@ -25,7 +27,6 @@ from serving.protocol.messages import (
     RemotePrefill,
     to_json,
 )
-from serving.request.prefill import DIED, TIMEOUT
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 
@@ -73,14 +74,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Return what makes a server with an engine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # imports warn of themselves
-        from serving.replicas import roles, vllm_answers  # noqa: PLC0415
+        from serving.replicas import roles, vllm  # noqa: PLC0415
     here = SimpleNamespace(replica_id=SimpleNamespace(unique_id="d0"))
     monkeypatch.setattr(roles, "serve", SimpleNamespace(get_replica_context=lambda: here))
-    monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: False)
+    monkeypatch.setattr(vllm.VllmAnswers, "first_token_seen", lambda *_: False)
 
     def serving(engine: Engine) -> Any:  # noqa: ANN401
         made = roles.AnswerRole()
-        made.answers = vllm_answers.VllmAnswers(SimpleNamespace(engine=engine))
+        made.answers = vllm.VllmAnswers(SimpleNamespace(engine=engine))
         made._config, made._closing = CONFIG, {}
         return made
 
@@ -280,9 +281,9 @@ def test_an_engine_that_dies_in_a_whole_answer_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Although its first token was there: the client has received nothing."""
-    from serving.replicas import vllm_answers  # noqa: PLC0415
+    from serving.replicas import vllm  # noqa: PLC0415
 
-    monkeypatch.setattr(vllm_answers.VllmAnswers, "first_token_seen", lambda *_: True)
+    monkeypatch.setattr(vllm.VllmAnswers, "first_token_seen", lambda *_: True)
     [refusal], engine = ask({"prompt": "x", "stream": False}, None, DEAD)
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (503, "engine-died")

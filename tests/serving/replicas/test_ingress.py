@@ -15,10 +15,10 @@ import pytest
 
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
-from serving.api.record import access_log
+from serving.api.app import access_log
 from serving.cluster.ports import free_ports
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.replicas import remote_gate
+from serving.protocol.messages import EndpointConfig
+from serving.replicas import ingress
 from serving.replicas.gate_server import GateServer
 from serving.replicas.ingress import Ingress
 from tests.serving.http_client import KEY, ONE
@@ -339,7 +339,7 @@ async def test_requests_wait_while_there_is_no_gate(
 ) -> None:
     """Streams in flight go on; whoever has waited too long is told to come again."""
     replicas.go_on.clear()
-    monkeypatch.setattr(remote_gate, "WAIT_S", HOUR_S)
+    monkeypatch.setattr(ingress, "WAIT_S", HOUR_S)
     async with at_port(config, 2) as (gates, endpoints):
         streams = await endpoints.streams(4)
         gates.die()
@@ -357,7 +357,7 @@ async def test_requests_wait_while_there_is_no_gate(
         await asyncio.sleep(0.1)
         assert gate.is_empty
         gates.die()
-        monkeypatch.setattr(remote_gate, "WAIT_S", 15.0)
+        monkeypatch.setattr(ingress, "WAIT_S", 15.0)
         refused = await endpoints.ask()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gate_unavailable")
         assert int(refused.headers["retry-after"]) >= 1

@@ -18,7 +18,7 @@ from ray.serve._private.router import AsyncioRouter, SingletonThreadRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.openai_api_models import CompletionRequest
-from serving.replicas.vllm_answers import REMOTE_DECODE
+from serving.replicas.vllm import REMOTE_DECODE
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.v1.core.sched.scheduler import Scheduler

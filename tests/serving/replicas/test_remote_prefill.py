@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from serving.protocol.endpoint_config import EndpointConfig
-from serving.protocol.messages import LocalPrefill, Prefilled, Refusal, RemotePrefill
-from serving.replicas.backend import prefill_remotely
-from serving.request.prefill import DIED, NO_REPLICA, TIMEOUT, choose_domain
+from serving.protocol.messages import (
+    DIED,
+    NO_REPLICA,
+    TIMEOUT,
+    EndpointConfig,
+    LocalPrefill,
+    Prefilled,
+    Refusal,
+    RemotePrefill,
+)
+from serving.replicas.backend import choose_domain, prefill_remotely
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import run
 

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from serving.protocol.messages import ChannelPlace
-from serving.replicas.call_listener import CallListener, whole
-from serving.replicas.channels import ChannelLostError
-from serving.replicas.replica_seats import ASK_AGAIN_S, ASK_S, ReplicaSeats, ReplicaWatch
-from serving.request.replica_pool import NoReplicaError, RoutedPrompt
+from serving.replicas.channels import CallListener, ChannelLostError, whole
+from serving.replicas.seats import (
+    ASK_AGAIN_S,
+    ASK_S,
+    NoReplicaError,
+    ReplicaSeats,
+    ReplicaWatch,
+    RoutedPrompt,
+)
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, ticking
 
@@ -70,7 +75,7 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def handles_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "serving.replicas.replica_seats."
+    module = "serving.replicas.seats."
     monkeypatch.setattr(f"{module}live_replica_ids", Handle.ids)
     monkeypatch.setattr(f"{module}places_of_replica", Handle.places_of)
 

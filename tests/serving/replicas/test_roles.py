@@ -11,8 +11,7 @@ import pytest
 
 from serving.protocol.messages import Prefilled
 from serving.replicas import roles
-from serving.replicas.call_listener import CallListener
-from serving.replicas.channels import Channel
+from serving.replicas.channels import CallListener, Channel
 from tests.serving.virtual_time import run
 
 COMPUTED = Prefilled(prompt_tokens=5, kv_transfer_params={}, queue_s=0.0, step_s=0.1)

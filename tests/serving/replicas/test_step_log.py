@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serving.replicas import step_log
-from serving.replicas.step_log import StepLog
+from serving.replicas import vllm_plugin
+from serving.replicas.vllm_plugin import StepLog
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock of the log."""
     clock = Clock()
-    monkeypatch.setattr(step_log, "time", clock)
+    monkeypatch.setattr(vllm_plugin, "time", clock)
     return clock
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from serving.protocol.messages import RequestRefused
-from serving.request.length import (
+from serving.request.cost import (
     MAX_OUTPUT_TOKENS,
     TokenCounts,
     apply_token_limit,

@@ -13,14 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.routing import POLICIES, Balancer, PrefixIndex, find_policy
-from serving.request.length import BLOCK_TOKENS
-from serving.request.replica_pool import (
-    NoReplicaError,
-    ReplicaPool,
-    RoutedPrompt,
-    Seat,
-    routed_prompt,
-)
+from serving.replicas.seats import NoReplicaError, ReplicaPool, RoutedPrompt, Seat, routed_prompt
+from serving.request.cost import BLOCK_TOKENS
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, run
 

@@ -9,8 +9,7 @@ import pytest
 
 from serving.protocol.messages import Refusal, RequestRefused
 from serving.request.validation import check, parse_body
-from serving.simulated.answering import AnswerWriter
-from serving.simulated.request import AnswerRules
+from serving.simulated.answering import AnswerRules, AnswerWriter
 from tests.serving.request_bodies import ACCEPTED, CONTENTS, LIMITS, REFUSED, Body, chat
 
 RULES = AnswerRules(

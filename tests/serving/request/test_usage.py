@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.request.usage import EventSplitter, with_usage
+from serving.replicas.roles import EventSplitter, with_usage
 
 SPOKEN = 'data: {"choices":[{"text":" a [DONE] \\"choices\\":[]"}]}\n\n'
 USAGE = 'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'

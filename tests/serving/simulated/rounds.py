@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from serving.simulated.request import answer_ids, prompt_seed
+from serving.simulated.answering import answer_ids, prompt_seed
 from tests.serving.client import Reply, send
 from tests.serving.deployed import Split, outstanding
 from tests.serving.faults.load import body_of

@@ -12,11 +12,15 @@ import pytest
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.protocol.messages import EngineFailed, Prefilled, Refusal
-from serving.simulated.answering import ENGINE_DIED, SimulatedAnswers
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import EngineLoad, SimulatedEngine
+from serving.simulated.answering import (
+    ENGINE_DIED,
+    AnswerRules,
+    SimulatedAnswers,
+    SimulatedRequest,
+    answer_ids,
+)
+from serving.simulated.engine import EngineClock, EngineLoad, SimulatedEngine
 from serving.simulated.kv_transfer import KvSink, KvSource
-from serving.simulated.request import AnswerRules, SimulatedRequest, answer_ids
 from tests.plans import PATH, STEP
 from tests.serving.virtual_time import run
 

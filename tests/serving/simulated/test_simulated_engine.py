@@ -22,8 +22,7 @@ from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import EngineDied, EngineLoad, Sequence, SimulatedEngine
+from serving.simulated.engine import EngineClock, EngineDied, EngineLoad, Sequence, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.step_seconds import PlannedStep
-from serving.simulated.clock import EngineClock
-from serving.simulated.engine import EngineDied, SimulatedEngine
+from serving.simulated.engine import EngineClock, EngineDied, SimulatedEngine
 from sizing.simulation.outcome import simulate
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
