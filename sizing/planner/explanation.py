@@ -17,9 +17,12 @@ from sizing.latency.memory import weight_bytes
 from sizing.latency.step import verified
 from sizing.latency.work import busiest_share
 from sizing.planner import bounds
-from sizing.planner.configuration import Configuration
-from sizing.planner.error_model import AS_PREDICTED
-from sizing.planner.predict import mean_batch, representative_load, representative_terms
+from sizing.planner.predict import (
+    mean_batch,
+    planned_models,
+    representative_load,
+    representative_terms,
+)
 from sizing.planner.simulated_check import PREDICTION_SEED
 from sizing.planner.step_models import StepModels, utilisations
 from sizing.simulation.outcome import simulate
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan, Pool
     from sizing.latency.term import Term
     from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.configuration import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +196,7 @@ def explain_plan(plan: Plan) -> Explanation:
     Raises:
         InputError: an edited plan, whose pools do not carry its load.
     """
-    chosen, predicted = Configuration.of_plan(plan), plan.prediction
-    known = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
-    models = StepModels(plan.inputs, {known: plan.step_model})
+    (models, chosen), predicted = planned_models(plan), plan.prediction
     if max(utilisations(models, chosen).values()) >= 1:
         raise InputError(
             "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"

@@ -87,28 +87,26 @@ class Growth:
         self.search, self.errors = search, search.errors
         self.simulations = Simulations(search.models)
 
-    def highest(self, limit: float, before: Held | None = None) -> Held | None:
+    def highest(self, limit: float) -> Held | None:
         """
-        Return the highest rate within a cost *limit*: at least *before*, that of a lower one.
+        Return the highest rate within a cost *limit*; `None`: none is held.
 
         The rate of a plan that takes as much is found in a few quick searches, then that of its
         configuration, and then those of others, as far as a quick search finds them at a rate that
         is higher still.
         """
-        held, above = before, 0.0 if before is None else before.rate
-        rate = limit / self._cost_per_rate()
-        least, stride = max(above * (1 + RESOLUTION), rate * LEAST_SHARE), STRIDE
-        while rate > least:
+        rate, stride = limit / self._cost_per_rate(), STRIDE
+        lowest = rate * LEAST_SHARE
+        while rate > lowest:
             chosen = self._quickest(rate)
             taken = np.inf if chosen is None else self._with_spares(chosen)
             if chosen is not None and taken <= limit * (1 + SLIGHTLY):
-                grown = self._edge(chosen, above, rate)
-                if grown.rate > above:
-                    held = grown
-                    break
+                held = self._edge(chosen, 0.0, rate)
+                if held.rate:
+                    return self._widest(held, limit)
             rate *= min(max(limit / taken, 1 / stride), 1 / (1 + RESOLUTION))
             stride = min(stride**2, 1 / LEAST_SHARE)
-        return None if held is None else self._widest(held, limit)
+        return None
 
     def _edge(self, chosen: Configuration, above: float, guess: float) -> Held:
         return edge(self.simulations, self.errors, chosen, above=above, guess=guess)

@@ -30,6 +30,7 @@ from sizing.planner.edge import covering_rates
 from sizing.planner.error_model import (
     AS_PREDICTED,
     Check,
+    StepErrors,
     interval_around,
     missed_limits,
     validation,
@@ -44,13 +45,14 @@ from sizing.planner.layout import (
 )
 from sizing.planner.simulated_check import Simulations
 from sizing.planner.step_models import StepModels, utilisations
+from sizing.simulation.event_loop import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, Plan
     from sizing.latency.op import StepLoad
     from sizing.latency.term import Term
     from sizing.planner.bounds import OfferedLoad
@@ -262,6 +264,30 @@ def _check_layout(inputs: Inputs, layout: Layout) -> None:
     if rule is not None:
         options = ", ".join(f"--{role}" for role in layout.shapes)
         raise InputError(options, str(layout), rule)
+
+
+def planned_models(plan: Plan) -> tuple[StepModels, Configuration]:
+    """Return the configuration of a plan, and its steps as the plan has them."""
+    chosen = Configuration.of_plan(plan)
+    known = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
+    return StepModels(plan.inputs, {known: plan.step_model}), chosen
+
+
+def prediction_runs(plan: Plan) -> tuple[Outcome, Outcome | None]:
+    """
+    Simulate once more what a plan's prediction was read from, pools over time included.
+
+    Returns:
+        That run, whose latencies are those of `plan.prediction`, and the same requests with steps
+        as slow as the plan's confidence allows for; `None`: it has none.
+    """
+    models, chosen = planned_models(plan)
+    simulations, sure = Simulations(models), plan.confidence
+    predicted = simulations.predicted(chosen, samples=SAMPLES)
+    if sure is None:
+        return predicted, None
+    errors = StepErrors(prefill=sure.prefill_factor, decode=sure.decode_factor)
+    return predicted, simulations.predicted(chosen, errors, samples=SAMPLES)
 
 
 def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -> Prediction:

@@ -219,7 +219,7 @@ class LayoutSearch:
         """Return a search of the same candidates at the rate of *simulations*."""
         search = copy(self)
         search.simulations, search.models = simulations, simulations.models
-        search.inputs = simulations.inputs
+        search.inputs = replace(simulations.inputs, cluster=self.inputs.cluster)
         search._longer, search.estimate, search.told = {}, None, None  # noqa: SLF001  (its own)
         search.__dict__.pop("estimated", None)
         return search

@@ -218,7 +218,7 @@ class Simulations:
         self._shared = shared or _Shared(requests)
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._runs: dict[object, SloRun] = {}
-        self._predicted: dict[Configuration, Outcome] = {}
+        self._predicted: dict[object, Outcome] = {}
 
     def at_rate(self, requests_per_s: float) -> Simulations:
         """Return simulations of the same configurations at another rate, on the same budget."""
@@ -256,22 +256,35 @@ class Simulations:
             self._runs[key] = SloRun(limits=limits, role=role)
         return self._runs[key]
 
-    def predicted(self, chosen: Configuration) -> Outcome:
+    def predicted(
+        self, chosen: Configuration, errors: StepErrors = AS_PREDICTED, *, samples: int = 1
+    ) -> Outcome:
         """
-        Simulate a configuration with step times as predicted: what its prediction is read from.
+        Simulate the run that a configuration's prediction is read from, or slower steps in it.
 
         The seed is that of no run by which the search chose it.
         """
         count = self.prediction_requests(chosen)
-        return self.outcome(chosen, AS_PREDICTED, requests=count, seed=PREDICTION_SEED)
+        return self.outcome(chosen, errors, requests=count, seed=PREDICTION_SEED, samples=samples)
 
     def outcome(
-        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+        self,
+        chosen: Configuration,
+        errors: StepErrors,
+        *,
+        requests: int,
+        seed: int,
+        samples: int = 1,
     ) -> Outcome:
-        """Simulate a configuration with steps so much slower; a prediction's run is kept."""
+        """
+        Simulate a configuration with steps so much slower; a prediction's run is kept.
+
+        Args:
+            samples: most samples of queues and caches over time.
+        """
         prediction = seed == PREDICTION_SEED
-        if prediction and chosen in self._predicted:
-            return self._predicted[chosen]
+        if prediction and (chosen, errors, samples) in self._predicted:
+            return self._predicted[chosen, errors, samples]
         if (requests, seed) not in self._arrivals:
             workload = self.inputs.scenario.workload
             coming = drawn(workload, RequestSource(), count=requests, seed=seed)
@@ -282,9 +295,9 @@ class Simulations:
         decoding = steady_decoding(arrivals, int(min(batch, chosen.batch_limit) * lanes), seed=seed)
         system = self._system(chosen, errors)
         gaps = prediction or self._limits_itl
-        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1, gaps=gaps)
+        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=samples, gaps=gaps)
         if prediction:
-            self._predicted[chosen] = found
+            self._predicted[chosen, errors, samples] = found
         return found
 
     def _system(self, chosen: Configuration, errors: StepErrors) -> System:

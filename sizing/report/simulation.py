@@ -123,7 +123,7 @@ def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Tab
 
 
 def pools_table(outcome: Outcome) -> Table:
-    """Return one row per pool: busy time, queue, batch and KV cache."""
+    """Return one row per pool: share of the time that it computes, queue, batch, KV cache."""
     seen, rows = outcome.occupancy, []
     for role, capacity in outcome.kv_capacity_blocks.items():
         cells = [role, f"{outcome.busy_fraction[role]:.0%}"]
@@ -131,7 +131,7 @@ def pools_table(outcome: Outcome) -> Table:
             cells += [f"{counts.mean():.1f}", f"{counts.max():.0f}"]
         used = seen.kv_blocks[role] / capacity
         rows.append([*cells, f"{used.mean():.0%}", f"{used.max():.0%}"])
-    heads = ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most")
+    heads = ("pool", "computing", "waiting", "most", "running", "most", "KV used", "most")
     return table("Pools over time", heads, rows)
 
 

@@ -96,7 +96,7 @@ def size(value: float) -> str:
 
 def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
     """Return one row per pool: size, limits, utilisation, bottleneck."""
-    heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "used", "bound by")
+    heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "of capacity", "bound by")
     rows = (
         (
             pool_name(pool, pools),

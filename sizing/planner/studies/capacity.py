@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -136,7 +137,7 @@ def capacity(
         )
     if think_s is not None and not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
-    kinds = _kinds(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])), think_s)
+    kinds = _kinds(inputs, think_s)
     points: list[CapacityPoint] = []
     try:
         for count in counts:
@@ -222,17 +223,19 @@ class _Pools:
     """The highest rate of one load by the number of GPUs; a rate that was found is kept."""
 
     def __init__(self, inputs: Inputs, think_s: float | None) -> None:
-        self.inputs, self.think_s = inputs, _think_s(inputs, think_s)
-        self.search = LayoutSearch(with_search(inputs, objective="gpus"))
+        self.inputs, self.think_s = with_search(inputs, objective="gpus"), _think_s(inputs, think_s)
+        self.search = LayoutSearch(self.inputs)
         self.known: dict[int, Held | None] = {}
 
     def highest(self, gpus: int) -> Held | None:
-        """Return the highest rate of *gpus*, at least that of fewer that were asked for before."""
+        """Return the highest rate of *gpus*, whatever other numbers were asked for."""
         if gpus not in self.known:
-            fewer = max((count for count in self.known if count < gpus), default=0)
-            before = self.known.get(fewer)
-            fits = self._smallest() <= gpus
-            self.known[gpus] = Growth(self.search).highest(gpus, before) if fits else before
+            search = copy(self.search)
+            search.inputs = replace(
+                self.inputs, cluster=replace(self.inputs.cluster, max_gpus=gpus)
+            )
+            growth = Growth(search) if self._smallest() <= gpus else None
+            self.known[gpus] = None if growth is None else growth.highest(gpus)
         return self.known[gpus]
 
     def _smallest(self) -> float:
