@@ -6,7 +6,7 @@
     python benchmarks/demo_runs.py 10 --write tests/published/demo_repeats.toml
 
 Four minutes a run. Each run is a row, none is left out; `--write` adds the rows to a file that
-`make docs` puts into docs/validation.md. `--repeat N` sends the requests of the last run's first
+`make docs` puts into docs/evidence/demo.md. `--repeat N` sends the requests of the last run's first
 load N times more to its engines: how far the machine is from itself, which no prediction can beat.
 """
 

@@ -1,9 +1,9 @@
 """
-Write the generated pages: docs/schema.md, validation.md, seeds.md and training.md.
+Write the generated pages: docs/schema.md, validation.md with evidence/, seeds.md and training.md.
 
-`make docs` runs it; a test compares what it would write with what stands there. The text of each
-page is a template in scripts/templates, the numbers are from `tests/published`, from the evidence
-of `sizing validate --evidence`, and from our functions.
+`make docs` runs it, and a test compares its output with the pages. The text of each page is a
+template in scripts/templates; the numbers come from `tests/published`, from the evidence of
+`sizing validate --evidence`, and from our functions.
 """
 
 from __future__ import annotations
@@ -48,6 +48,17 @@ AIMS = {
 }
 """Largest error of a held-out load, by quantity, that we aim for."""
 
+HARDWARE = {
+    "MoE, serving, Blackwell": "B200, B300; vLLM, SGLang",
+    "MoE, serving, Hopper": "H100, H200; vLLM, TensorRT-LLM, SGLang",
+    "dense, serving, Blackwell": "B200; vLLM, TensorRT-LLM",
+    "dense, serving, Hopper": "H100, H200; vLLM, TensorRT-LLM, SGLang",
+    "open loop": "11 kinds of GPU; vLLM, TensorRT-LLM, SGLang",
+    "split": "GB200, H100; TensorRT-LLM, SGLang",
+    "static": "H200, H100, A100, GH200, L40S; TensorRT-LLM",
+}
+"""Hardware and engines of each class: the evidence holds no rows."""
+
 
 def pages() -> dict[Path, str]:
     """Return every generated page by its file."""
@@ -59,38 +70,97 @@ def pages() -> dict[Path, str]:
         keep_trailing_newline=True,
     )
     environment.filters |= {"f": format, "cell": seeds.cell}
+    training = {"groups": training_runs.groups(), "rows": list(training_runs.rows())}
+    claims = seeds.claims()
+    validation = _validation() | {
+        "training_rows": len(training["rows"]),
+        "seed_claims": sum(claim.kind != "context" for claim in claims),
+    }
     facts: dict[str, dict[str, Any]] = {
         "schema": {"keys": scenario_keys()},
-        "validation": _validation(),
-        "seeds": {"claims": seeds.claims(), "titles": seeds.TITLES},
-        "training": {"groups": training_runs.groups(), "rows": list(training_runs.rows())},
+        "validation": validation,
+        **{f"evidence/{name}": validation for name in ("rows", "h200", "ops", "demo")},
+        "seeds": {"claims": claims, "titles": seeds.TITLES},
+        "training": training,
     }
     return {
-        ROOT / "docs" / f"{name}.md": environment.get_template(f"{name}.md").render(**found)
-        for name, found in facts.items()
+        ROOT / "docs" / f"{name}.md": environment.get_template(f"{name}.md").render(**values)
+        for name, values in facts.items()
     }
 
 
 def _validation() -> dict[str, Any]:
     """Return every comparison of a prediction with a measurement."""
     evidence = read_evidence()
+    ops, demo, repeats = (_published(name) for name in ("op_fits", "demo_runs", "demo_repeats"))
     return {
         "evidence": evidence,
         "distances": DISTANCES,
-        "slices": [(by, list(found)) for by, found in groupby(evidence.errors, lambda e: e.by)],
-        "levels": sorted({each.confidence for each in evidence.claims}),
+        "slices": [(by, list(errors)) for by, errors in groupby(evidence.errors, lambda e: e.by)],
+        "classes": _classes(evidence),
+        "left_out": {(c.split, c.name, c.quantity): c for c in evidence.left_out},
+        "levels": sorted({claim.confidence for claim in evidence.claims}),
         "claims": _claims(evidence),
         "figures": figures,
         "static": _static_prefill(),
         "h200": _measured_here(),
         "h200_ops": len((PUBLISHED / "h200_ops.csv").read_text(encoding="utf-8").splitlines()) - 1,
-        "ops": _published("op_fits"),
-        "demo": _published("demo_runs"),
-        "repeats": _published("demo_repeats"),
+        "ops": ops,
+        "op_error": statistics.mean(fit["median_error"] for fit in ops["fits"]),
+        "demo": demo,
+        "held_out": _largest_after_refit(demo["held_out"]["loads"]),
+        "repeats": repeats,
+        "quiet": _quiet([run for run in repeats["runs"] if run["loops"] == 0]),
         "demo_load": _demo_load,
         "aims": AIMS,
-        "measurements": (PUBLISHED / "measurements.md").read_text(encoding="utf-8"),
     }
+
+
+def _classes(evidence: Evidence) -> dict[str, dict[str, Any]]:
+    """Return errors by class of rows, and coverage with the row's family left out."""
+    inside = {
+        (held.name, held.quantity): held for held in evidence.left_out if held.split == "family"
+    }
+    classes = {}
+    for errors in evidence.errors:
+        if errors.by == "class":
+            ttft, tpot = (inside[errors.name, quantity] for quantity in ("ttft", "tpot"))
+            classes[errors.name] = {
+                "where": HARDWARE[errors.name],
+                "rows": errors.rows,
+                "infeasible": errors.infeasible,
+                "ttft_p99": errors.ttft_p99,
+                "errors": f"{_percent(ttft.median_error)} / {_percent(tpot.median_error)} %",
+                "ttft": ttft,
+                "tpot": tpot,
+            }
+    return classes
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def _largest_after_refit(loads: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the largest error of the held-out loads, by label of `AIMS`."""
+    return {
+        label: max(
+            abs(sum(load[f"{name}_after_s"]) / sum(load[f"{name}_measured_s"]) - 1)
+            for load in loads
+        )
+        for name, (label, _) in AIMS.items()
+    }
+
+
+def _quiet(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the range of errors of means over the first loads of the demo's quiet runs."""
+    ranges = {"runs": str(len(runs))}
+    for metric in ("ttft", "tpot"):
+        rows = [run["first"][f"{metric}_mean"] for run in runs]
+        for key, name in (("error", metric), ("at_pace", f"{metric}_at_pace")):
+            errors = [row[key] for row in rows]
+            ranges[name] = f"{min(errors):+.0%} to {max(errors):+.0%}"
+    return ranges
 
 
 def _published(name: str) -> dict[str, Any]:
@@ -99,10 +169,10 @@ def _published(name: str) -> dict[str, Any]:
 
 def _claims(evidence: Evidence) -> dict[tuple[str, str], list[Claim]]:
     """Return how often a statement "below this limit, with this confidence" is right."""
-    found: dict[tuple[str, str], list[Claim]] = {}
-    for each in evidence.claims:
-        found.setdefault((each.source, each.quantity), []).append(each)
-    return found
+    claims: dict[tuple[str, str], list[Claim]] = {}
+    for claim in evidence.claims:
+        claims.setdefault((claim.source, claim.quantity), []).append(claim)
+    return claims
 
 
 def _static_prefill() -> dict[str, Any]:
@@ -133,13 +203,13 @@ def _measured_here() -> dict[str, Any]:
     for row in read_rows(PUBLISHED / "measured_h200.csv"):
         assert isinstance(row, MeasuredRow), row  # noqa: S101  (a file of ours)
         predicted = predict_row(row)
-        found: dict[str, Any] = {"model": row.model, "isl": row.isl, "osl": row.osl}
+        facts: dict[str, Any] = {"model": row.model, "isl": row.isl, "osl": row.osl}
         for name in ("ttft", "tpot"):
             measured_s, value_s = (getattr(of, f"{name}_s") for of in (row, predicted))
             around = intervals.around(value_s, name, predicted.path)
-            found[name] = (measured_s, value_s, value_s / measured_s - 1)
-            found[f"{name}_inside"] = bool(around and around.low_s <= measured_s <= around.high_s)
-        rows.append({"users": round(row.amount), **found})
+            facts[name] = (measured_s, value_s, value_s / measured_s - 1)
+            facts[f"{name}_inside"] = bool(around and around.low_s <= measured_s <= around.high_s)
+        rows.append({"users": round(row.amount), **facts})
     medians = {n: statistics.median(abs(row[n][2]) for row in rows) for n in ("ttft", "tpot")}
     inside = {n: sum(row[f"{n}_inside"] for row in rows) for n in ("ttft", "tpot")}
     return {**_published("measured_h200"), "rows": rows, "medians": medians, "inside": inside}

@@ -42,8 +42,8 @@ are of prompts of some 500 tokens; their tokenisation is counted apart.
 """
 TOKENISE_S = 1.7e-6
 """
-Per token of a prompt: a byte-level BPE on one core, texts of 100 kB (docs/validation.md, "Prompt
-length at the endpoint", 2026-11-23).
+Per token of a prompt: a byte-level BPE on one core, texts of 100 kB
+(docs/evidence/serving.md, "Prompt length at the endpoint", 2026-11-23).
 """
 REQUESTS_PER_USER = 10
 """InferenceX: prompts per unit of concurrency; of every closed loop whose row does not say."""

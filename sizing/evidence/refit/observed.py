@@ -40,7 +40,7 @@ MOST_TURNED_AWAY = 0.2
 """
 Share of the requests that may have been rejected. Admission control rejects when queues are long:
 the more it rejects, the more it shapes what is measured, which no constant explains. The worst run
-of docs/validation.md (5) was predicted within 12 % with 14 % rejected.
+of docs/evidence/demo.md (5) was predicted within 12 % with 14 % rejected.
 """
 
 

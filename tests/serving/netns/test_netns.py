@@ -94,7 +94,7 @@ def test_kv_transfer_takes_bytes_over_rate(compose: Compose, mbit_per_s: int) ->
         found = _handoffs_s(compose, 50, mbit_per_s)
     median_s, worst_s = statistics.median(found), max(found)
     stalls = sum(each > expected_s + STALL_S for each in found)
-    print(  # noqa: T201  (the campaign's figures, for tests/published/measurements.md)
+    print(  # noqa: T201  (the campaign's figures, for docs/evidence/serving.md)
         f"\n{mbit_per_s} Mbit/s: median {median_s:.3f} s, expected {expected_s:.3f} s, of it fixed "
         f"{fixed_s:.3f}; worst {worst_s:.3f} s, {stalls} stalls"
     )
