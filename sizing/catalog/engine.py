@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.engine import DEVICE_SETTINGS, EngineProfile
+from minicluster.specs.engine import DEVICE_SETTINGS, OPTIONS, EngineProfile
 from sizing.catalog.folder import files, unknown
 from sizing.catalog.gpu import collectives
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from minicluster.specs.scenario import EngineChoice
 
 NUMBER = re.compile(r"\d+")
-SETTINGS = (
-    *DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization", "speculative_tokens",
-    "mean_accepted_tokens", "two_batch_overlap",
-)  # fmt: skip
+SETTINGS = (*DEVICE_SETTINGS, "gpu_memory_utilization", *OPTIONS)
 """Settings of a profile that a scenario may ask for."""
 
 

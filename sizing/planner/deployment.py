@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
@@ -95,6 +95,9 @@ def _deployment(
     kv_bytes: Mapping[str, float],
 ) -> Deployment:
     model, engine = inputs.model, inputs.engine
+    # vLLM refuses a chunk beyond the context.
+    chunk = min(engine.chunked_prefill_tokens, max_model_len)
+    options = replace(engine.options, chunked_prefill_tokens=chunk)
     return Deployment(
         model=model,
         engine=EngineSettings(
@@ -104,16 +107,12 @@ def _deployment(
             block_size=block_size(inputs),
             kv_dtype=model.kv_dtype,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            # vLLM refuses a chunk beyond the context.
-            chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
-            speculative_tokens=engine.speculative_tokens,
-            mean_accepted_tokens=engine.mean_accepted_tokens,
             all_to_all=None if engine.all_to_all is None else engine.all_to_all.name,
-            two_batch_overlap=engine.two_batch_overlap or None,
             kv_offload=kv_offload(
                 inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
             ),
             lora=engine.lora,
+            **asdict(options),
         ),
         pools=_pools(inputs, chosen, spares, kv_bytes, context=max_model_len),
         routing=routing,

@@ -22,8 +22,9 @@ from minicluster.plan import (
     Plan,
     Provenance,
 )
-from minicluster.plan.document import leave_out_unset
-from minicluster.specs.workload import RATE_TOLERANCE
+from minicluster.plan.document import LATER, leave_out_unset
+from minicluster.specs.scenario import EngineChoice
+from minicluster.specs.workload import RATE_TOLERANCE, WorkloadSpec
 from sizing.catalog.endpoint import endpoint_cost
 from sizing.planner.configuration import (
     PRICED,
@@ -43,7 +44,6 @@ from sizing.planner.users import covering_rates
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Prediction
-    from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.result import Found
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
@@ -134,8 +134,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
     tables = raw["scenario"]
-    for table in (tables["engine"], tables["workload"], *tables["workload"]["classes"]):
-        leave_out_unset(table)
+    leave_out_unset(tables["engine"], EngineChoice)
+    for table in (tables["workload"], *tables["workload"]["classes"]):
+        leave_out_unset(table, WorkloadSpec, LATER)
     del raw["engine"]["lora"]  # it follows from these
     text = json.dumps(raw, sort_keys=True, allow_nan=False)
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -91,7 +91,7 @@ class Engine:
                 max_num_seqs=limits["max_num_seqs"],
                 max_num_batched_tokens=limits["max_num_batched_tokens"],
                 max_model_len=8192,
-                long_prefill_token_threshold=limits["long_prefill_token_threshold"],
+                long_prefill_token_threshold=limits["options"]["chunked_prefill_tokens"],
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
                 async_scheduling=False,
