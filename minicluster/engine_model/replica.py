@@ -310,6 +310,7 @@ class Replica(Scheduler):
         """Say whether a pulled request joins at the next step, whatever happens until then."""
         return (
             len(self.kv_arrived) == 1
+            and not self.keeps_blocks_free
             and next(iter(self.waiting_for_kv)) == request
             and len(self.running) < self._max_num_seqs
             and self._used_end < self._num_blocks
@@ -318,7 +319,7 @@ class Replica(Scheduler):
 
     def _pull_fits(self, request: int) -> bool:
         """Say whether a pull can begin at the next step, whatever joins until then."""
-        if self._rules.kv_reserved_fraction:
+        if self.keeps_blocks_free:
             return False
         blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         # If that is the end of the stretch, the step after it takes its blocks first.

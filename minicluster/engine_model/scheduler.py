@@ -371,6 +371,11 @@ class Scheduler(DecodeBatch):
             free -= self._reserved_blocks()
         return free
 
+    @property
+    def keeps_blocks_free(self) -> bool:
+        """Whether some of the free blocks may not be given to requests that come."""
+        return self._rules.kv_reserved_fraction > 0
+
     def _blocks_at_end(self, request: int) -> int:
         """Blocks that a request has filled when its last token is out."""
         requests = self._requests

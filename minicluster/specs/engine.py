@@ -54,6 +54,10 @@ class EngineOptions(Spec):
 
 
 OPTIONS = tuple(each.name for each in fields(EngineOptions))
+COMMON_OPTIONS = (
+    "chunked_prefill_tokens", "speculative_tokens", "mean_accepted_tokens", "two_batch_overlap",
+)  # fmt: skip
+"""Options that a profile has rules of its own for; others have to be among its `own_options`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +199,7 @@ class EngineProfile(EngineOptions):
             decodes; 0: the engine has none.
         overlap_prompt_tokens: the same of a step with prompts.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
+        own_options: names of `EngineOptions` that not every engine has.
         draft_methods: of speculative decoding that the engine knows, see `DraftSpec`; empty: none.
         draft_overhead_fraction: of a decode step with drafts, added to it: the host's work between
             the draft head and the model that is not hidden behind the GPU's.
@@ -237,6 +242,7 @@ class EngineProfile(EngineOptions):
     overlap_decode_tokens: Whole = 0
     overlap_prompt_tokens: Whole = 0
     kernels: EngineKernels | None = None
+    own_options: tuple[str, ...] = ()
     draft_methods: tuple[str, ...] = ()
     draft_overhead_fraction: NotNegative = 0.0
     all_to_all: AllToAllLibrary | None = None

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minicluster.plan.vllm_args import SCHEDULER_OPTIONS
 from serving.protocol.messages import LocalPrefill, Refusal, RemotePrefill, RequestRefused
 from serving.replicas.channels import ChannelLostError, ServedAnswer
 from serving.request.length import answer_tokens, prompts_of
@@ -60,7 +61,7 @@ FACTS_LIMIT_S = 5.0
 KNOWN_POLL_S = 0.1
 PUBLIC_FACTS = (
     *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
-    *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
+    *(*SCHEDULER_OPTIONS, "max_model_len", "block_size", "kv_bytes"),
     *("gpu_memory_utilization", "kv_role", "kv_connector", "speculative_tokens"),
     *("redundant_experts", "all_to_all_backend", "two_batch_overlap"),
 )

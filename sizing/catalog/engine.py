@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.engine import DEVICE_SETTINGS, OPTIONS, EngineProfile
+from minicluster.specs.engine import COMMON_OPTIONS, DEVICE_SETTINGS, OPTIONS, EngineProfile
 from sizing.catalog.folder import files, unknown
 from sizing.catalog.gpu import collectives
 
@@ -111,6 +111,10 @@ def _check_settings(
 ) -> None:
     """Refuse settings that the engine would refuse on one device; *default* has none of them."""
     name, budget = f"{chosen.name} {chosen.version}", chosen.max_num_batched_tokens
+    for option in OPTIONS:
+        if getattr(choice, option) and option not in (*COMMON_OPTIONS, *chosen.own_options):
+            expected = f"no such key: {name} has no such option"
+            raise InputError(f"{place}.{option}", getattr(choice, option), expected)
     if choice.chunked_prefill_tokens and not chosen.scheduling.chunked_prefill:
         raise InputError(
             f"{place}.chunked_prefill_tokens",
