@@ -48,6 +48,7 @@ class Scheduler(DecodeBatch):
     __slots__ = (
         "_final_blocks", "_loaded", "_long_prefill_token_threshold", "_max_num_batched_tokens",
         "_max_num_seqs", "_num_blocks", "_passed", "_rules", "_sequence_tokens", "_waited",
+        "_watermark_blocks",
         "kv_arrived", "lora", "newly_joined", "offload", "pending_delays", "prefill_only",
         "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
         "started_loads", "started_pulls", "waiting", "waiting_for_kv",
@@ -80,6 +81,9 @@ class Scheduler(DecodeBatch):
             limits.options.chunked_prefill_tokens or limits.max_num_batched_tokens
         )
         self._num_blocks = limits.kv_blocks
+        # Of all blocks, vLLM's null block included.
+        watermark = limits.options.watermark_fraction
+        self._watermark_blocks = int(watermark * (limits.kv_blocks + 1))
         self._rules = rules = limits.rules
         if prefill_only:  # nothing is generated there
             self._rules = replace(rules, kv_reserved_fraction=0.0)
@@ -228,8 +232,10 @@ class Scheduler(DecodeBatch):
 
     def schedule_arrived(self, token_budget: int) -> int:
         """Let pulled requests decode, in the order in which their pulls began; return how many."""
-        joined = 0
+        joined, blocks = 0, self._watermark_blocks
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
+            if blocks and self.running and self._blocks_beside_decode() < blocks:
+                break
             if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
             if not self.adapter_fits(request):
@@ -360,10 +366,10 @@ class Scheduler(DecodeBatch):
 
     def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
         """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""
-        if request in self._loaded:
-            return num_blocks
         used = self.used_blocks + decode_blocks
-        free = self._num_blocks - used
+        free = self._num_blocks - used - (self._watermark_blocks if self.running else 0)
+        if request in self._loaded:
+            return num_blocks + min(0, free)
         if self._rules.kv_reserved_fraction:
             ahead = self._final_blocks - used + self._blocks_at_end(request) - num_blocks
             free -= ceil(self._rules.kv_reserved_fraction * ahead)
@@ -374,7 +380,11 @@ class Scheduler(DecodeBatch):
     @property
     def keeps_blocks_free(self) -> bool:
         """Whether some of the free blocks may not be given to requests that come."""
-        return self._rules.kv_reserved_fraction > 0
+        return self._rules.kv_reserved_fraction > 0 or self._watermark_blocks > 0
+
+    def _blocks_beside_decode(self) -> int:
+        """Blocks that are free when the sequences that decode have taken theirs."""
+        return self._num_blocks - self.used_blocks - self._blocks_of_next_step()
 
     def _blocks_at_end(self, request: int) -> int:
         """Blocks that a request has filled when its last token is out."""

@@ -17,7 +17,10 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OFFLOADING = "OffloadingConnector"
 """vLLM's connector to host memory and disk."""
 
-SCHEDULER_OPTIONS = {"chunked_prefill_tokens": "long_prefill_token_threshold"}
+SCHEDULER_OPTIONS = {
+    "chunked_prefill_tokens": "long_prefill_token_threshold",
+    "watermark_fraction": "watermark",
+}
 """Names in vLLM's `SchedulerConfig` of engine options that are one number in both."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -31,6 +31,8 @@ class EngineOptions(Spec):
         mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
             not counted.
         two_batch_overlap: steps are split in two halves whose communication and compute overlap.
+        watermark_fraction: share of the KV blocks that stays free while a request is admitted
+            beside others (vLLM's `watermark`).
     """
 
     _TABLE: ClassVar[str] = "engine"
@@ -39,6 +41,7 @@ class EngineOptions(Spec):
     speculative_tokens: Whole = 0
     mean_accepted_tokens: NotNegative = 0.0
     two_batch_overlap: bool = False
+    watermark_fraction: NotNegative = 0.0
 
     def _check(self) -> None:
         if self.mean_accepted_tokens > self.speculative_tokens:

@@ -80,7 +80,10 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         max_num_batched_tokens=int(rng.integers(seqs, 80)),
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed + 50,
         block_size=size,
-        options=EngineOptions(chunked_prefill_tokens=int(rng.choice([0, 0, 9]))),
+        options=EngineOptions(
+            chunked_prefill_tokens=int(rng.choice([0, 0, 9])),
+            watermark_fraction=float(rng.choice([0, 0, 0, 0.05, 0.3])),
+        ),
     )
     step = StepCoefficients(
         base_s=float(rng.uniform(1e-3, 5e-3)), stream_s=1e-3,

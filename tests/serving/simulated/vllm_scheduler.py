@@ -92,6 +92,7 @@ class Engine:
                 max_num_batched_tokens=limits["max_num_batched_tokens"],
                 max_model_len=8192,
                 long_prefill_token_threshold=limits["options"]["chunked_prefill_tokens"],
+                watermark=limits["options"]["watermark_fraction"],
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
                 async_scheduling=False,
