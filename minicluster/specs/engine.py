@@ -189,7 +189,7 @@ class EngineProfile(EngineOptions):
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
         transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
-        deployable: whether a plan may be made for it; else it only predicts measured rows.
+        deployable: whether `serving up` deploys it; others are planned and exported.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
         one_kv_pool: whether all kinds of layers share one pool of blocks (`kv_pages`); else each
@@ -251,6 +251,12 @@ class EngineProfile(EngineOptions):
     all_to_all: AllToAllLibrary | None = None
     lora: LoraSpec | None = None
     sources: tuple[NumberSource, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name, version and connector of the profile."""
+        connector = () if self.connector == "none" else (self.connector,)
+        return "-".join((self.name, self.version, *connector))
 
     @property
     def prompt_tokens_per_step(self) -> int:

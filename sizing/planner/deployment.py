@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.catalog.engine import schedules_ahead
 from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs, Placement
     from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.engine import EngineProfile, EngineRules
     from minicluster.specs.slicing import Slicing
 
 MEASURED_CONTEXT_TOKENS = 1024
@@ -112,11 +114,19 @@ def _deployment(
                 inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
             ),
             lora=engine.lora,
+            rules=_rules(engine),
             **asdict(options),
         ),
         pools=_pools(inputs, chosen, spares, kv_bytes, context=max_model_len),
         routing=routing,
     )
+
+
+def _rules(engine: EngineProfile) -> EngineRules | None:
+    """Return the rules of engines that are planned as their rows ran; `None`: ADR 0021's."""
+    if engine.deployable:
+        return None
+    return engine.rules(ahead=schedules_ahead(engine, engine.version))
 
 
 def _pools(

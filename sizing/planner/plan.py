@@ -150,7 +150,7 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
         headroom=room,
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
-            profile=f"{engine.name}-{engine.version}-{engine.connector}",
+            profile=engine.label,
             rule_broken=profile_rule(inputs, chosen.layout),
         ),
         provenance=Provenance(version=version("minicluster"), inputs_hash=inputs_hash),
