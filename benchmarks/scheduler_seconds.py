@@ -37,7 +37,8 @@ def engine_of(batch: int, model: str) -> Engine:
     """Return a scheduler to which *batch* requests have been added."""
     limits = {
         "block_size": 16, "kv_blocks": 200 * batch + 100, "max_num_seqs": batch,
-        "max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0,
+        "max_num_batched_tokens": 8192,
+        "options": {"chunked_prefill_tokens": 0, "watermark_fraction": 0.0},
     }  # fmt: skip
     case = {
         "limits": limits, "step": STEP, "prefix_caching": True, "due_s": [0.0] * batch,

@@ -157,12 +157,13 @@ def parse_scenario(
     """
     before = _trace_of(raw)
     overridden(raw, overrides)
+    names = {key for key, _ in _pairs(overrides)}
+    _replace_engine(raw.get("engine"), names)
     if overrides:
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
-        given = {key for key, _ in _pairs(overrides)}
-        _replace_lengths(workload, given, place=f"{place}: workload")
+        _replace_lengths(workload, names, place=f"{place}: workload")
         # A scenario that has a trace and its lengths was read before.
         if workload.get("trace") is not None and not (before and workload.get("lengths")):
             take_trace(workload, f"{place}: workload")
@@ -176,9 +177,9 @@ def parse_scenario(
         for where, table in tables.items():
             _check_load(table, place=f"{place}: {where}")
             if table.get("users") is not None and not (classes and table is workload):
-                _rate_of_users(table, raw.get("slo"), given, place=f"{place}: {where}")
+                _rate_of_users(table, raw.get("slo"), names, place=f"{place}: {where}")
         if classes:
-            _sum_rates(workload, list(tables.values())[1:], given, place=place)
+            _sum_rates(workload, list(tables.values())[1:], names, place=place)
     return parse(ScenarioSpec, raw, place=place)
 
 
@@ -190,6 +191,12 @@ def _trace_of(raw: Mapping[str, Any]) -> object:
     """Return the trace that a scenario names; `None`: none."""
     workload = raw.get("workload")
     return workload.get("trace") if isinstance(workload, dict) else None
+
+
+def _replace_engine(engine: object, given: set[str]) -> None:
+    """Take out the version in the file where an override names the engine alone."""
+    if isinstance(engine, dict) and "engine.name" in given and "engine.version" not in given:
+        engine.pop("version", None)
 
 
 def _replace_lengths(workload: dict[str, Any], given: set[str], *, place: str) -> None:
@@ -336,7 +343,9 @@ def _pair(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("--set", text, "key=value, for example workload.requests_per_s=20")
-    return key.strip(), toml_value(value.strip())
+    key, value = key.strip(), value.strip()
+    # A version is a text, also one that looks like a number.
+    return key, value.strip("\"'") if key == "engine.version" else toml_value(value)
 
 
 def _words(overrides: Overrides) -> Iterator[str]:

@@ -47,7 +47,7 @@ class DecodeBatch:
         self._requests = requests
         self._step = step
         self._block_size = block_size = limits.block_size
-        self._pace = 1.0 + limits.mean_accepted_tokens
+        self._pace = 1.0 + limits.options.mean_accepted_tokens
         self._lookahead = limits.lookahead_tokens
         # Sequence i has _context_base[i] + num_tokens tokens cached, and ends when num_tokens has
         # reached _finish_token[i].

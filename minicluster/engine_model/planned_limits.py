@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from math import ceil
 from typing import TYPE_CHECKING
 
 from minicluster.engine_model.kv_cache import KvPages, kv_bytes_per_token, kv_pages
-from minicluster.engine_model.limits import EngineLimits, LoraLimits, OffloadLimits
+from minicluster.engine_model.limits import (
+    VLLM_RULES,
+    EngineLimits,
+    LoraLimits,
+    OffloadLimits,
+)
 from minicluster.errors import InputError
-from minicluster.plan.deployment import EngineRules
 from minicluster.specs.lora import adapter_bytes
 from minicluster.specs.slicing import stage_layers
 
@@ -24,24 +27,17 @@ def planned_limits(deployment: Deployment, pool: Pool) -> EngineLimits:
     Raises:
         InputError: its KV cache has no room for a block.
     """
-    engine, rules = deployment.engine, asdict(rules_of(deployment))
-    del rules["one_kv_pool"]
-    each = 1 + engine.speculative_tokens
+    sequence_tokens = 1 + deployment.engine.speculative_tokens
     return EngineLimits(
         max_num_seqs=max(1, pool.max_num_seqs // pool.pp),
-        max_num_batched_tokens=max(pool.max_num_batched_tokens, each * pool.max_num_seqs),
+        max_num_batched_tokens=max(
+            pool.max_num_batched_tokens, sequence_tokens * pool.max_num_seqs
+        ),
         kv_blocks=kv_blocks(deployment, pool),
         block_size=pool_pages(deployment, pool).block_tokens,
-        long_prefill_token_threshold=engine.chunked_prefill_tokens,
-        speculative_tokens=engine.speculative_tokens,
-        mean_accepted_tokens=engine.mean_accepted_tokens,
-        **rules,
+        options=deployment.engine.options,
+        rules=deployment.engine.rules or VLLM_RULES,
     )
-
-
-def rules_of(deployment: Deployment) -> EngineRules:
-    """Return the rules of a deployment's engine."""
-    return deployment.engine.rules or EngineRules()
 
 
 def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
@@ -52,7 +48,7 @@ def pool_pages(deployment: Deployment, pool: Pool) -> KvPages:
         slicing=pool.slicing,
         block_size=engine.block_size,
         drafts=engine.speculative_tokens,
-        one_pool=rules_of(deployment).one_kv_pool,
+        one_pool=(engine.rules or VLLM_RULES).one_kv_pool,
     )
 
 

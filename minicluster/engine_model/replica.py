@@ -31,8 +31,8 @@ class Replica(Scheduler):
     """
 
     __slots__ = (
-        "_began_s", "_late", "_receive_steps", "_scheduled_ahead", "_seconds", "_steps",
-        "_stepwise", "_unseen_steps", "_used_end", "active", "busy_s", "end_s", "queued_s",
+        "_began_s", "_late", "_seconds", "_steps", "_stepwise", "_unseen_steps", "_used_end",
+        "active", "busy_s", "end_s", "queued_s",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +55,7 @@ class Replica(Scheduler):
         )
         self.active = False
         self.end_s = self.queued_s = self._seconds = self.busy_s = 0.0
-        self._scheduled_ahead = limits.scheduled_ahead
-        self._receive_steps, self._unseen_steps = limits.receive_steps, 0
+        self._unseen_steps = 0
         self._stepwise = stepwise
         self._late: deque[tuple[int, float]] = deque()
         self._began_s = 0.0
@@ -64,9 +63,9 @@ class Replica(Scheduler):
 
     def add(self, request: int, now_s: float) -> None:
         """Take a request that computes its own prompt."""
-        if self.active and (self._scheduled_ahead or self._receive_steps > 1):
+        if self.active and (self._rules.scheduled_ahead or self._rules.receive_steps > 1):
             self._late.append((request, now_s))
-            self._end_at_next_step(now_s, every=self._receive_steps)
+            self._end_at_next_step(now_s, every=self._rules.receive_steps)
         else:
             self._queue(request, now_s)
 
@@ -158,7 +157,7 @@ class Replica(Scheduler):
         end_s = self.start_s + seconds
         self._note_end(taken, seconds)
         done: list[int] = []
-        if self.scheduled_prefills and not self._mixed_steps:
+        if self.scheduled_prefills and not self._rules.mixed_steps:
             self.delay_batch(seconds, self.batch - len(self.newly_joined))
         elif self.batch:
             self._count_steps(taken, seconds)
@@ -174,7 +173,7 @@ class Replica(Scheduler):
         """Note that a stretch is over, and with it the copies that it waited for."""
         if self.running:
             self.busy_s += seconds
-        if self._scheduled_ahead:
+        if self._rules.scheduled_ahead:
             self._began_s = self.start_s + (self.steps_s(steps - 1) if steps > 1 else 0.0)
         self._unseen_steps = 0 if self.scheduled_prefills else self._unseen_steps + steps
         if self.lora is not None:
@@ -205,7 +204,7 @@ class Replica(Scheduler):
                 self.scheduled_prefills.clear()
                 self.active = False
                 return
-        self._unseen_steps %= self._receive_steps
+        self._unseen_steps %= self._rules.receive_steps
         if self._late and not self._unseen_steps:
             self._see_late(now_s)
         considered = self.schedule(now_s)
@@ -214,7 +213,7 @@ class Replica(Scheduler):
     def _see_late(self, now_s: float) -> None:
         """Queue what had arrived when the step that begins was scheduled."""
         # One ahead that was as the last step began.
-        scheduled_s = self._began_s if self._scheduled_ahead and self.running else now_s
+        scheduled_s = self._began_s if self._rules.scheduled_ahead and self.running else now_s
         while self._late and self._late[0][1] <= scheduled_s:
             self.waiting.append(self._late.popleft()[0])
 
@@ -231,7 +230,7 @@ class Replica(Scheduler):
             chunks = [(new, computed[request]) for request, new in self.scheduled_prefills]
             self._steps = 1
             batch, context = self.batch, self.context_tokens
-            if not self._mixed_steps:
+            if not self._rules.mixed_steps:
                 batch = context = 0
             self._seconds = self._step.step_s(chunks, batch, context) + self.copies_s
         elif self.batch:
@@ -242,7 +241,7 @@ class Replica(Scheduler):
             one_step = one_step or self._stepwise or copies_s > 0
             steps = 1 if one_step else self.steps_to_finish()
             if self._late:
-                steps = min(steps, self._receive_steps - self._unseen_steps)
+                steps = min(steps, self._rules.receive_steps - self._unseen_steps)
             self._used_end = self.used_blocks + self.new_blocks(steps)
             if self._used_end > self._num_blocks:
                 steps = self._until_full(steps)
@@ -311,6 +310,7 @@ class Replica(Scheduler):
         """Say whether a pulled request joins at the next step, whatever happens until then."""
         return (
             len(self.kv_arrived) == 1
+            and not self.keeps_blocks_free
             and next(iter(self.waiting_for_kv)) == request
             and len(self.running) < self._max_num_seqs
             and self._used_end < self._num_blocks
@@ -319,7 +319,7 @@ class Replica(Scheduler):
 
     def _pull_fits(self, request: int) -> bool:
         """Say whether a pull can begin at the next step, whatever joins until then."""
-        if self._kv_reserved_fraction:
+        if self.keeps_blocks_free:
             return False
         blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         # If that is the end of the stretch, the step after it takes its blocks first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ class Scheduler(DecodeBatch):
     As vLLM V1 does it, a step takes running requests first, then requests whose KV cache has
     arrived from a prefill replica, then waiting ones, while its token budget, sequences and KV
     blocks last. Every decoding request takes one token of the budget; `DecodeBatch` keeps these as
-    counts. The rules of `EngineLimits` change that for other engines.
+    counts. The `EngineRules` of its limits change that for other engines.
 
     Attributes:
         waiting: requests that have not been admitted, in order.
@@ -45,9 +46,9 @@ class Scheduler(DecodeBatch):
     """
 
     __slots__ = (
-        "_chunked_prefill", "_final_blocks", "_kv_reserved_fraction", "_loaded",
-        "_long_prefill_token_threshold", "_max_num_batched_tokens", "_max_num_seqs", "_mixed_steps",
-        "_num_blocks", "_passed", "_sequence_tokens", "_wait_steps", "_wait_tokens", "_waited",
+        "_final_blocks", "_loaded", "_long_prefill_token_threshold", "_max_num_batched_tokens",
+        "_max_num_seqs", "_num_blocks", "_passed", "_rules", "_sequence_tokens", "_waited",
+        "_watermark_blocks",
         "kv_arrived", "lora", "newly_joined", "offload", "pending_delays", "prefill_only",
         "prefilling", "prefix_cache", "remote_prefills", "running", "scheduled_prefills",
         "started_loads", "started_pulls", "waiting", "waiting_for_kv",
@@ -77,15 +78,16 @@ class Scheduler(DecodeBatch):
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._max_num_seqs = limits.max_num_seqs
         self._long_prefill_token_threshold = (
-            limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+            limits.options.chunked_prefill_tokens or limits.max_num_batched_tokens
         )
         self._num_blocks = limits.kv_blocks
-        self._mixed_steps = limits.mixed_steps
-        self._chunked_prefill = limits.chunked_prefill
-        self._kv_reserved_fraction = 0.0 if prefill_only else limits.kv_reserved_fraction
-        self._final_blocks = 0
-        self._wait_steps, self._waited = limits.wait_steps, 0
-        self._wait_tokens = limits.wait_fraction * limits.max_num_batched_tokens
+        # Of all blocks, vLLM's null block included.
+        watermark = limits.options.watermark_fraction
+        self._watermark_blocks = int(watermark * (limits.kv_blocks + 1))
+        self._rules = rules = limits.rules
+        if prefill_only:  # nothing is generated there
+            self._rules = replace(rules, kv_reserved_fraction=0.0)
+        self._final_blocks = self._waited = 0
         self.prefill_only = prefill_only
         self.prefix_cache = prefix_cache
         self.waiting: deque[int] = deque()
@@ -114,8 +116,8 @@ class Scheduler(DecodeBatch):
             they wait for others.
         """
         self.scheduled_prefills.clear()
-        held = self._wait_steps > 0 and self._prompts_wait()
-        if not self._mixed_steps and not held and self._schedule_prompts(now_s):
+        held = self._rules.wait_steps > 0 and self._prompts_wait()
+        if not self._rules.mixed_steps and not held and self._schedule_prompts(now_s):
             return True
         token_budget, may_admit = self._decode_rest(), True
         free = self._num_blocks - self.used_blocks
@@ -135,10 +137,10 @@ class Scheduler(DecodeBatch):
     def _prompts_wait(self) -> bool:
         """Say whether waiting prompts let a step pass, for others to fill the next one."""
         decodes = self.batch > 0 and not self.prefilling
-        held = decodes and self._waited < self._wait_steps and self._prompt_fits()
+        held = decodes and self._waited < self._rules.wait_steps and self._prompt_fits()
         if held:
             tokens = self.batch + sum(map(self._num_tokens, self.waiting))
-            held = tokens < self._wait_tokens
+            held = tokens < self._rules.wait_fraction * self._max_num_batched_tokens
         self._waited = self._waited + 1 if held else 0
         return held
 
@@ -230,8 +232,10 @@ class Scheduler(DecodeBatch):
 
     def schedule_arrived(self, token_budget: int) -> int:
         """Let pulled requests decode, in the order in which their pulls began; return how many."""
-        joined = 0
+        joined, blocks = 0, self._watermark_blocks
         for request in [each for each in self.waiting_for_kv if each in self.kv_arrived]:
+            if blocks and self.running and self._blocks_beside_decode() < blocks:
+                break
             if joined >= token_budget or len(self.running) >= self._max_num_seqs:
                 break
             if not self.adapter_fits(request):
@@ -290,13 +294,13 @@ class Scheduler(DecodeBatch):
             num_tokens = self._num_tokens(request)
             num_blocks = -(-num_tokens // size)
             remote = request in self.remote_prefills
-            whole = not (self._chunked_prefill or remote)
+            whole = not (self._rules.chunked_prefill or remote)
             if num_blocks > self._free_blocks(request, num_blocks, decode_blocks) or (
                 whole and self._overfills(request, token_budget)
             ):
                 break
             self._pop_waiting()
-            if self._kv_reserved_fraction:
+            if self._rules.kv_reserved_fraction:
                 self._final_blocks += self._blocks_at_end(request)
             if remote:
                 self.start_pull(request, num_blocks, now_s)
@@ -305,7 +309,7 @@ class Scheduler(DecodeBatch):
             if cached < 0:
                 continue
             num_new_tokens = num_tokens - cached
-            if self._chunked_prefill:
+            if self._rules.chunked_prefill:
                 num_new_tokens = min(
                     num_new_tokens, self._long_prefill_token_threshold, token_budget
                 )
@@ -362,16 +366,25 @@ class Scheduler(DecodeBatch):
 
     def _free_blocks(self, request: int, num_blocks: int, decode_blocks: int) -> int:
         """Blocks that a waiting request of *num_blocks* may take, less those kept for outputs."""
-        if request in self._loaded:
-            return num_blocks
         used = self.used_blocks + decode_blocks
-        free = self._num_blocks - used
-        if self._kv_reserved_fraction:
+        free = self._num_blocks - used - (self._watermark_blocks if self.running else 0)
+        if request in self._loaded:
+            return num_blocks + min(0, free)
+        if self._rules.kv_reserved_fraction:
             ahead = self._final_blocks - used + self._blocks_at_end(request) - num_blocks
-            free -= ceil(self._kv_reserved_fraction * ahead)
+            free -= ceil(self._rules.kv_reserved_fraction * ahead)
         if request in self.remote_prefills:
             free -= self._reserved_blocks()
         return free
+
+    @property
+    def keeps_blocks_free(self) -> bool:
+        """Whether some of the free blocks may not be given to requests that come."""
+        return self._rules.kv_reserved_fraction > 0 or self._watermark_blocks > 0
+
+    def _blocks_beside_decode(self) -> int:
+        """Blocks that are free when the sequences that decode have taken theirs."""
+        return self._num_blocks - self.used_blocks - self._blocks_of_next_step()
 
     def _blocks_at_end(self, request: int) -> int:
         """Blocks that a request has filled when its last token is out."""
@@ -384,7 +397,7 @@ class Scheduler(DecodeBatch):
         num_blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)
         if self.used_blocks + num_blocks > self._num_blocks:
             return False
-        if self._kv_reserved_fraction:
+        if self._rules.kv_reserved_fraction:
             self._final_blocks += self._blocks_at_end(request)
         self.used_blocks += num_blocks
         self.waiting_for_kv[request] = None
@@ -430,7 +443,7 @@ class Scheduler(DecodeBatch):
         """Put the last running request back in front of the queue; return its blocks."""
         request = next(reversed(self.running))
         self._stop(request)
-        if self._kv_reserved_fraction:
+        if self._rules.kv_reserved_fraction:
             self._final_blocks -= self._blocks_at_end(request)
         before = self.used_blocks
         num_computed = self.prefilling.pop(request, None)
@@ -473,7 +486,7 @@ class Scheduler(DecodeBatch):
                     self.newly_joined.remove(request)
             else:
                 self.used_blocks -= -(-num_computed // self._block_size)
-            if self._kv_reserved_fraction:
+            if self._rules.kv_reserved_fraction:
                 self._final_blocks -= self._blocks_at_end(request)
             self.free_to_cache(request, 0)
         else:
@@ -528,7 +541,7 @@ class Scheduler(DecodeBatch):
         requests = self._requests
         for request in finished:
             self._stop(request)
-            if self._kv_reserved_fraction:
+            if self._rules.kv_reserved_fraction:
                 self._final_blocks -= self._blocks_at_end(request)
             requests.finished_s[request] = end_s
             num_tokens = requests.num_prompt_tokens[request] + requests.max_tokens[request]

@@ -3,7 +3,6 @@
 from minicluster.plan.deployment import NODE_LABEL as NODE_LABEL
 from minicluster.plan.deployment import ROLE_LABEL as ROLE_LABEL
 from minicluster.plan.deployment import Deployment as Deployment
-from minicluster.plan.deployment import EngineRules as EngineRules
 from minicluster.plan.deployment import EngineSettings as EngineSettings
 from minicluster.plan.deployment import KvOffload as KvOffload
 from minicluster.plan.deployment import Placement as Placement

@@ -18,6 +18,7 @@ from minicluster.specs.checks import (
     choice,
     one_of,
 )
+from minicluster.specs.engine import EngineOptions, EngineRules
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slicing import Slicing
@@ -55,33 +56,7 @@ class KvOffload(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRules(Spec):
-    """
-    Rules in which engines differ; the defaults are vLLM's, with a step scheduled after the last.
-
-    Attributes:
-        mixed_steps, chunked_prefill, kv_reserved_fraction: see `SchedulingRules`.
-        one_kv_pool: whether all kinds of layers share one pool of blocks; see `kv_pages`.
-        scheduled_ahead: the next step is scheduled while one runs: a request that arrives during a
-            step joins the one after the next.
-        receive_steps: decode steps from one look at new requests to the next; a step that holds
-            prompts is followed by a look at once, as in SGLang's `scheduler_recv_skipper.py`.
-        wait_steps: most steps that prompts wait for others while sequences decode.
-        wait_fraction: share of the token budget that, once filled, ends the wait.
-    """
-
-    mixed_steps: bool = True
-    chunked_prefill: bool = True
-    kv_reserved_fraction: NotNegative = 0.0
-    one_kv_pool: bool = True
-    scheduled_ahead: bool = False
-    receive_steps: Count = 1
-    wait_steps: Whole = 0
-    wait_fraction: NotNegative = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings(Spec):
+class EngineSettings(EngineOptions):
     """
     Settings that all replicas share.
 
@@ -89,20 +64,11 @@ class EngineSettings(Spec):
         max_model_len: tokens of the longest sequence.
         block_size: tokens of a KV block.
         gpu_memory_utilization: share of a GPU's memory that the engine takes.
-        chunked_prefill_tokens: most tokens of one prompt in a step
-            (`long_prefill_token_threshold`); 0: the token budget.
-        speculative_tokens: tokens that the model's draft head drafts for each sequence and step;
-            0: none.
-        mean_accepted_tokens: of these, accepted on average, as planned for.
         all_to_all: library that sends tokens to the ranks of their experts; `None`: vLLM's own way.
-        two_batch_overlap: whether pools with that library run their steps in two halves; `None`:
-            no.
         kv_offload: `None`: KV blocks are on the GPUs alone.
         lora: adapters, and slots for them; `None`: none.
         rules: of the engine; `None`: the defaults.
     """
-
-    _TABLE: ClassVar[str] = "engine"
 
     name: str
     version: str
@@ -110,11 +76,7 @@ class EngineSettings(Spec):
     block_size: Count
     kv_dtype: str
     gpu_memory_utilization: Fraction
-    chunked_prefill_tokens: Whole = 0
-    speculative_tokens: Whole = 0
-    mean_accepted_tokens: NotNegative = 0.0
     all_to_all: Annotated[str, choice("deepep")] | None = None
-    two_batch_overlap: bool | None = None
     kv_offload: KvOffload | None = None
     lora: LoraSpec | None = None
     rules: EngineRules | None = None
@@ -123,11 +85,7 @@ class EngineSettings(Spec):
         if self.two_batch_overlap and self.all_to_all is None:
             place = self._place("two_batch_overlap")
             raise InputError(place, self.two_batch_overlap, "all_to_all beside it", "plan again")
-        if self.mean_accepted_tokens > self.speculative_tokens:
-            place, expected = self._place("mean_accepted_tokens"), self.speculative_tokens
-            raise InputError(
-                place, self.mean_accepted_tokens, f"at most speculative_tokens = {expected}"
-            )
+        EngineOptions._check(self)  # noqa: SLF001  (super() knows no class with slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

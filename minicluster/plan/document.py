@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +42,15 @@ from minicluster.specs.engine import EngineProfile
 from minicluster.specs.gpu import GpuSpec
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.price import ListPrice
-from minicluster.specs.scenario import ScenarioSpec
+from minicluster.specs.scenario import EngineChoice, ScenarioSpec
 from minicluster.specs.slo import SloSpec, loosest
+from minicluster.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from minicluster.specs.workload import WorkloadSpec
 
 SCHEMA_VERSION = 3
 """Of the plan's file; 2 had coefficients in place of tables of steps."""
@@ -83,11 +83,8 @@ KEPT_OF_CALIBRATION = {
 NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)]")
 """A list of numbers in JSON: written on one line, because a table of steps has a thousand."""
 
-LATER = (
-    "kv_offload", "all_to_all", "two_batch_overlap", "lora", "max_lora", "max_cpu_loras", "users",
-    "think", "rules",
-)  # fmt: skip
-"""Begins of the names of settings that plans left out before there were such settings."""
+LATER = ("users", "think_s", "lora_adapters", "lora_popularity_exponent")
+"""Keys of a load that plans left out before there were such keys."""
 
 DERIVED = ("model", "calibration", "cost")
 """Fields of the file that follow from others: written for other programs, compared when read."""
@@ -288,16 +285,19 @@ class Plan(Spec, Shown):
 def to_json(plan: Plan | Deployment) -> str:
     """Write a plan, or what is to run, so that equal values give equal bytes."""
     raw = _document(plan) if isinstance(plan, Plan) else asdict(plan)
-    leave_out_unset(raw["engine"])
+    leave_out_unset(raw["engine"], EngineSettings)
     text = json.dumps(raw, indent=2, sort_keys=True, allow_nan=False) + "\n"
     return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
-def leave_out_unset(settings: dict[str, Any]) -> None:
-    """Take `LATER` out of settings where they are unset: plans without them stay equal."""
-    for key in [key for key in settings if key.startswith(LATER)]:
-        if settings[key] is None or (key.startswith(("lora", "think")) and not settings[key]):
-            del settings[key]
+def leave_out_unset(
+    settings: dict[str, Any], spec: type, names: Collection[str] | None = None
+) -> None:
+    """Take settings at the defaults of *spec* out of a table: new ones leave old plans equal."""
+    for field in fields(spec):
+        unset = field.default is not MISSING and settings.get(field.name, MISSING) == field.default
+        if unset and (names is None or field.name in names):
+            del settings[field.name]
 
 
 def read_plan(path: Path) -> Plan:
@@ -353,8 +353,8 @@ def plan_from(raw: object, *, place: str) -> Plan:
 def _document(plan: Plan) -> dict[str, Any]:
     """Return the file's content: `KEPT_AT_TOP` moved there from the inputs, `DERIVED` added."""
     raw = asdict(plan)
-    for table in ("engine", "workload"):
-        leave_out_unset(raw["inputs"]["scenario"][table])
+    leave_out_unset(raw["inputs"]["scenario"]["engine"], EngineChoice)
+    leave_out_unset(raw["inputs"]["scenario"]["workload"], WorkloadSpec, LATER)
     raw |= {"schema_version": SCHEMA_VERSION, "model": {}, "cost": asdict(plan.cost)}
     raw["calibration"] = asdict(plan.calibration)
     for top, inside in _moves(raw["inputs"]):

@@ -17,6 +17,12 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OFFLOADING = "OffloadingConnector"
 """vLLM's connector to host memory and disk."""
 
+SCHEDULER_OPTIONS = {
+    "chunked_prefill_tokens": "long_prefill_token_threshold",
+    "watermark_fraction": "watermark",
+}
+"""Names in vLLM's `SchedulerConfig` of engine options that are one number in both."""
+
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """vLLM's names of dtypes."""
 
@@ -43,8 +49,11 @@ def vllm_arguments(deployment: Deployment, pool: Pool) -> dict[str, Any]:
     if pool.pp > 1:
         arguments["pipeline_parallel_size"] = pool.pp
     arguments |= _groups(deployment, pool)
-    if engine.chunked_prefill_tokens:
-        arguments["long_prefill_token_threshold"] = engine.chunked_prefill_tokens
+    arguments |= {
+        argument: value
+        for name, argument in SCHEDULER_OPTIONS.items()
+        if (value := getattr(engine, name))
+    }
     if engine.speculative_tokens and deployment.model.draft is not None:
         drafts = engine.speculative_tokens
         arguments["speculative_config"] = _speculative(deployment.model.draft, drafts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Spec, Whole, choice
 from minicluster.specs.efficiency import EngineKernels
 from minicluster.specs.gpu import AllToAllLibrary, NumberSource
@@ -12,6 +13,80 @@ from minicluster.specs.lora import LoraSpec
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(Spec):
+    """
+    Settings of an engine that are chosen, not measured; with the defaults it has none of them.
+
+    A profile and a plan's engine are options and more, so that their files stay flat; a
+    scheduler's limits hold them. A scenario has a key of each name.
+
+    Attributes:
+        chunked_prefill_tokens: most tokens of one prompt in a step
+            (`long_prefill_token_threshold`); 0: the token budget.
+        speculative_tokens: k, tokens that the draft head drafts for each sequence and step; 0:
+            none.
+        mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
+            not counted.
+        two_batch_overlap: steps are split in two halves whose communication and compute overlap.
+        watermark_fraction: share of the KV blocks that stays free while a request is admitted
+            beside others (vLLM's `watermark`).
+    """
+
+    _TABLE: ClassVar[str] = "engine"
+
+    chunked_prefill_tokens: Whole = 0
+    speculative_tokens: Whole = 0
+    mean_accepted_tokens: NotNegative = 0.0
+    two_batch_overlap: bool = False
+    watermark_fraction: NotNegative = 0.0
+
+    def _check(self) -> None:
+        if self.mean_accepted_tokens > self.speculative_tokens:
+            expected = f"at most speculative_tokens = {self.speculative_tokens}"
+            raise InputError(
+                self._place("mean_accepted_tokens"), self.mean_accepted_tokens, expected
+            )
+
+    @property
+    def options(self) -> EngineOptions:
+        """The options alone, of what has more."""
+        return EngineOptions(**{name: getattr(self, name) for name in OPTIONS})
+
+
+OPTIONS = tuple(each.name for each in fields(EngineOptions))
+COMMON_OPTIONS = (
+    "chunked_prefill_tokens", "speculative_tokens", "mean_accepted_tokens", "two_batch_overlap",
+)  # fmt: skip
+"""Options that a profile has rules of its own for; others have to be among its `own_options`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules(Spec):
+    """
+    Rules in which engines differ; the defaults are vLLM's, with a step scheduled after the last.
+
+    Attributes:
+        mixed_steps, chunked_prefill, kv_reserved_fraction: see `SchedulingRules`.
+        one_kv_pool: whether all kinds of layers share one pool of blocks; see `kv_pages`.
+        scheduled_ahead: the next step is scheduled while one runs: a request that arrives during a
+            step joins the one after the next.
+        receive_steps: decode steps from one look at new requests to the next; a step that holds
+            prompts is followed by a look at once, as in SGLang's `scheduler_recv_skipper.py`.
+        wait_steps: most steps that prompts wait for others while sequences decode.
+        wait_fraction: share of the token budget that, once filled, ends the wait.
+    """
+
+    mixed_steps: bool = True
+    chunked_prefill: bool = True
+    kv_reserved_fraction: NotNegative = 0.0
+    one_kv_pool: bool = True
+    scheduled_ahead: bool = False
+    receive_steps: Count = 1
+    wait_steps: Whole = 0
+    wait_fraction: NotNegative = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +158,7 @@ DEVICE_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProfile(Spec):
+class EngineProfile(EngineOptions):
     """
     One engine version with one KV connector: the rules that a deployable plan keeps.
 
@@ -94,7 +169,6 @@ class EngineProfile(Spec):
             it, by the model (docs/model.md, eq. M8).
         runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
         max_num_batched_tokens: token budget of a step.
-        chunked_prefill_tokens: most tokens of one prompt in a step; 0: the budget.
         defaults: block size and limits that the engine has on other devices, the last one counts;
             `on` applies them.
         per_layer_s: launch and host time per layer and step, not hidden.
@@ -115,7 +189,7 @@ class EngineProfile(Spec):
         per_request_s: API server, tokenisation and routing, once per request.
         transfer_base_s: fixed part of one KV pull.
         transfer_per_descriptor_s: per contiguous piece of KV cache in a pull: a block of a layer.
-        deployable: whether a plan may be made for it; else it only predicts measured rows.
+        deployable: whether `serving up` deploys it; others are planned and exported.
         window_per_query_head: whether decode attention with a window reads keys and values once per
             query head, as kernels do that know no shared heads.
         one_kv_pool: whether all kinds of layers share one pool of blocks (`kv_pages`); else each
@@ -128,16 +202,14 @@ class EngineProfile(Spec):
             decodes; 0: the engine has none.
         overlap_prompt_tokens: the same of a step with prompts.
         kernels: of this version, on every GPU, in place of those that the GPU lists.
+        own_options: names of `EngineOptions` that not every engine has.
         draft_methods: of speculative decoding that the engine knows, see `DraftSpec`; empty: none.
         draft_overhead_fraction: of a decode step with drafts, added to it: the host's work between
             the draft head and the model that is not hidden behind the GPU's.
-        speculative_tokens: k, tokens drafted for each sequence and step; 0: none.
-        mean_accepted_tokens: of these, accepted on average; the token that a step gives anyway is
-            not counted.
         all_to_all: the library that is used; `None`: the engine's own way.
-        two_batch_overlap: whether steps are split in two halves whose communication and compute
-            overlap.
     """
+
+    _TABLE: ClassVar[str] = ""
 
     name: str
     version: str
@@ -158,7 +230,6 @@ class EngineProfile(Spec):
     per_request_s: NotNegative
     transfer_base_s: NotNegative
     scheduling: SchedulingRules
-    chunked_prefill_tokens: Whole = 0
     defaults: tuple[DeviceDefaults, ...] = ()
     per_exchange_s: NotNegative = 0.0
     prompt_expert_layer_s: NotNegative = 0.0
@@ -174,14 +245,18 @@ class EngineProfile(Spec):
     overlap_decode_tokens: Whole = 0
     overlap_prompt_tokens: Whole = 0
     kernels: EngineKernels | None = None
+    own_options: tuple[str, ...] = ()
     draft_methods: tuple[str, ...] = ()
     draft_overhead_fraction: NotNegative = 0.0
-    speculative_tokens: Whole = 0
-    mean_accepted_tokens: NotNegative = 0.0
     all_to_all: AllToAllLibrary | None = None
-    two_batch_overlap: bool = False
     lora: LoraSpec | None = None
     sources: tuple[NumberSource, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name, version and connector of the profile."""
+        connector = () if self.connector == "none" else (self.connector,)
+        return "-".join((self.name, self.version, *connector))
 
     @property
     def prompt_tokens_per_step(self) -> int:
@@ -190,8 +265,18 @@ class EngineProfile(Spec):
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a sequence gets of a decode step on average."""
+        """Mean tokens per sequence and decode step."""
         return 1.0 + self.mean_accepted_tokens
+
+    def rules(self, *, ahead: bool) -> EngineRules:
+        """Return how its scheduler fills steps; *ahead*: it does so while one runs."""
+        return EngineRules(
+            mixed_steps=self.scheduling.mixed_steps,
+            chunked_prefill=self.scheduling.chunked_prefill,
+            kv_reserved_fraction=self.scheduling.kv_reserved_fraction,
+            one_kv_pool=self.one_kv_pool,
+            scheduled_ahead=ahead,
+        )
 
     def on(self, gpu: GpuSpec) -> EngineProfile:
         """
@@ -199,11 +284,11 @@ class EngineProfile(Spec):
 
         As in vLLM, no more sequences run than a step has tokens, drafts included.
         """
-        found = {name: getattr(self, name) for name in DEVICE_SETTINGS}
-        for each in self.defaults:
-            if each.apply_to(gpu):
-                own = {name: getattr(each, name) for name in DEVICE_SETTINGS}
-                found |= {name: value for name, value in own.items() if value is not None}
-        most = max(1, found["max_num_batched_tokens"] // (1 + self.speculative_tokens))
-        found["max_num_seqs"] = min(found["max_num_seqs"], most)
-        return replace(self, defaults=(), **found)
+        settings = {name: getattr(self, name) for name in DEVICE_SETTINGS}
+        for default in self.defaults:
+            if default.apply_to(gpu):
+                values = {name: getattr(default, name) for name in DEVICE_SETTINGS}
+                settings |= {name: value for name, value in values.items() if value is not None}
+        sequences = max(1, settings["max_num_batched_tokens"] // (1 + self.speculative_tokens))
+        settings["max_num_seqs"] = min(settings["max_num_seqs"], sequences)
+        return replace(self, defaults=(), **settings)

@@ -109,6 +109,8 @@ class EngineChoice(Spec):
             of data-parallel ranks with whole experts; absent: the engine's own way.
         two_batch_overlap: such a pool splits its steps in two halves, of which one communicates
             while the other computes (vLLM's DBO, SGLang's TBO); asks for all_to_all.
+        watermark_fraction: share of the KV blocks that stays free while requests are admitted
+            beside others (vLLM's `watermark`): running ones are preempted less often; absent: 0.
         kv_offload_host_bytes: host memory per GPU for KV blocks that prompts find again (vLLM's
             OffloadingConnector); a copy of every block goes there, so that less than the GPU's KV
             cache gains nothing; absent or 0: none.
@@ -139,6 +141,7 @@ class EngineChoice(Spec):
     redundant_experts: int | None = None
     all_to_all: str | None = None
     two_batch_overlap: bool | None = None
+    watermark_fraction: float | None = None
     kv_offload_host_bytes: float | None = None
     kv_offload_disk_bytes: float | None = None
     kv_offload_disk_bytes_per_s: float | None = None
@@ -269,6 +272,7 @@ LIMITS = {
     "engine.block_size": (1, 1_024),
     "engine.speculative_tokens": (0, 32),
     "engine.mean_accepted_tokens": (0, 32),
+    "engine.watermark_fraction": (0, 0.99),
     "engine.redundant_experts": (0, 4_096),
     "engine.kv_offload_host_bytes": (0, 10_000_000_000_000),
     "engine.kv_offload_disk_bytes": (0, 1_000_000_000_000_000),

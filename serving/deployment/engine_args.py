@@ -10,6 +10,7 @@ from minicluster.engine_model.planned_limits import pool_pages
 from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
+    SCHEDULER_OPTIONS,
     all_to_all_backend,
     kv_cache_dtype,
     kv_transfer_config,
@@ -163,7 +164,7 @@ def planned_facts(deployment: Deployment, pool: Pool) -> dict[str, Any]:
         "ep": pool.ep,
         "max_num_seqs": pool.max_num_seqs,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
-        "chunked_prefill_tokens": engine.chunked_prefill_tokens,
+        **{name: getattr(engine, name) for name in SCHEDULER_OPTIONS},
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "max_model_len": engine.max_model_len,
         "block_size": pool_pages(deployment, pool).block_tokens,

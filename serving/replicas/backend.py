@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minicluster.plan.vllm_args import SCHEDULER_OPTIONS
 from serving.protocol.messages import (
     DIED,
     NO_ANSWERING_REPLICA,
@@ -154,7 +155,7 @@ KNOWN_POLL_S = 0.1
 
 PUBLIC_FACTS = (
     *("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens"),
-    *("chunked_prefill_tokens", "max_model_len", "block_size", "kv_bytes"),
+    *(*SCHEDULER_OPTIONS, "max_model_len", "block_size", "kv_bytes"),
     *("gpu_memory_utilization", "kv_role", "kv_connector", "speculative_tokens"),
     *("redundant_experts", "all_to_all_backend", "two_batch_overlap"),
 )

@@ -23,6 +23,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from minicluster.plan.vllm_args import SCHEDULER_OPTIONS
 from serving.cluster.serve_compat import keep_log_open
 from serving.protocol.app_spec import CORES, planned_cores
 from serving.protocol.messages import ENGINE_DIED, EngineFailed, Prefilled, Refusal
@@ -190,7 +191,10 @@ class VllmAnswers:
             "ep": ranks if parallel.enable_expert_parallel else 1,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "chunked_prefill_tokens": config.scheduler_config.long_prefill_token_threshold,
+            **{
+                name: getattr(config.scheduler_config, argument)
+                for name, argument in SCHEDULER_OPTIONS.items()
+            },
             "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
             "max_model_len": config.model_config.max_model_len,
             "block_size": config.cache_config.block_size,

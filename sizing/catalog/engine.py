@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
-from minicluster.specs.engine import DEVICE_SETTINGS, EngineProfile
+from minicluster.specs.engine import COMMON_OPTIONS, DEVICE_SETTINGS, OPTIONS, EngineProfile
 from sizing.catalog.folder import files, unknown
 from sizing.catalog.gpu import collectives
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from minicluster.specs.scenario import EngineChoice
 
 NUMBER = re.compile(r"\d+")
-SETTINGS = (
-    *DEVICE_SETTINGS, "chunked_prefill_tokens", "gpu_memory_utilization", "speculative_tokens",
-    "mean_accepted_tokens", "two_batch_overlap",
-)  # fmt: skip
+SETTINGS = (*DEVICE_SETTINGS, "gpu_memory_utilization", *OPTIONS)
 """Settings of a profile that a scenario may ask for."""
 
 
@@ -38,25 +35,59 @@ def engines() -> tuple[EngineProfile, ...]:
 
 def find_engine(choice: EngineChoice, *, place: str = "engine") -> EngineProfile:
     """
-    Return the deployable profile of an engine that a scenario asks for.
+    Return the profile of the engine and version that a scenario asks for.
 
-    `0.29` stands for the newest 0.29.x, no version for the newest of all.
+    `0.29` stands for the newest 0.29.x; where a profile stands for a line of releases, as 0.5 does
+    for 0.5.8, the version is the scenario's. No version is the one that `serving up` deploys, else
+    the newest with a profile, each of which measured rows stand behind.
 
     Raises:
-        InputError: no deployable profile of that engine and version.
+        InputError: no profile of that engine and version.
     """
-    deployable = [profile for profile in engines() if profile.deployable]
-    wanted = [
-        profile
-        for profile in deployable
-        if choice.name == profile.name
-        and choice.version in (None, profile.version, profile.version.rpartition(".")[0])
-    ]
-    if not wanted:
-        known = [f"{profile.name} {profile.version}" for profile in deployable]
-        asked = " ".join(filter(None, (choice.name, choice.version)))
-        raise unknown(place, asked, "an engine with a profile", known)
-    return max(wanted, key=lambda profile: release(profile.version))
+    name, version = choice.name, choice.version
+    profiles = [profile for profile in engines() if profile.name == name]
+    if not profiles:
+        names = dict.fromkeys(profile.name for profile in engines())
+        raise unknown(f"{place}.name", name, "an engine with a profile", [*names])
+    if version is None:
+        return max(profiles, key=lambda each: (each.deployable, release(each.version)))
+    matching = [profile for profile in profiles if same_line(version, profile.version)]
+    if not matching:
+        versions = ", ".join(profile.version for profile in profiles)
+        expected = f"a version of {name} with a profile: {versions}"
+        raise InputError(f"{place}.version", version, expected, "leave it out for the default")
+    profile = max(matching, key=lambda each: release(each.version))
+    exact = len(release(version)) > len(release(profile.version))
+    return replace(profile, version=version) if exact else profile
+
+
+def same_line(version: str, profile_version: str) -> bool:
+    """Say whether one version is the other, or a release of its line."""
+    pairs = list(zip(release(version), release(profile_version), strict=False))
+    return bool(pairs) and all(one == other for one, other in pairs)
+
+
+def schedules_ahead(engine: EngineProfile, version: str) -> bool:
+    """Say whether a version prepares the next step while one runs; an unknown one does."""
+    return not release(version) or release(version) >= engine.scheduling.async_scheduling_since
+
+
+def at_version(engine: EngineProfile, version: str, *, varied: bool) -> EngineProfile:
+    """
+    Return an engine with the host's times between and in the steps of one of its versions.
+
+    Args:
+        varied: lengths of prompts differ, so that some kernels are compiled for each.
+    """
+    if not schedules_ahead(engine, version):
+        engine = replace(
+            engine,
+            per_step_s=engine.per_step_s + engine.exposed_step_s,
+            per_sequence_s=engine.per_sequence_s + engine.exposed_sequence_s,
+        )
+    # Builds between releases have no number; those of all rows are older than the release.
+    compiles = release(version) < engine.prompt_compile_until
+    return engine if compiles and varied else replace(engine, prompt_compile_s=0.0)
 
 
 def chosen_engine(
@@ -114,6 +145,10 @@ def _check_settings(
 ) -> None:
     """Refuse settings that the engine would refuse on one device; *default* has none of them."""
     name, budget = f"{chosen.name} {chosen.version}", chosen.max_num_batched_tokens
+    for option in OPTIONS:
+        if getattr(choice, option) and option not in (*COMMON_OPTIONS, *chosen.own_options):
+            expected = f"no such key: {name} has no such option"
+            raise InputError(f"{place}.{option}", getattr(choice, option), expected)
     if choice.chunked_prefill_tokens and not chosen.scheduling.chunked_prefill:
         raise InputError(
             f"{place}.chunked_prefill_tokens",

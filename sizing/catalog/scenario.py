@@ -18,7 +18,7 @@ from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
 from sizing.catalog.cluster import find_cluster
-from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
+from sizing.catalog.engine import WITHOUT_LIBRARY, at_version, chosen_engine
 from sizing.catalog.folder import find_file
 from sizing.catalog.gpu import find_gpu, list_prices
 from sizing.catalog.host_link import kv_offload, lora_spec
@@ -108,7 +108,7 @@ def inputs_of(
     used = [*kinds.values()] or [gpu]
     kv_offload(chosen.engine, used, engine=engine.name, place=f"{place}: engine")
     lora = lora_spec(chosen, used, engine=engine.name, place=f"{place}: engine")
-    engine = replace(engine, lora=lora)
+    engine = at_version(replace(engine, lora=lora), engine.version, varied=_varied(chosen))
     model = _model(chosen, gpu, engine, place)
     if lora is not None:
         check_lora(lora, model, place=f"{place}: engine")
@@ -125,6 +125,14 @@ def inputs_of(
         return inputs
     unpriced = [name for name in inputs.kinds if name not in inputs.own_prices]
     return replace(inputs, list_prices=list_prices(unpriced, place=f"{place}: cost.prices"))
+
+
+def _varied(scenario: ScenarioSpec) -> bool:
+    """Say whether prompts differ in length."""
+    return any(
+        part.lengths or part.input_tokens is None or part.input_tokens.distribution != "fixed"
+        for part in scenario.workload.parts
+    )
 
 
 def _model(scenario: ScenarioSpec, gpu: GpuSpec, engine: EngineProfile, place: str) -> ModelSpec:

@@ -25,7 +25,9 @@ from sizing.stacks.targets import TARGETS
 
 def export(
     plan: PlanFile,
-    to: Annotated[str, Option(help="Stack: " + ", ".join(TARGETS) + ".")],
+    to: Annotated[
+        str | None, Option(help="Stack: " + ", ".join(TARGETS) + "; else the plan's engine.")
+    ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", metavar="DIR", help="Folder of the files; else stdout")
     ] = None,

@@ -13,6 +13,7 @@ from minicluster.specs.cluster import ClusterSpec
 from minicluster.specs.model import DTYPE_BYTES, ModelSpec, with_weight_dtype
 from sizing import catalog
 from sizing.catalog import release
+from sizing.catalog.engine import at_version, schedules_ahead
 from sizing.evidence.protocol import (
     PoolSettings,
     RecipeSettings,
@@ -88,8 +89,8 @@ def row_config(row: MeasuredRow) -> RowConfig:
     for group in row.groups:
         _check_widths(row, model, group.slicing)
     recipe = recipe_of(row) if len(row.groups) == 1 else RecipeSettings()
-    ahead = not release(version) or release(version) >= rules.async_scheduling_since
-    here = _host_times(row, engine.on(gpu), version=version, ahead=ahead)
+    varied = bool(row.length_jitter or row.means_only)
+    here = at_version(engine.on(gpu), version, varied=varied)
     if recipe.captured_tokens is not None:
         here = replace(here, captured_tokens=recipe.captured_tokens)
     return RowConfig(
@@ -101,29 +102,12 @@ def row_config(row: MeasuredRow) -> RowConfig:
         ),
         token_budget=row.token_budget or _token_budget(row, here, recipe),
         max_num_seqs=row.max_num_seqs or here.max_num_seqs,
-        async_scheduling=ahead,
+        async_scheduling=schedules_ahead(engine, version),
         recipe=recipe,
         pools=pool_settings(row),
         notes=notes,
         acceptance=acceptance,
     )
-
-
-def _host_times(
-    row: MeasuredRow, engine: EngineProfile, *, version: str, ahead: bool
-) -> EngineProfile:
-    """Return the engine with the host's times between and in the steps of the row's version."""
-    if not ahead:
-        engine = replace(
-            engine,
-            per_step_s=engine.per_step_s + engine.exposed_step_s,
-            per_sequence_s=engine.per_sequence_s + engine.exposed_sequence_s,
-        )
-    # Builds between releases have no number; those of all rows are older than the release.
-    compiles = release(version) < engine.prompt_compile_until
-    if not compiles or not (row.length_jitter or row.means_only):
-        engine = replace(engine, prompt_compile_s=0.0)
-    return engine
 
 
 def _drafting(

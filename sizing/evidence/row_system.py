@@ -10,7 +10,7 @@ import numpy as np
 
 from minicluster.engine_model.limits import LOOKAHEAD_STEPS
 from minicluster.engine_model.planned_limits import kv_bytes_for, pool_pages
-from minicluster.plan import EngineRules, Inputs
+from minicluster.plan import Inputs
 from minicluster.routing import ROUND_ROBIN
 from minicluster.specs.scenario import ClusterChoice, ModelChoice, ScenarioSpec, SearchChoice
 from minicluster.specs.workload import Lengths, WorkloadSpec
@@ -159,12 +159,8 @@ def _deployment(
         for role, shape in chosen.layout.shapes.items()
     }
     found = deployment(inputs, chosen, kv_bytes=kept)
-    rules = EngineRules(
-        mixed_steps=engine.scheduling.mixed_steps,
-        chunked_prefill=engine.scheduling.chunked_prefill,
-        kv_reserved_fraction=engine.scheduling.kv_reserved_fraction,
-        one_kv_pool=engine.one_kv_pool,
-        scheduled_ahead=config.async_scheduling,
+    rules = replace(
+        engine.rules(ahead=config.async_scheduling),
         receive_steps=recipe.receive_steps or 1,
         wait_steps=recipe.wait_steps or 0,
         wait_fraction=recipe.wait_fraction or 0.0,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
 from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
+from sizing.catalog.engine import schedules_ahead
 from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs, Placement
     from minicluster.specs.cluster import ClusterSpec
+    from minicluster.specs.engine import EngineProfile, EngineRules
     from minicluster.specs.slicing import Slicing
 
 MEASURED_CONTEXT_TOKENS = 1024
@@ -94,6 +96,9 @@ def _deployment(
     kv_bytes: Mapping[str, float],
 ) -> Deployment:
     model, engine = inputs.model, inputs.engine
+    # vLLM refuses a chunk beyond the context.
+    chunk = min(engine.chunked_prefill_tokens, max_model_len)
+    options = replace(engine.options, chunked_prefill_tokens=chunk)
     return Deployment(
         model=model,
         engine=EngineSettings(
@@ -103,20 +108,24 @@ def _deployment(
             block_size=block_size(inputs),
             kv_dtype=model.kv_dtype,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            # vLLM refuses a chunk beyond the context.
-            chunked_prefill_tokens=min(engine.chunked_prefill_tokens, max_model_len),
-            speculative_tokens=engine.speculative_tokens,
-            mean_accepted_tokens=engine.mean_accepted_tokens,
             all_to_all=None if engine.all_to_all is None else engine.all_to_all.name,
-            two_batch_overlap=engine.two_batch_overlap or None,
             kv_offload=kv_offload(
                 inputs.scenario.engine, inputs.kinds.values(), engine=engine.name
             ),
             lora=engine.lora,
+            rules=_rules(engine),
+            **asdict(options),
         ),
         pools=_pools(inputs, chosen, spares, kv_bytes, context=max_model_len),
         routing=routing,
     )
+
+
+def _rules(engine: EngineProfile) -> EngineRules | None:
+    """Return the rules of engines that are planned as their rows ran; `None`: ADR 0021's."""
+    if engine.deployable:
+        return None
+    return engine.rules(ahead=schedules_ahead(engine, engine.version))
 
 
 def _pools(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
 from minicluster.units import seconds
-from sizing.planner.intervals import DISTANCES, path_of, read_residuals
+from sizing.catalog.engine import same_line
+from sizing.planner.intervals import DISTANCES, measured_versions, path_of, read_residuals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -118,11 +119,22 @@ def validation(inputs: Inputs, *, split: bool) -> Validation:
     """Return the number of measurements of deployments like this one, and how far off they were."""
     found = _measured(inputs, split=split)
     notes = [found.note]
-    if split:
+    if split and inputs.engine.deployable:
         notes.append(SPLIT_MODE)
+    if inputs.calibration is None:
+        notes += _unmeasured_version(inputs)
     if inputs.engine.speculative_tokens:
         notes.append(NO_DRAFTS)
     return replace(found, note="; ".join(notes))
+
+
+def _unmeasured_version(inputs: Inputs) -> list[str]:
+    """Say where no row of the planned version stands behind its engine's intervals."""
+    name, version = inputs.engine.name, inputs.engine.version
+    rows = measured_versions(name)
+    if version in rows or any(same_line(version, other) for other in rows):
+        return []
+    return [f"no rows of {name} {version}"]
 
 
 def _measured(inputs: Inputs, *, split: bool) -> Validation:

@@ -247,6 +247,22 @@ class Residuals(Spec):
 
 
 @cache
+def _evidence() -> object:
+    """Return the shipped evidence as its file has it; `None` where none is shipped."""
+    path = configs() / FILE
+    return read_json(path, "what `sizing validate --evidence` writes") if path.exists() else None
+
+
+@cache
+def measured_versions(engine: str) -> frozenset[str]:
+    """Return the versions of an engine of which there are measured rows."""
+    raw = _evidence()
+    slices = raw.get("errors", ()) if isinstance(raw, dict) else ()
+    names = (each["name"].partition(" ") for each in slices if each["by"] == "engine")
+    return frozenset(version for name, _, version in names if name.lower() == engine and version)
+
+
+@cache
 def read_residuals() -> Residuals:
     """
     Read that part of the shipped evidence; empty where none is shipped.
@@ -254,10 +270,9 @@ def read_residuals() -> Residuals:
     Raises:
         InputError: a file that is not what `sizing validate --evidence` writes.
     """
-    path = configs() / FILE
-    if not path.exists():
+    raw = _evidence()
+    if raw is None:
         return Residuals(centres=(), spreads=(), support=())
-    raw = read_json(path, "what `sizing validate --evidence` writes")
     names = {each.name for each in fields(Residuals)}
     own = {k: v for k, v in raw.items() if k in names} if isinstance(raw, dict) else raw
     return parse(Residuals, own, place=FILE)

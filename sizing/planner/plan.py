@@ -23,8 +23,9 @@ from minicluster.plan import (
     Plan,
     Provenance,
 )
-from minicluster.plan.document import leave_out_unset
-from minicluster.specs.workload import RATE_TOLERANCE
+from minicluster.plan.document import LATER, leave_out_unset
+from minicluster.specs.scenario import EngineChoice
+from minicluster.specs.workload import RATE_TOLERANCE, WorkloadSpec
 from sizing.catalog.endpoint import endpoint_cost
 from sizing.planner.configuration import (
     PRICED,
@@ -45,7 +46,6 @@ from sizing.planner.simulated_check import Simulations
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Prediction
-    from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.search import Told
     from sizing.planner.simulated_check import Found
     from sizing.simulation.outcome import Outcome
@@ -137,8 +137,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
     tables = raw["scenario"]
-    for table in (tables["engine"], tables["workload"], *tables["workload"]["classes"]):
-        leave_out_unset(table)
+    leave_out_unset(tables["engine"], EngineChoice)
+    for table in (tables["workload"], *tables["workload"]["classes"]):
+        leave_out_unset(table, WorkloadSpec, LATER)
     del raw["engine"]["lora"]  # it follows from these
     text = json.dumps(raw, sort_keys=True, allow_nan=False)
     inputs_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -152,7 +153,7 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
         headroom=Headroom(load_factor=growth.rate / rate, binds=growth.binds),
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
-            profile=f"{engine.name}-{engine.version}-{engine.connector}",
+            profile=engine.label,
             rule_broken=profile_rule(inputs, chosen.layout),
         ),
         provenance=Provenance(version=version("minicluster"), inputs_hash=inputs_hash),

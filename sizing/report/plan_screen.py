@@ -338,8 +338,10 @@ def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterat
     if written is None:
         yield f"the same command with -o {name} writes the plan; then"
     commands = {f"sizing explain {name}": "each term of the prediction"}
-    if plan.deployable.ok:
+    if plan.deployable.ok and plan.inputs.engine.deployable:
         commands[f"serving up {name}"] = "deploys the plan"
+    elif not plan.inputs.engine.deployable:
+        commands[f"sizing export {name}"] = f"writes the commands of {plan.engine.name}"
     width = max(map(len, commands))
     yield from (f"{command:{width}}  {effect}" for command, effect in commands.items())
     if not verbose:

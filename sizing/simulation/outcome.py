@@ -194,7 +194,7 @@ def _check(system: System, arrivals: Arrivals) -> None:
             at = int(tokens.argmin())
             raise InputError(f"request {at}: {name}_tokens", int(tokens[at]), "at least 1")
     limits = system.decode.limits
-    ahead = limits.speculative_tokens + limits.lookahead_tokens
+    ahead = limits.options.speculative_tokens + limits.lookahead_tokens
     if system.decode.lora is not None and arrivals.adapter is None:
         raise InputError("requests", "without adapters", "an adapter of each: the plan has slots")
     longest = arrivals.input_tokens + arrivals.output_tokens - 1 + ahead

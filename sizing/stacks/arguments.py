@@ -241,7 +241,7 @@ def trtllm(engines: Engines) -> dict[str, Any]:
         "max_batch_size": pool.max_num_seqs,
         "max_num_tokens": pool.max_num_batched_tokens,
         "max_seq_len": engine.max_model_len,
-        "enable_chunked_prefill": True,
+        "enable_chunked_prefill": limits.rules.chunked_prefill,
         "kv_cache_config": {
             "max_tokens": limits.max_tokens * pool.pp,
             "tokens_per_block": engine.block_size,

@@ -38,18 +38,23 @@ Exported = dict[str, str]
 """Text by file name."""
 
 
-def export(plan: Plan, target: str, *, image: str | None = None) -> Exported:
+def export(plan: Plan, target: str | None = None, *, image: str | None = None) -> Exported:
     """
     Write a plan for another stack.
 
     Args:
-        target: of `TARGETS`.
+        target: of `TARGETS`; `None`: the command line of the plan's engine.
         image: container image, where the stack's files name one.
 
     Raises:
         InputError: no such target; no image where one is needed; a layout that the stack lacks.
     """
+    target = target or plan.engine.name
     one_of(TARGETS, **{"--to": target})
+    if plan.engine.name not in {"vllm", target}:
+        planned = plan.engine.name
+        expected = f"{planned}: the plan is of that engine, whose settings and rules it has"
+        raise InputError("--to", target, expected, "plan again with engine.name = vllm")
     if target in NEED_IMAGE and image is None:
         raise InputError(
             "--image", None, f"the container image that {target} starts", "such as --image NAME:TAG"

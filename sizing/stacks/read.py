@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.config import Overrides, read_toml
 from minicluster.errors import InputError
 from minicluster.files import read_text
-from minicluster.plan.vllm_args import DTYPES, KV_ROLES, OFFLOADING
+from minicluster.plan.vllm_args import DTYPES, KV_ROLES, OFFLOADING, SCHEDULER_OPTIONS
 from minicluster.specs.checks import one_of
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
@@ -33,7 +33,7 @@ SETTINGS = {
     "block_size": "engine.block_size",
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    "long_prefill_token_threshold": "engine.chunked_prefill_tokens",
+    **{argument: f"engine.{name}" for name, argument in SCHEDULER_OPTIONS.items()},
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
     "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
 }

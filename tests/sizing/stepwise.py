@@ -42,6 +42,7 @@ class StepReplica:
     """One engine; every step is scheduled from lists of requests, as vLLM does it."""
 
     def __init__(self, step: StepTime, limits: EngineLimits, *, prefill_only: bool) -> None:
+        self.chunk = limits.options.chunked_prefill_tokens
         self.step, self.limits, self.prefill_only = step, limits, prefill_only
         self.waiting: list[Job] = []
         self.pulling: list[Job] = []
@@ -57,7 +58,7 @@ class StepReplica:
 
     def arrive(self, job: Job, now: float) -> None:
         """Queue a request; while a step runs, the next one may be scheduled already."""
-        late = self.limits.scheduled_ahead or self.limits.receive_steps > 1
+        late = self.limits.rules.scheduled_ahead or self.limits.rules.receive_steps > 1
         if late and self.end_s is not None:
             self.late.append((job, now))
         else:
@@ -73,16 +74,16 @@ class StepReplica:
             and all(self.decoding(job) for job in self.running)
             and len(self.running) < limits.max_num_seqs
             and self.fits(self.waiting[0], self.coming())
-            and self.waited < limits.wait_steps
-            and tokens < limits.wait_fraction * limits.max_num_batched_tokens
+            and self.waited < limits.rules.wait_steps
+            and tokens < limits.rules.wait_fraction * limits.max_num_batched_tokens
         )
         self.waited = self.waited + 1 if held else 0
         return held
 
     def schedule(self, now: float) -> list[Job]:
         """Begin a step; return the requests whose pull begins with it."""
-        seen = self.began_s if self.limits.scheduled_ahead and self.running else now
-        if self.unseen >= self.limits.receive_steps or not self.running:
+        seen = self.began_s if self.limits.rules.scheduled_ahead and self.running else now
+        if self.unseen >= self.limits.rules.receive_steps or not self.running:
             self.unseen = 0
             while self.late and self.late[0][1] <= seen:
                 self.waiting.append(self.late.pop(0)[0])
@@ -91,7 +92,7 @@ class StepReplica:
         begun: list[Job] = []
         self.scheduled = []
         prompts = bool(self.waiting) or not all(self.decoding(job) for job in self.running)
-        if not self.limits.mixed_steps and prompts and not held:
+        if not self.limits.rules.mixed_steps and prompts and not held:
             self.join_arrived(self.limits.max_num_batched_tokens - len(self.running), now)
             begun = self.prompts_alone(now)
         if not self.scheduled:
@@ -105,7 +106,9 @@ class StepReplica:
         for job in self.running:
             if not self.decoding(job) and budget > 0:
                 new = min(
-                    job.tokens - job.computed, budget, limits.long_prefill_token_threshold or budget
+                    job.tokens - job.computed,
+                    budget,
+                    self.chunk or budget,
                 )
                 self.take(job, blocks(job.computed + new, limits.block_size) - job.held)
                 self.scheduled.append((job, new))
@@ -121,7 +124,7 @@ class StepReplica:
         """Begin a step as vLLM does."""
         size, limits = self.limits.block_size, self.limits
         budget = limits.max_num_batched_tokens
-        threshold = limits.long_prefill_token_threshold
+        threshold = self.chunk
         self.scheduled, victims, at = [], [], 0
         while at < len(self.running) and budget > 0:
             job = self.running[at]
@@ -185,7 +188,7 @@ class StepReplica:
                 break
             cached = min(job.prefix, job.tokens - 1) // size * size
             others = any(not self.decoding(each) for each, _ in self.scheduled)
-            whole = others and not (limits.chunked_prefill or job.must_pull)
+            whole = others and not (limits.rules.chunked_prefill or job.must_pull)
             if whole and job.tokens - cached > budget:
                 break
             self.waiting.pop(0)
@@ -197,8 +200,8 @@ class StepReplica:
                 continue
             job.computed = cached
             new = job.tokens - job.computed
-            if limits.chunked_prefill:
-                new = min(new, budget, limits.long_prefill_token_threshold or new)
+            if limits.rules.chunked_prefill:
+                new = min(new, budget, self.chunk or new)
             self.take(job, blocks(job.computed + new, size))
             self.running.append(job)
             self.scheduled.append((job, new))
@@ -212,7 +215,7 @@ class StepReplica:
 
     def fits(self, job: Job, coming: int) -> bool:
         """Say whether a waiting request finds room beside the others, *coming* blocks theirs."""
-        size, fraction = self.limits.block_size, self.limits.kv_reserved_fraction
+        size, fraction = self.limits.block_size, self.limits.rules.kv_reserved_fraction
         spare, need = self.free - coming, blocks(job.tokens, size)
         if fraction and not self.prefill_only:
             held = [(each, each.held) for each in (*self.running, *self.pulling)] + [(job, need)]
@@ -242,7 +245,7 @@ class StepReplica:
         """End the step; return the requests that are done."""
         done = []
         decodes = all(self.decoding(job) for job, _ in self.scheduled)
-        self.unseen += 1 if decodes else self.limits.receive_steps
+        self.unseen += 1 if decodes else self.limits.rules.receive_steps
         for job, new in self.scheduled:
             job.computed += new
             if job.computed < job.tokens:

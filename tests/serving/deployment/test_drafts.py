@@ -13,6 +13,7 @@ from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Plan, plan_from, to_json
+from minicluster.specs.engine import EngineOptions
 from minicluster.specs.model import DraftSpec
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget, engine_kwargs, planned_facts
@@ -97,8 +98,8 @@ def test_a_plan_with_drafts_is_compiled_as_it_was_read(plan: Plan) -> None:
     assert app.endpoint.tokens_per_step == 2.0
     for pool in app.pools:
         assert pool.simulated is not None
-        assert pool.simulated.limits.speculative_tokens == 1
-        assert pool.simulated.limits.mean_accepted_tokens == 1.0
+        assert pool.simulated.limits.options.speculative_tokens == 1
+        assert pool.simulated.limits.options.mean_accepted_tokens == 1.0
         assert pool.llm_config["engine_kwargs"]["speculative_config"]["method"] == "mtp"
 
 
@@ -125,7 +126,7 @@ def test_a_simulated_engine_gives_several_tokens_of_a_step_at_once() -> None:
     """Chunks of one or two tokens, three in two steps on average, up to the last one asked for."""
     limits = EngineLimits(
         max_num_seqs=4, max_num_batched_tokens=512, kv_blocks=100, block_size=16,
-        speculative_tokens=2, mean_accepted_tokens=0.5,
+        options=EngineOptions(speculative_tokens=2, mean_accepted_tokens=0.5),
     )  # fmt: skip
 
     async def answered() -> list[int]:

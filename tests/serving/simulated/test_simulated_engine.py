@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.lora_slots import NO_ADAPTER
 from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.engine import EngineRules
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
@@ -250,7 +251,10 @@ def test_an_aborted_request_gives_back_its_blocks(kv_reserved_fraction: float) -
     async def run() -> None:
         clock = EngineClock(1.0)
         limits = replace(
-            LIMITS, kv_blocks=8, max_num_seqs=1, kv_reserved_fraction=kv_reserved_fraction
+            LIMITS,
+            kv_blocks=8,
+            max_num_seqs=1,
+            rules=EngineRules(kv_reserved_fraction=kv_reserved_fraction),
         )
         engine = SimulatedEngine(limits, STEP, clock)
         running, waiting = engine.add(100, (), 20), engine.add(100, (), 20)

@@ -17,6 +17,7 @@ from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.engine import EngineOptions, EngineRules
 from minicluster.specs.step import StepCoefficients
 from tests.serving.forks import Forks
 
@@ -79,7 +80,10 @@ def drawn(seed: int, kind: str) -> dict[str, Any]:
         max_num_batched_tokens=int(rng.integers(seqs, 80)),
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed + 50,
         block_size=size,
-        long_prefill_token_threshold=int(rng.choice([0, 0, 9])),
+        options=EngineOptions(
+            chunked_prefill_tokens=int(rng.choice([0, 0, 9])),
+            watermark_fraction=float(rng.choice([0, 0, 0, 0.05, 0.3])),
+        ),
     )
     step = StepCoefficients(
         base_s=float(rng.uniform(1e-3, 5e-3)), stream_s=1e-3,
@@ -106,6 +110,12 @@ def branch(rng: np.random.Generator, depth: int) -> tuple[int, ...]:
     return tuple(path)
 
 
+def limits_of(case: dict[str, Any]) -> EngineLimits:
+    """Return the case's limits, which are vLLM's: the rules are the defaults."""
+    options = EngineOptions(**case["limits"]["options"])
+    return EngineLimits(**case["limits"] | {"options": options, "rules": EngineRules()})
+
+
 def slots_of(case: dict[str, Any]) -> LoraSlots | None:
     """Return the case's slots for adapters, copied in no time."""
     if case["slots"] is None:
@@ -119,7 +129,7 @@ def simulated(case: dict[str, Any]) -> Recorder:
     shared = [0, *case["prefix"][1:]]
     requests = RequestTable(case["input_tokens"], case["output_tokens"], shared)
     step = PlannedStep(StepCoefficients(**case["step"]))
-    limits = EngineLimits(**case["limits"])
+    limits = limits_of(case)
     cache = (
         ContentCache(case["content"], limits.block_size, tokens_each=limits.block_size)
         if any(case["content"])

@@ -164,7 +164,7 @@ def test_a_recipe_reaches_the_engine_and_its_scheduler() -> None:
     """Looks at new requests, captured sizes, and budgets, unless the row names one."""
     asked = row(**QWEN)
     limits = row_system(asked, row_config(asked)).decode.limits
-    assert limits.receive_steps == 30
+    assert limits.rules.receive_steps == 30
     found = [row_config(row(**MINIMAX_ROW | cells)) for cells in ({}, {"isl": "8192"}, BUDGET)]
     assert [each.token_budget for each in found] == [2048, 16384, 4096]
     assert {each.machine.engine.captured_tokens for each in found} == {2048}

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.plan import Deployment, Inputs
+from minicluster.plan.vllm_args import vllm_arguments
 from minicluster.specs.scenario import EngineChoice
+from serving.deployment.engine_args import planned_facts
 from sizing import catalog
 from sizing.catalog.scenario import scenario_from
 from sizing.planner.candidates import one_replica_each
@@ -105,6 +107,7 @@ def test_what_is_asked_for_is_planned_or_refused(
         ("gpu_memory_utilization", 0.0, r"is 0\.0; expected .*above 0"),
         ("gpu_memory_utilization", 1.01, r"is 1\.01; expected .*at most 1"),
         ("block_size", 24, "is 24; expected a multiple of 16.*h100-sxm"),
+        ("watermark_fraction", 1.0, r"is 1\.0; expected .*0 to 0\.99"),
         ("watermark", 0.1, r"is 0\.1, but there is no such key.*sizing schema"),
     ],
 )
@@ -122,6 +125,10 @@ def test_a_plan_carries_the_settings() -> None:
     assert runs.engine.chunked_prefill_tokens == 512
     assert runs.pool("decode").max_num_seqs == 48
     assert {pool.max_num_batched_tokens for pool in runs.pools} == {4096}
+    kept = deployed(watermark_fraction=0.05)
+    facts = planned_facts(kept, kept.pool("decode"))
+    assert kept.engine.watermark_fraction == facts["watermark_fraction"] == 0.05
+    assert vllm_arguments(kept, kept.pool("decode"))["watermark"] == 0.05
     assert deployed(chunked_prefill_tokens=8000).engine.chunked_prefill_tokens == 4208
 
 

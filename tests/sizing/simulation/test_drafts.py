@@ -13,6 +13,7 @@ from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.errors import InputError
+from minicluster.specs.engine import EngineOptions
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.event_loop import EventLoop
@@ -36,7 +37,8 @@ LIMITS = EngineLimits(max_num_seqs=32, max_num_batched_tokens=1024, kv_blocks=40
 
 
 def drafting(drafts: int, accepted: float, **changes: int) -> EngineLimits:
-    return replace(LIMITS, speculative_tokens=drafts, mean_accepted_tokens=accepted, **changes)
+    options = EngineOptions(speculative_tokens=drafts, mean_accepted_tokens=accepted)
+    return replace(LIMITS, options=options, **changes)
 
 
 def system(limits: EngineLimits, *, split: bool = False) -> System:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.engine import EngineRules
 from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
 from sizing.simulation.outcome import Outcome, simulate
@@ -18,13 +20,8 @@ from tests import plans
 PROMPT_TOKEN_S, STEP_S = 1e-3, 1e-2
 STEP = PlannedStep(replace(plans.STEP, base_s=STEP_S, per_prefill_token_s=PROMPT_TOKEN_S))
 """Steps of 10 ms, plus 1 ms per prompt token."""
-RULES = {
-    profile.name: {
-        name: getattr(profile.scheduling, name)
-        for name in ("mixed_steps", "chunked_prefill", "kv_reserved_fraction")
-    }
-    for profile in catalog.engines()
-}
+RULES = {profile.name: profile.rules(ahead=False) for profile in catalog.engines()}
+NAMES = {each.name for each in fields(EngineRules)}
 
 
 def served(
@@ -36,12 +33,13 @@ def served(
     **limits: float,
 ) -> Outcome:
     """Serve requests of (prompt, output) tokens on one replica; without *due_s* all at once."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_num_seqs": 99, "max_num_batched_tokens": 100, "kv_blocks": 10**6, "block_size": 1,
     }  # fmt: skip
-    pool = SimulatedPool(
-        replicas=1, limits=EngineLimits(**{**settings, **RULES[engine], **limits}), step=STEP
-    )
+    rules = {name: value for name, value in limits.items() if name in NAMES}
+    settings |= {name: value for name, value in limits.items() if name not in NAMES}
+    engine_limits = EngineLimits(**settings, rules=replace(RULES[engine], **rules))
+    pool = SimulatedPool(replicas=1, limits=engine_limits, step=STEP)
     count = np.arange(len(requests))
     arrivals = Arrivals(
         due_s=np.array(due_s or [0.0] * len(requests)),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
 from minicluster.engine_model.step_seconds import PlannedStep
+from minicluster.specs.engine import EngineOptions, EngineRules
 from minicluster.specs.step import StepCoefficients, StepTable
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.event_loop import EventLoop
@@ -46,17 +45,17 @@ def step(rng: np.random.Generator) -> PlannedStep:
     )
 
 
-def rules(rng: np.random.Generator) -> dict[str, Any]:
+def rules(rng: np.random.Generator) -> EngineRules:
     """Draw what engines schedule differently."""
-    return {
-        "mixed_steps": bool(rng.random() < 0.5),
-        "chunked_prefill": bool(rng.random() < 0.5),
-        "kv_reserved_fraction": float(rng.choice([0.0, 0.5, 1.0])),
-        "scheduled_ahead": bool(rng.random() < 0.5),
-        "wait_steps": int(rng.choice([0, 3])),
-        "wait_fraction": 0.9,
-        "receive_steps": int(rng.choice([1, 4])),
-    }
+    return EngineRules(
+        mixed_steps=bool(rng.random() < 0.5),
+        chunked_prefill=bool(rng.random() < 0.5),
+        kv_reserved_fraction=float(rng.choice([0.0, 0.5, 1.0])),
+        scheduled_ahead=bool(rng.random() < 0.5),
+        wait_steps=int(rng.choice([0, 3])),
+        wait_fraction=0.9,
+        receive_steps=int(rng.choice([1, 4])),
+    )
 
 
 def pool(rng: np.random.Generator, *, longest: int, tight: bool, other: bool) -> SimulatedPool:
@@ -69,8 +68,8 @@ def pool(rng: np.random.Generator, *, longest: int, tight: bool, other: bool) ->
         max_num_batched_tokens=int(rng.integers(seqs, 60)),
         kv_blocks=needed + int(rng.integers(1, needed + 2)) if tight else 20 * needed,
         block_size=size,
-        long_prefill_token_threshold=int(rng.choice([0, 0, 7])),
-        **(rules(rng) if other else {}),
+        options=EngineOptions(chunked_prefill_tokens=int(rng.choice([0, 0, 7]))),
+        rules=rules(rng) if other else EngineRules(),
     )
     return SimulatedPool(replicas=int(rng.integers(1, 4)), limits=limits, step=step(rng))
 

@@ -75,6 +75,7 @@ OFFLOADS = [
 
 ENGINES = st.fixed_dictionaries({
     "speculative_tokens": st.integers(0, 3), "chunked_prefill_tokens": st.sampled_from([0, 512]),
+    "watermark_fraction": st.sampled_from([0.0, 0.01]),
     "lora": st.sampled_from([None, LORA]), "kv_offload": st.sampled_from(OFFLOADS),
     "two_batch_overlap": st.booleans(), "gpu_memory_utilization": st.sampled_from([0.8, 0.92]),
     "kv_dtype": st.sampled_from(["bf16", "fp8"]), "block_size": st.sampled_from([16, 64]),
@@ -129,6 +130,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "engine.max_num_batched_tokens": pool.max_num_batched_tokens,
         "engine.gpu_memory_utilization": engine.gpu_memory_utilization,
         "engine.chunked_prefill_tokens": engine.chunked_prefill_tokens or None,
+        "engine.watermark_fraction": engine.watermark_fraction or None,
         "engine.speculative_tokens": engine.speculative_tokens or None,
         "engine.all_to_all": engine.all_to_all if routing else None,
         "engine.two_batch_overlap": (engine.two_batch_overlap or None) if routing else None,
