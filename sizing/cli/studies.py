@@ -59,13 +59,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import (
-        OBJECTIVES,
-        best_line,
-        cheapest,
-        plan_scenario,
-        result_json,
-    )
+    from sizing.planner.studies.result import OBJECTIVES, cheapest, plan_scenario, result_json
     from sizing.report.study import comparison_lines, comparison_table
 
     one_of(OBJECTIVES, **{"--by": by})
@@ -88,7 +82,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "best": best.label if best else None,
         "answers": [result_json(result) for result in results],
     }
-    first = [] if best is None else [best_line(results, by)]
+    first = [] if best is None else [f"Least {by}: {best.label}"]
     compared = comparison_table(results, rows[0][2].scenario.slo.percentile)
     show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
     if best is None:
