@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
+    from sizing.planner.configuration import Configuration
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
 
@@ -48,6 +50,9 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     gpu: Annotated[
         str, Option(help="GPUs in place of each scenario's own, separated by commas")
     ] = "",
+    engine: Annotated[
+        str, Option(help="Engines in place of each scenario's own, separated by commas")
+    ] = "",
     price: Annotated[
         list[str] | None,
         Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
@@ -58,19 +63,22 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     calibration: Calibration = None,
     jobs: Jobs = None,
 ) -> None:
-    """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
+    """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import OBJECTIVES, cheapest, result_json
+    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
     from sizing.planner.workers import Workers
     from sizing.report.study import comparison_lines, comparison_table
 
     one_of(OBJECTIVES, **{"--by": by})
     prices = dict(_price(each) for each in price or [])
-    if calibration is not None and gpu:
-        raise InputError("--calibration", str(calibration), "no --gpu: it timed one machine")
-    rows = _rows(scenarios, gpu, prices, overrides or [], calibration)
+    if calibration is not None and (gpu or engine):
+        expected = "no --gpu and no --engine: it timed one engine on one machine"
+        raise InputError("--calibration", str(calibration), expected)
+    changes = {"cluster.gpu": _names(gpu), "engine.name": _names(engine)}
+    rows = _rows(scenarios, changes, prices, overrides or [], calibration)
     if len(rows) < 2:  # noqa: PLR2004  (one is no comparison)
-        raise InputError("SCENARIOS", [str(s) for s in scenarios], "two, or several GPUs by --gpu")
+        expected = "two, or several GPUs by --gpu, or engines by --engine"
+        raise InputError("SCENARIOS", [str(s) for s in scenarios], expected)
     if by == "usd":
         for label, _, inputs in rows:
             require_price(inputs, label)
@@ -83,7 +91,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "best": best.label if best else None,
         "answers": [result_json(result) for result in results],
     }
-    first = [] if best is None else [f"Least {by}: {best.label}"]
+    first = [] if best is None else [answer_line(results, by)]
     compared = comparison_table(results, rows[0][2].scenario.slo.percentile)
     show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
     if best is None:
@@ -100,29 +108,39 @@ def _compared(row: tuple[str, Path, Inputs]) -> StudyResult:
 
 def _rows(
     scenarios: list[Path],
-    gpu: str,
+    changes: dict[str, list[str]],
     prices: dict[str, float],
     overrides: list[str],
     calibration: Path | None,
 ) -> list[tuple[str, Path, Inputs]]:
-    """Read every scenario with every GPU, so that errors come before any planning."""
+    """Read every scenario with every GPU and engine: errors come before any planning."""
     from sizing import catalog
     from sizing.scenario import Scenario
 
-    names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
+    gpus = [catalog.find_gpu(name, place="--gpu").name for name in changes["cluster.gpu"]]
+    engines = changes["engine.name"]
     rows: list[tuple[str, Path, Inputs]] = []
-    for scenario in scenarios:
-        for name in names or [""]:
-            chosen = [*overrides, *([f"cluster.gpu={name}"] if name else [])]
-            inputs = Scenario.load(scenario, chosen, calibration)
-            if inputs.gpu.name in prices:
-                paid = prices[inputs.gpu.name]
-                inputs = Scenario.load(
-                    scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
-                )
-            own = scenario.name.removesuffix(".toml") if len(scenarios) > 1 or not name else ""
-            rows.append((" ".join(filter(None, [own, name])), scenario, inputs))
+    for scenario, gpu, engine in product(scenarios, gpus or [""], engines or [""]):
+        chosen = [
+            *overrides,
+            *([f"cluster.gpu={gpu}"] if gpu else []),
+            *([f"engine.name={engine}"] if engine else []),
+        ]
+        inputs = Scenario.load(scenario, chosen, calibration)
+        if inputs.gpu.name in prices:
+            paid = prices[inputs.gpu.name]
+            inputs = Scenario.load(
+                scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
+            )
+        alone = len(scenarios) == 1 and (gpu or engine)
+        name = "" if alone else scenario.name.removesuffix(".toml")
+        version = f"{inputs.engine.name} {inputs.engine.version}" if engine else ""
+        rows.append((" ".join(filter(None, [name, gpu, version])), scenario, inputs))
     return rows
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def _price(text: str) -> tuple[str, float]:
@@ -227,7 +245,6 @@ def pareto(
     ] = "gpus",
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
-    from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
@@ -241,7 +258,8 @@ def pareto(
     stopped = False
     with naming(name), talk.status("forecasting configurations"):
         try:
-            found.extend(iter_design_points(at_planned_rate(inputs)))
+            planned, own = _with_plan(inputs)
+            found.extend(iter_design_points(planned, own))
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -253,6 +271,21 @@ def pareto(
     tables = [front_table(front, points) for front in drawn]
     asked.answer(lambda: pareto_page(name, points, drawn), _pareto_json(points, drawn), *tables)
     asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
+
+
+def _with_plan(inputs: Inputs) -> tuple[Inputs, Configuration | None]:
+    """Return a scenario at the rate that is planned for, and its plan; of users there has to be."""
+    from sizing.planner.configuration import Configuration, with_load
+    from sizing.planner.plan import NoPlan, plan
+
+    try:
+        found = plan(inputs)
+    except NoPlan:
+        if inputs.scenario.workload.has_users:
+            raise
+        return inputs, None
+    load = found.workload.at_rate(found.workload.requests_per_s)
+    return with_load(inputs, load), Configuration.of_plan(found)
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:

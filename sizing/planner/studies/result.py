@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
@@ -147,12 +147,39 @@ def result_json(result: StudyResult) -> dict[str, Any]:
 
 
 def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
-    """Return the feasible result with the least of *by*, of `OBJECTIVES`; the first of equals."""
-    known = []
+    """Return the feasible result with the least of *by*; of equals that with most headroom."""
+    ranked = _ranked(results, by)
+    return ranked[0].result if ranked else None
+
+
+def answer_line(results: Iterable[StudyResult], by: str) -> str:
+    """Say which result has the least of *by*; ties are named, and what decides between them."""
+    first, *others = _ranked(results, by)
+    tied = [first, *(other for other in others if other.value == first.value)]
+    value = {"gpus": f"{first.value:,.0f} GPUs", "usd": f"{first.value:,.2f} $/h"}
+    amount = value.get(by, f"{first.value / 1e3:,.1f} kW")
+    if len(tied) == 1:
+        return f"Least {by}: {first.result.label}, {amount}"
+    names = " and ".join(f"{each.result.label} ({each.headroom:.2f})" for each in tied)
+    same = len({f"{each.headroom:.2f}" for each in tied}) == 1
+    answer = "a tie" if same else f"{first.result.label} by its headroom"
+    return f"Least {by}: {answer}: {names} need {amount} each"
+
+
+class _Ranked(NamedTuple):
+    value: float
+    headroom: float
+    result: StudyResult
+
+
+def _ranked(results: Iterable[StudyResult], by: str) -> list[_Ranked]:
+    """Return the feasible results by *by*, of `OBJECTIVES`, and then by headroom."""
+    ranked = []
     for result in results:
         if result.plans:
             found = figures(result.plans)
             cost = found.running
             value = {"gpus": found.gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
-            known += [] if value is None else [(value, result)]
-    return min(known, key=lambda each: each[0])[1] if known else None
+            if value is not None:
+                ranked.append(_Ranked(value, found.headroom_factor, result))
+    return sorted(ranked, key=lambda each: (each.value, -each.headroom))
