@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ ProfileFile = Annotated[
 ]
 
 
-@study
+@partial(study, jobs=False)
 def capacity(
     asked: Study,
     gpus: Annotated[

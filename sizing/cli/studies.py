@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -237,7 +238,7 @@ def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
 # --- pareto
 
 
-@study
+@partial(study, jobs=False)
 def pareto(
     asked: Study,
     by: Annotated[
