@@ -160,7 +160,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--gpu h100,h200 --price h100=-1", "GPU=USD"),
         (
             "--gpu h100,h200 --calibration x.json",
-            "no --gpu and no --engine: it timed one engine on one machine",
+            "no --gpu and no --engine: it timed",
         ),
     ],
     ("sweep", SCENARIO): [
