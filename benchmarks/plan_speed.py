@@ -1,12 +1,13 @@
 """
-CPU seconds of whole `sizing plan` commands, verifying simulations included.
+CPU and wall seconds of whole `sizing plan` commands and studies, alone and with a job per core.
 
-    python benchmarks/plan_speed.py [--runs 5]
+    python benchmarks/plan_speed.py [--runs 5] [--studies]
 
-User and system seconds, median of the runs, beside the limit of each scenario; imports, catalogs
-and every thread count. Exits with 1 if one takes longer. On a machine that others use too, CPU
-seconds grow by what they take of caches and clock: each plan is also given in units of a fixed
-numpy kernel, timed before every run, by which machines and days compare.
+User and system seconds with one job, median of the runs, beside the limit of each scenario;
+imports, catalogs and every thread count. Exits with 1 if one takes longer. On a machine that others
+use too, CPU seconds grow by what they take of caches and clock: each plan is also given in units of
+a fixed numpy kernel, timed before every run, by which machines and days compare. Wall seconds are
+after start-up, which is the wall time of `sizing gpus`, and mean something on quiet cores only.
 """
 
 from __future__ import annotations
@@ -33,13 +34,29 @@ KERNEL_VALUES, KERNEL_ROUNDS = 1 << 16, 40
 """Values that the kernel sorts and adds up, and how often: about a tenth of a second."""
 
 
-def cpu_s(scenario: str) -> float:
-    """Plan once in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-c", "from sizing.cli import main; main()", "plan", scenario]
+STUDIES = (("decisions", "llama-3.1-70b-h100"), ("split-map", "llama-3.1-70b-h100"))
+"""Studies that are timed with one job and with one per core."""
+
+
+def seconds(*arguments: str) -> tuple[float, float]:
+    """Return CPU and wall seconds of a command in a process of its own, workers included."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [sys.executable, "-c", "from sizing.cli import main; main()", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+    wall_s = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, wall_s
+
+
+def wall_line(command: str, scenario: str, start_up_s: float, runs: int) -> str:
+    """Return the wall seconds after start-up and CPU seconds, with one job and one per core."""
+    parts = []
+    for options in (("--jobs", "1"), ()):
+        pairs = [seconds(command, scenario, *options) for _ in range(runs)]
+        cpu_s, wall_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+        jobs = " ".join(options) or "a job per core"
+        parts.append(f"{wall_s - start_up_s:.2f} s wall, {cpu_s:.2f} CPU s ({jobs})")
+    return f"{command} {scenario}: " + "; ".join(parts)
 
 
 def kernel_s() -> float:
@@ -65,19 +82,26 @@ def main() -> int:
     """Print the machine and a line a scenario."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    parser.add_argument("--studies", action="store_true", help="also decisions and split-map")
+    options = parser.parse_args()
+    runs = options.runs
     print(f"{machine()}; simulation {'' if minicluster.COMPILED else 'not '}compiled (ADR 17)")
     late = 0
     for scenario, limit_s in LIMITS_S.items():
-        pairs = [(kernel_s(), cpu_s(scenario)) for _ in range(runs)]
-        seconds = [plan_s for _, plan_s in pairs]
-        middle = statistics.median(seconds)
+        pairs = [(kernel_s(), seconds("plan", scenario, "--jobs", "1")[0]) for _ in range(runs)]
+        all_s = [plan_s for _, plan_s in pairs]
+        middle = statistics.median(all_s)
         ratio = statistics.median(plan_s / one_s for one_s, plan_s in pairs)
         late += middle > limit_s
         print(
             f"{scenario}: {middle:.2f} CPU s, limit {limit_s:g}"
-            f" ({min(seconds):.2f} to {max(seconds):.2f}, {runs} runs), {ratio:.1f} kernels"
+            f" ({min(all_s):.2f} to {max(all_s):.2f}, {runs} runs), {ratio:.1f} kernels"
         )
+    start_up_s = statistics.median(seconds("gpus")[1] for _ in range(runs))
+    print(f"start-up: {start_up_s:.2f} s wall (sizing gpus)")
+    plans = [("plan", scenario) for scenario in LIMITS_S]
+    for command, scenario in (*plans, *(STUDIES if options.studies else ())):
+        print(wall_line(command, scenario, start_up_s, runs if command == "plan" else 1))
     return 1 if late else 0
 
 

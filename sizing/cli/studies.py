@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from minicluster.specs.checks import one_of
 from sizing.cli.common import (
     AsJson,
     Calibration,
+    Jobs,
     Overrides,
     naming,
     show,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
+    from sizing.planner.configuration import Configuration
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
 
@@ -59,16 +62,12 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
+    jobs: Jobs = None,
 ) -> None:
     """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import (
-        OBJECTIVES,
-        answer_line,
-        cheapest,
-        plan_scenario,
-        result_json,
-    )
+    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
+    from sizing.planner.workers import Workers
     from sizing.report.study import comparison_lines, comparison_table
 
     one_of(OBJECTIVES, **{"--by": by})
@@ -84,10 +83,9 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     if by == "usd":
         for label, _, inputs in rows:
             require_price(inputs, label)
-    results = []
-    for label, scenario, inputs in tracked(rows, "planning"):
-        with naming(scenario):
-            results.append(plan_scenario(inputs, label))
+    with Workers.instead(jobs) as workers:
+        planned = workers.map(_compared, rows)
+        results = list(tracked(planned, "planning", total=len(rows)))
     best = cheapest(results, by)
     data = {
         "by": by,
@@ -99,6 +97,14 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
+
+
+def _compared(row: tuple[str, Path, Inputs]) -> StudyResult:
+    from sizing.planner.studies.result import plan_scenario
+
+    label, scenario, inputs = row
+    with naming(scenario):
+        return plan_scenario(inputs, label)
 
 
 def _rows(
@@ -168,6 +174,7 @@ def sweep(
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
     from sizing.planner.studies.result import result_json
     from sizing.planner.studies.sweep import parse_key, points
+    from sizing.planner.workers import Workers
     from sizing.report.study import sweep_page, sweep_table
 
     keys = [parse_key(each) for each in key or []]
@@ -175,10 +182,13 @@ def sweep(
     cases = _read_points(asked, combinations)
     results: list[StudyResult] = []
     try:
-        for combination, case in tracked(list(zip(combinations, cases, strict=True)), "planning"):
-            results.append(_planned(case, " ".join(combination)))
-            if results[-1].interrupted:
-                break
+        labels = map(" ".join, combinations)
+        with Workers.instead(asked.jobs) as workers:
+            points_of = workers.map(_planned, list(zip(cases, labels, strict=True)))
+            for result in tracked(points_of, "planning", total=len(combinations)):
+                results.append(result)
+                if result.interrupted:
+                    break
     except KeyboardInterrupt:
         if not results:
             raise
@@ -215,10 +225,11 @@ def _read_points(
     return cases
 
 
-def _planned(case: Inputs | InputError, label: str) -> StudyResult:
+def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
     """Plan one point; one that cannot be planned is a result too."""
     from sizing.planner.studies.result import StudyResult, plan_scenario
 
+    case, label = point
     if isinstance(case, InputError):
         return StudyResult(label=label, refused=str(case))
     return plan_scenario(case, label, keep_refusals=True)
@@ -227,7 +238,7 @@ def _planned(case: Inputs | InputError, label: str) -> StudyResult:
 # --- pareto
 
 
-@study
+@partial(study, jobs=False)
 def pareto(
     asked: Study,
     by: Annotated[
@@ -235,7 +246,6 @@ def pareto(
     ] = "gpus",
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
-    from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
@@ -249,7 +259,8 @@ def pareto(
     stopped = False
     with naming(name), talk.status("forecasting configurations"):
         try:
-            found.extend(iter_design_points(at_planned_rate(inputs)))
+            planned, own = _with_plan(inputs)
+            found.extend(iter_design_points(planned, own))
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -261,6 +272,21 @@ def pareto(
     tables = [front_table(front, points) for front in drawn]
     asked.answer(lambda: pareto_page(name, points, drawn), _pareto_json(points, drawn), *tables)
     asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
+
+
+def _with_plan(inputs: Inputs) -> tuple[Inputs, Configuration | None]:
+    """Return a scenario at the rate that is planned for, and its plan; of users there has to be."""
+    from sizing.planner.configuration import Configuration, with_load
+    from sizing.planner.plan import NoPlan, plan
+
+    try:
+        found = plan(inputs)
+    except NoPlan:
+        if inputs.scenario.workload.has_users:
+            raise
+        return inputs, None
+    load = found.workload.at_rate(found.workload.requests_per_s)
+    return with_load(inputs, load), Configuration.of_plan(found)
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from sizing.cli.common import (
     AsJson,
     Calibration,
     Html,
+    Jobs,
     Overrides,
     ScenarioFile,
     give_options,
@@ -39,6 +40,7 @@ class Study:
     overrides: Overrides = None
     calibration: Calibration = None
     html: Html = None
+    jobs: Jobs = None
 
     def load(self, more: Sequence[str] = ()) -> Scenario:
         """Read the scenario with its overrides, and *more* of them."""
@@ -63,8 +65,13 @@ class Study:
             raise typer.Exit(Exit.NEGATIVE)
 
 
-def study(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Study`, in place of its first parameter."""
+def study(command: Callable[..., None], *, jobs: bool = True) -> Callable[..., None]:
+    """
+    Give a command the options of `Study`, in place of its first parameter.
+
+    Args:
+        jobs: whether it has `--jobs`: its simulations do not all wait for each other.
+    """
     hints = get_type_hints(Study, include_extras=True)
     shared = [
         inspect.Parameter(
@@ -74,6 +81,7 @@ def study(command: Callable[..., None]) -> Callable[..., None]:
             annotation=hints[key.name],
         )
         for key in fields(Study)
+        if jobs or key.name != "jobs"
     ]
     own = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)

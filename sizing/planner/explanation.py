@@ -10,10 +10,11 @@ import numpy as np
 from minicluster.engine_model.kv_cache import kv_bytes_per_token, kv_pages
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
+from minicluster.phases import PREFILL, TTFT_PHASES
 from minicluster.specs.parameters import num_active_parameters, parameters
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.latency.memory import weight_bytes
+from sizing.latency.memory import slot_bytes, weight_bytes
 from sizing.latency.step import verified
 from sizing.latency.work import busiest_share
 from sizing.planner import bounds
@@ -31,7 +32,7 @@ from sizing.simulation.planned import deployed_system
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan, Pool
+    from minicluster.plan import Plan, Pool, Prediction
     from sizing.latency.term import Term
     from sizing.planner.bounds import OfferedLoad
     from sizing.planner.configuration import Configuration
@@ -43,6 +44,7 @@ class PoolMemory:
     Memory of one GPU of a pool, the fullest one.
 
     Attributes:
+        parts_bytes: what the GPU's memory is divided into (eq. M4), by name; empty on a CPU.
         kv_bytes_per_token: in layers that keep every token (eq. M2).
         state_bytes: that a sequence takes however long it is, in whole blocks (eq. M6, M12).
         block_bytes: of a block of the KV cache in all layers of a group (eq. M12).
@@ -51,8 +53,7 @@ class PoolMemory:
     """
 
     role: str
-    weight_bytes: float
-    kv_bytes: float
+    parts_bytes: dict[str, float]
     kv_bytes_per_token: float
     state_bytes: float
     block_bytes: float
@@ -115,8 +116,7 @@ def _pool(plan: Plan, pool: Pool, mean_tokens: float) -> PoolMemory:
     lengths = sorted({max(1, round(mean_tokens)), engine.max_model_len})
     return PoolMemory(
         role=pool.role,
-        weight_bytes=weight_bytes(model, slicing=pool.slicing),
-        kv_bytes=pool.kv_bytes,
+        parts_bytes=_memory_parts(plan, pool),
         kv_bytes_per_token=kv_bytes_per_token(model, slicing=pool.slicing),
         state_bytes=pages.fixed_blocks * pages.block_bytes,
         block_bytes=pages.block_bytes,
@@ -125,8 +125,33 @@ def _pool(plan: Plan, pool: Pool, mean_tokens: float) -> PoolMemory:
     )
 
 
+def _memory_parts(plan: Plan, pool: Pool) -> dict[str, float]:
+    model, gpu = plan.inputs.model, plan.inputs.kinds[pool.gpu]
+    weights = weight_bytes(model, slicing=pool.slicing)
+    if gpu.kind == "cpu":
+        return {"weights": weights, "KV cache": pool.kv_bytes}
+    whole = gpu.require("hbm_bytes")
+    parts = {
+        "weights": weights,
+        "KV cache": pool.kv_bytes,
+        "left to others": whole * (1 - plan.engine.gpu_memory_utilization),
+    }
+    if plan.inputs.engine.lora is not None:
+        parts["adapters"] = slot_bytes(model, plan.inputs.engine, slicing=pool.slicing)
+    return {**parts, "activations and engine": whole - sum(parts.values())}
+
+
 TTFT_EQUATION = "Q5"
 """Equation of the phases of TTFT: all are read off the simulation."""
+
+ALONE = "prefill, the mean prompt alone"
+OTHERS = "prefill, other lengths and prompts"
+"""What the phase takes longer than that: longer prompts, others in its steps, interference."""
+
+STEP = "the decode step below, a token"
+WAIT = "waiting for the group's slowest rank"
+SHARED = "prompts in steps, uneven batches"
+"""What the mean of the simulation is above these: prompts between and in steps, interference."""
 
 WAIT_REQUESTS = 6000
 """Simulated requests of `group_wait_s`: DeepSeek-V3's plan gives 0.227 to 0.238 ms by seed."""
@@ -138,7 +163,7 @@ class ExplainedTerm:
     One term of a latency or of a step.
 
     Attributes:
-        of: `TTFT`, `prefill step` or `decode step`.
+        of: `TTFT`, `TPOT`, `prefill step` or `decode step`.
         share_fraction: of the sum of its group.
         bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where the term is no op.
         flops: per GPU and step; `None` where the term is no op.
@@ -203,9 +228,16 @@ def explain_plan(plan: Plan) -> Explanation:
         )
     load = models.load(chosen)
     batch = mean_batch(load, chosen, predicted.tpot.mean_s)
-    terms = _terms("TTFT", TTFT_EQUATION, predicted.ttft_parts_s, _source(plan))
-    for role in ("prefill", "decode"):
-        terms += _step_terms(plan, models, chosen, role, batch)
+    steps = {role: _step_terms(plan, models, chosen, role, batch) for role in ("prefill", "decode")}
+    alone_s = {role: sum(term.seconds for term in terms) for role, terms in steps.items()}
+    waiting_s = _group_wait_s(plan)
+    terms = _terms("TTFT", TTFT_EQUATION, _ttft_parts(predicted, alone_s["prefill"]), _source(plan))
+    decode_s = alone_s["decode"] / plan.inputs.engine.tokens_per_step
+    tpot_parts = {STEP: decode_s, WAIT: waiting_s} if waiting_s else {STEP: decode_s}
+    tpot_parts[SHARED] = predicted.tpot.mean_s - sum(tpot_parts.values())
+    if predicted.tpot.mean_s:
+        terms += _terms("TPOT", TTFT_EQUATION, tpot_parts, _source(plan))
+    terms += [*steps["prefill"], *steps["decode"]]
     prompt, context = float(load.computed_tokens.mean()), load.context[0]
     return Explanation(
         terms=tuple(terms),
@@ -221,9 +253,19 @@ def explain_plan(plan: Plan) -> Explanation:
         drafts=plan.inputs.engine.speculative_tokens,
         tokens_per_step=plan.inputs.engine.tokens_per_step,
         busiest_experts=dict(_busiest_experts(models, chosen, batch)),
-        group_wait_s=_group_wait_s(plan),
+        group_wait_s=waiting_s,
         memory=model_memory(plan, {"prefill": prompt, "decode": context, "mixed": context}),
     )
+
+
+def _ttft_parts(predicted: Prediction, alone_s: float) -> dict[str, float]:
+    """Return the phases of TTFT in their order, prefill as the step below and the rest."""
+    parts = {}
+    for name in TTFT_PHASES:
+        seconds = predicted.ttft_parts_s.get(name, 0.0)
+        own = {ALONE: alone_s, OTHERS: seconds - alone_s} if name == PREFILL else {name: seconds}
+        parts.update(own)
+    return parts
 
 
 def _busiest_experts(

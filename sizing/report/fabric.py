@@ -221,7 +221,7 @@ def crossing_lines(found: Crossing) -> list[str]:
         lines.append(text + (", as planned" if each.planned else ""))
     lines += [
         f"TP{wide.tp} in {wide.role}: a step takes {seconds(wide.step_s)}, of which"
-        f" {seconds(wide.beyond_s)} for leaving the HB domain; {seconds(wide.now_s)} as planned"
+        f" {seconds(wide.beyond_s)} for leaving the HB domain"
         for wide in found.wide
     ]
     return lines

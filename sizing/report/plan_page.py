@@ -49,7 +49,7 @@ def plan_page(plan: Plan) -> Page:
         ("Predicted by", simulation_summary(outcome).plain),
     )
     over_time = over_time_figures(plan, outcome)
-    fronts = front_figures(design_points(plan.inputs), plan)
+    fronts = front_figures(design_points(plan.inputs, plan), plan)
     pools = data_table(layout_table(plan.pools, plan.prediction))
     return Page(
         title=headline(plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,7 +12,7 @@ from rich.text import Text
 from minicluster.pages.page import DataTable, Section
 from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES, SloSpec
-from minicluster.units import gigabytes, seconds
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -92,6 +93,33 @@ def verdict(*, holds: bool, limit: str = "") -> Text:
 def size(value: float) -> str:
     """Write bytes in GB, or in MB below a tenth of one."""
     return f"{value / GB:.1f} GB" if value >= GB / 10 else f"{value / MB:.0f} MB"
+
+
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+MEMORY = ((GB, "GB"), (MB, "MB"))
+
+
+def summed(values: Iterable[float], units: Sequence[tuple[float, str]]) -> list[str]:
+    """
+    Write values, and then their sum, so that the printed numbers add up to the printed sum.
+
+    All have the unit of the sum and its last of four digits; what rounding leaves goes to those
+    that it takes most from.
+
+    Args:
+        units: sizes and names, the largest first.
+    """
+    parts = list(values)
+    total = sum(parts)
+    scale, unit = next((each for each in units if abs(total) >= each[0]), units[-1])
+    whole = len(f"{abs(total) / scale:.0f}")
+    digits = max(0, 4 - whole)
+    exact = [value / scale * 10**digits for value in parts]
+    steps = [floor(value) for value in exact]
+    left = round(sum(exact)) - sum(steps)
+    for at in sorted(range(len(parts)), key=lambda at: steps[at] - exact[at])[:left]:
+        steps[at] += 1
+    return [f"{step / 10**digits:,.{digits}f} {unit}" for step in (*steps, sum(steps))]
 
 
 def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
@@ -195,9 +223,10 @@ def _memory_parts(found: ModelMemory) -> Iterator[Table | str]:
         f" {found.active_parameters / 1e9:,.1f} of them for a token;"
         f" layers that cache: {caching}{seen}"
     )
+    parts = [summed(pool.parts_bytes.values(), MEMORY) for pool in found.pools]
+    names = [*found.pools[0].parts_bytes, "sum: memory of a GPU (M4)"]
     rows = {
-        "weights on a GPU (M1)": [gigabytes(each.weight_bytes) for each in found.pools],
-        "KV cache on a GPU (M4)": [gigabytes(each.kv_bytes) for each in found.pools],
+        **dict(zip(names, zip(*parts, strict=True), strict=True)),
         "KV cache of a token (M2)": [
             f"{each.kv_bytes_per_token / KB:,.1f} kB" for each in found.pools
         ],
@@ -224,6 +253,7 @@ def explanation_tables(found: Explanation) -> Iterator[Table | str]:
     yield from _memory_parts(found.memory)
     at = {
         "TTFT": "Mean TTFT",
+        "TPOT": "Mean TPOT",
         "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
         "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
         f" {found.mean_context_tokens:.0f} tokens each, without interference{_drafts(found)}",
@@ -233,14 +263,16 @@ def explanation_tables(found: Explanation) -> Iterator[Table | str]:
         heads = ["term", "eq.", "seconds", "share"]
         if any(term.bound for term in terms):
             heads += ["TFLOP", "GB", BOUND]
-        rows = (_term_cells(term)[: len(heads)] for term in terms)
+        times = summed([term.seconds for term in terms], TIMES)
+        rows = (
+            _term_cells(term, time)[: len(heads)] for term, time in zip(terms, times, strict=False)
+        )
         sources = "; ".join(sorted({term.source for term in terms}))
         made = table(
             title, heads, rows, left=("eq.", BOUND), whole=heads, caption=sources,
             box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
         )  # fmt: skip
-        total = sum(term.seconds for term in terms)
-        made.add_row("sum", "", seconds(total), "100.0%", style="bold")
+        made.add_row("sum", "", times[-1], "100.0%", style="bold")
         yield made
         hidden = [f"{label(term.name)} {seconds(term.hidden_s)}" for term in terms if term.hidden_s]
         if hidden:
@@ -280,12 +312,12 @@ def _drafts(found: Explanation) -> str:
     )
 
 
-def _term_cells(term: ExplainedTerm) -> list[str]:
+def _term_cells(term: ExplainedTerm, time: str) -> list[str]:
     return [
         label(term.name),
         term.equation,
-        seconds(term.seconds),
-        f"{term.share_fraction:.1%}",
+        time,
+        f"{round(term.share_fraction, 3) + 0:.1%}",
         f"{term.flops / 1e12:.3g}" if term.flops else "",
         f"{term.hbm_bytes / 1e9:.3g}" if term.hbm_bytes else "",
         (term.bound or "").partition(" ")[0]

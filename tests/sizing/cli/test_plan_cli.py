@@ -120,7 +120,7 @@ def test_verbose_shows_every_table(sizing: Sizing) -> None:
     """Batch limits, all percentiles, the step times simulated and other confidences are added."""
     done = sizing("plan", *QUICK, "--verbose")
     assert done.code == 0
-    added = ("Layout", "KV/GPU", "p50", "E2E", "saturates at", "By confidence", "Simulated")
+    added = ("Layout", "KV/GPU", "p50", "E2E", "saturates at", "Simulated")
     assert [words for words in added if words not in done.out] == []
 
 
