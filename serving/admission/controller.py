@@ -72,7 +72,7 @@ class Shed:
     Attributes:
         reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: beyond a limit
             of the client's key.
-        retry_after_s: when there may be room; `None`: never.
+        retry_after_s: time until there may be room; `None`: never.
     """
 
     reason: str
@@ -94,17 +94,12 @@ def decide(
     model: StepModel, slo: SloSpec, cost: RequestCost, load: InflightLoad, margin: Margin
 ) -> Shed | AdmissionForecast:
     """
-    Admit a request, or return why it would miss its SLO.
+    Admit a request, with its forecast without margin, or return why it would miss its SLO.
 
     Monotone: more work ahead, a longer prompt or a larger margin never admit what less would not;
-    faster steps or more replicas never shed what slower or fewer would admit.
-    On an idle cluster the step model alone decides, so that a margin learned under overload cannot
-    shed every request for ever (docs/model.md, eq. G5).
-
-    A limit on the gaps between tokens counts as one on their mean.
-
-    Returns:
-        The forecast of what is admitted, without margin.
+    faster steps or more replicas never shed what slower or fewer would admit. On an idle cluster
+    the step model alone decides, so that a margin learned under overload cannot shed every request
+    for ever (docs/model.md, eq. G5). A limit on gaps between tokens counts as one on their mean.
     """
     floor = forecast(model, cost, load.emptied())
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
@@ -165,14 +160,14 @@ its estimated length is never counted, and one that is let in by mistake delays 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyHolder:
     """
-    The holder of an API key; keys of one name are one tenant.
+    The holder of an API key; keys of one name are one tenant. A limit of `None` is none.
 
     Attributes:
         requests_per_s, tokens_per_min: mean rates, of prompt and answer tokens together; a second's
-            and a minute's worth may come at once. `None`: no limit of its own, here and below.
+            and a minute's worth may come at once.
         max_concurrency: most requests in flight at once.
-        rights: of `RIGHTS`.
-        share_cache: whether it finds and leaves prefixes in the cache that all such keys share.
+        rights: some of `RIGHTS`.
+        share_cache: whether it uses the prefix cache that all such keys share.
     """
 
     name: str = ""
@@ -207,9 +202,9 @@ class Tenant:
     What the keys of one name have in flight, have used and have taught; it outlives the key file.
 
     Attributes:
-        number: of tenants before it.
+        number: position among the tenants.
         ongoing: its requests in flight.
-        discounted_s: when its token counts were last discounted.
+        discounted_s: time of the last discount of its token counts.
     """
 
     number: int
@@ -302,12 +297,9 @@ class ResidualWindow:
 
     def quantile_s(self, fraction: float, prior_s: float, tenant: int | None = None) -> float:
         """
-        Return a quantile, at least 0.
+        Return the quantile of *fraction*, at least 0; *prior_s* with too few residuals.
 
-        Args:
-            fraction: of the residuals that are below.
-            prior_s: returned while there are too few residuals.
-            tenant: for whose requests it is; `None`: for those of all.
+        It is for a *tenant*'s requests, or for those of all.
         """
         if len(self._residuals) < MIN_SAMPLES:
             return prior_s
@@ -330,8 +322,8 @@ class InflightRequest:
     One admitted request, until it ends.
 
     Attributes:
-        work_s: of the replicas that compute its prompts, until its first token.
-        forecast: without margin; `None`: there is no plan, or admission is off.
+        work_s: seconds that its prompts take from the replicas, until its first token.
+        forecast: latencies without margin; `None`: there is no plan, or admission is off.
         domain: the domain that answers.
         prefill, decode: the replicas that compute its prompts, and those that answer.
         waiting: whether its first token is still to come.
@@ -493,14 +485,9 @@ class AdmissionController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Start idle.
+        Start idle; *seed* is for the choice among domains, *clock* for rates.
 
-        Args:
-            config: the plan.
-            seed: for the choice among domains.
-            sheds: whether the SLO is kept.
-            former: of the plan before, whose tenants stay with what they have in flight and used.
-            clock: seconds, for rates.
+        The SLO is kept if it *sheds*. Tenants of a *former* controller, of the plan before, stay.
         """
         self.sheds = sheds
         self.inflight = InflightRequests(config)

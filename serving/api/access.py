@@ -198,8 +198,7 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     """
     Return the header with which our own commands call the endpoint, if it asks for a key.
 
-    It shows the first key with all rights, else the first one, of those that are not hashed; if all
-    are, that of `SHOWN_KEY`.
+    It has the first key that is not hashed, with all rights if there is one, else `SHOWN_KEY`'s.
 
     Raises:
         InputError: as `read_keys`, there is no key to show, or a header cannot hold it.
@@ -228,15 +227,11 @@ def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
 
 def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, Any]:
     """
-    Return a request whose prefixes in the engines' caches no other tenant finds.
+    Return a checked request whose prefixes in the engines' caches no other tenant finds.
 
     Else the time to first token would tell whether another tenant has sent the same text. A salt of
-    the client's own divides its tenant's prefixes further.
-
-    Args:
-        body: a request that `serving.request.validation.check` accepted.
-        client: who sends it.
-        secret: of this endpoint; without it another tenant's salt cannot be guessed.
+    the client's own divides its tenant's prefixes further; without the endpoint's *secret* another
+    tenant's salt cannot be guessed.
     """
     if client.share_cache:
         return body
@@ -344,7 +339,6 @@ class AccessControl:
     The checks before a request is parsed; without keys no request needs one.
 
     Attributes:
-        keys: the holders of the keys.
         origins: web origins whose pages may use the endpoint.
         hosts: names by which an endpoint without keys may be called, in lower case.
     """

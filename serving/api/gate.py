@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerReport:
     """
-    What is reported of a request that has ended.
+    The report of a request that has ended.
 
     Attributes:
         outcome: as in `minicluster_requests_total`.
         path: as in `RequestPhases`; `none`: it got no token.
         ttft_s, tpot_s, e2e_s: latencies, where they are known.
-        prompt_tokens, output_tokens: as the engine counts them.
-        gaps_s: between the chunks of a stream.
+        prompt_tokens, output_tokens: counts of the engine.
+        gaps_s: times between the chunks of a stream.
     """
 
     outcome: str
@@ -122,14 +122,10 @@ class Gate:
         former: Gate | None = None,
     ) -> None:
         """
-        Start without requests.
+        Start without requests; those that would miss the SLO are refused if it *sheds*.
 
-        Args:
-            config: the plan.
-            backend: the pools.
-            sheds: whether requests that would miss the SLO are refused.
-            token_limit: most tokens of one answer, as `state` reports it.
-            former: the gate of the plan before, whose keys' counts and metrics go on.
+        *token_limit* is the most tokens of one answer, for `state`. Keys' counts and metrics of a
+        *former* gate, of the plan before, go on.
         """
         self._config = config
         self._backend = backend
@@ -548,8 +544,8 @@ class ReadyCheck:
     A probe may take as long as both deadlines; the other two do not wait for it.
 
     Attributes:
-        running: the number of running replicas, by role and domain.
-        facts: the settings of one engine of each role and domain.
+        running: number of running replicas, by role and domain.
+        facts: settings of one engine of each role and domain.
     """
 
     def __init__(

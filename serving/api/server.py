@@ -316,13 +316,7 @@ class HttpServer:
         """
         Bind the port, without accepting requests yet.
 
-        Args:
-            app: answers requests.
-            host: to listen at.
-            port: to listen at.
-            limits: of clients.
-            tls: certificate and key; `None`: plain HTTP.
-            count: is told the status of each answer that is not the application's.
+        *count* is told the status of each answer that is not the application's.
 
         Raises:
             OSError: the port cannot be bound, or the certificate cannot be used.

@@ -85,9 +85,8 @@ def stop(mark: str, *, variable: str = MARK, grace_s: float = 1.0) -> None:
     """
     Stop every process of a cluster (or raylet): by SIGTERM, then by SIGKILL.
 
-    SIGKILL comes when none has ended for *grace_s*: Ray's head never ends by SIGTERM, and the
-    others end one after another, on a slow machine later. Shared memory and semaphores of Python
-    that these processes used are removed: what is killed (vLLM's engines) leaves them for ever.
+    SIGKILL comes when none has ended for *grace_s*: Ray's head never ends by SIGTERM. Shared memory
+    and semaphores of Python, which killed engines leave, are removed.
 
     Raises:
         TargetFailed: some do not end, because the kernel blocks them.

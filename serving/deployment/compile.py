@@ -51,12 +51,12 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
 
     Args:
         deployment: what is to run.
-        domains: the domain of each node of the placement.
-        ongoing: by role, the requests that a replica has at once.
-        plan: the plan behind the deployment, if there is one.
-        plan_hash: of the plan's file.
-        simulated: simulated engines, if the pools have them.
-        deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
+        domains: domain of each node of the placement.
+        ongoing: requests that a replica has at once, by role.
+        plan: plan behind the deployment, if there is one.
+        plan_hash: hash of its file.
+        simulated: settings of simulated engines, if the pools have them.
+        deadlines_s: limits of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
         adapters: names of LoRA adapters.
     """
     pools = tuple(
@@ -175,12 +175,9 @@ def compile_app(
     plan: Plan | None = None,
 ) -> ServedApp:
     """
-    Compile a deployment that `serving.deployment.feasibility` found realisable.
+    Compile a deployment that `serving.deployment.feasibility` found realisable for *target*.
 
-    Args:
-        deployment: what is to run.
-        target: where, and with which overrides.
-        plan: the plan behind it, which bounds the queues and gives the endpoint its SLO.
+    A *plan* behind it bounds the queues and gives the endpoint its SLO.
     """
     found = domains(deployment, plan)
     shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
@@ -241,12 +238,6 @@ def limits(
     A replica takes its batch and, beyond it, what it can serve within the prefill deadline:
     `capacity x deadline` requests (Little's law). These queue in the engine, first come first
     served; any further one would be late. The endpoint holds as many again for each replica.
-
-    Args:
-        pool: of the deployment.
-        plan: the plan behind it, if there is one.
-        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
-        token_limit: most tokens of one answer; `None`: what the context leaves.
     """
     common = {
         "health_check_period_s": HEALTH_CHECK_S,

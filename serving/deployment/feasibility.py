@@ -132,10 +132,7 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
     """
     Yield why adapters cannot be served: none for the plan's slots, or more than host memory takes.
 
-    Args:
-        deployment: what is to run.
-        modules: folders of adapters by name.
-        kind: of the engines; simulated ones read no folder.
+    *modules* are folders of adapters by name, which simulated engines do not read.
     """
     lora, place = deployment.engine.lora, "--lora-modules"
     if lora is None:

@@ -76,13 +76,7 @@ def simulated_settings(
     plan: Plan, pool: Pool, nodes: tuple[str, ...], target: DeployTarget
 ) -> SimulatedSettings:
     """
-    Return what the replicas of a pool in one domain are told.
-
-    Args:
-        plan: in its own seconds.
-        pool: of the plan.
-        nodes: planned node of each of them.
-        target: with the slowdown, and the adapters.
+    Return the settings of the replicas of a pool in one domain, on these planned *nodes*.
 
     Raises:
         InputError: the KV cache has no room for a block.

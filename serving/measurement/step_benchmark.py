@@ -78,14 +78,7 @@ GridPoints = tuple[GridPoint, ...]
 
 
 class GridStep(NamedTuple):
-    """
-    One point of the grid.
-
-    Attributes:
-        name: shown while it runs.
-        tokens: computed by the engines; limits and the time left are proportional to them.
-        run: times it.
-    """
+    """One point of the grid; limits and the time left are proportional to its *tokens*."""
 
     name: str
     tokens: int
@@ -117,14 +110,10 @@ async def time_grid(
     client: TimingClient, report: Callable[[str], None], clock: Callable[[], CpuTimes]
 ) -> GridPoints:
     """
-    Time every point of the grid.
+    Time every point of the grid; *report* receives a line for each.
 
-    A point disturbed by other processes is timed once more, and the less disturbed time counts.
-
-    Args:
-        client: of the running pair.
-        report: receives a line of text per point, with the seconds spent and left.
-        clock: processor time, which shows the share of other processes.
+    A point disturbed by other processes, as *clock* (processor time) shows, is timed once more, and
+    the less disturbed time counts.
 
     Raises:
         TargetFailed: a request failed, or a point took much longer than the others.

@@ -30,8 +30,7 @@ class TimedStream:
     The times of one streamed completion, filled while it runs.
 
     Attributes:
-        sent_s: monotonic time at which it was sent.
-        stamps: (monotonic time, tokens so far), one entry per chunk that brought tokens.
+        stamps: (monotonic time, tokens so far) of each chunk that brought tokens.
         started: set at the first token.
     """
 
@@ -61,12 +60,7 @@ class TimingClient:
     """
     A client that sends completions to one endpoint.
 
-    Attributes:
-        session: open HTTP session.
-        base_url: of the endpoint.
-        model: id that the endpoint serves.
-        vocab_size: prompts hold ids below it.
-        rng: source of the prompts, all different, so that no prefix cache is hit.
+    Its prompts, ids below *vocab_size*, are all different, so that no prefix cache is hit.
     """
 
     session: aiohttp.ClientSession

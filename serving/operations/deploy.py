@@ -67,7 +67,7 @@ class Site:
 
     Attributes:
         target: without the ports and the number of hosts, which the deployment finds out.
-        address: of an existing Ray cluster; `None`: one is started on this machine.
+        address: address of an existing Ray cluster; `None`: one is started on this machine.
         wait_s: longest wait for that cluster's nodes.
         tls: certificate and key of the endpoint; `None`: plain HTTP.
     """
@@ -101,11 +101,11 @@ def deploy(
     Args:
         served: what to start.
         site: where.
-        state: of a deployment that is new, or that runs on the same nodes and is updated in place:
-            Ray Serve keeps the replicas whose engines are the same.
-        record: writes the state; called before something is started or changed, so that whoever
-            reads the state finds all that there is to stop.
-        vocab_size: the probes' prompts hold ids below it.
+        state: state of a deployment that is new, or is updated in place on the same nodes: Ray
+            Serve keeps the replicas whose engines are the same.
+        record: writes the state, before anything is started or changed, so that whoever reads it
+            finds all that there is to stop.
+        vocab_size: bound of the token ids of probes.
         report: receives a line of text about each step.
 
     Raises:
@@ -249,16 +249,14 @@ def bring_up(
     Check, compile and deploy; returns when ready.
 
     A failure or Ctrl-C leaves nothing behind of what this call has started or changed, and leaves
-    everything else as it was.
-
-    A plan for the same nodes as a running deployment to measure (`serving up deployment.json`)
-    updates it in place: engines with the same settings keep running.
+    everything else as it was. A plan for the same nodes as a running deployment to measure
+    (`serving up deployment.json`) updates it in place: engines with the same settings keep running.
 
     Args:
         deployment: what is to run.
         site: where.
         report: receives a line of text about each step.
-        plan: the plan behind the deployment, if there is one.
+        plan: plan behind the deployment, if there is one.
         before_start: called with the deployment after all checks, before a first start.
 
     Raises:
@@ -405,10 +403,7 @@ def take_down(state: State) -> bool:
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
     Answers under way may end first (`drain`). Where another directory has replaced the application,
-    that one stays.
-
-    Returns:
-        Whether anything was running; the record of what was not is removed as well.
+    that one stays. Returns whether anything was running; its record is removed in any case.
 
     Raises:
         InputError: it has been stopped, but its logs cannot be kept.

@@ -53,14 +53,10 @@ END_MARGIN_S = 30.0
 
 def refuse_changes(running: State, given: Mapping[str, object]) -> None:
     """
-    Refuse options of `serving up` that another plan for what runs cannot change.
-
-    Args:
-        running: the deployment.
-        given: options on the command line, by name.
+    Refuse options of `serving up` that differ from what runs, which another plan cannot change.
 
     Raises:
-        InputError: one of them differs from what runs.
+        InputError: *given*, options by name, has one.
     """
     at = urlsplit(running.base_url)
     kept = {
@@ -114,7 +110,7 @@ def replace_plan(
         deployment: what is to run.
         running: what runs, which `refuse_replacement` accepted.
         target: as *running*; ports, number of hosts and generation are found out.
-        plan: the plan behind the deployment, if there is one.
+        plan: plan behind the deployment, if there is one.
         report: receives a line of text about each step.
 
     Raises:

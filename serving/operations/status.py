@@ -29,10 +29,9 @@ class DeployedPool:
     The running part of a pool.
 
     Attributes:
-        replicas: running replicas.
         status: Ray Serve's status of its deployments, the worst if there are several.
-        facts: the settings of each running replica's engine (`AnswerEngine.facts`).
-        silent: the deployments whose replicas did not all report these in time.
+        facts: settings of each running replica's engine (`AnswerEngine.facts`).
+        silent: deployments whose replicas did not all report these in time.
         options: Ray Serve's options of each deployment, by name.
     """
 

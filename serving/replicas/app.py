@@ -65,13 +65,9 @@ def build_app(
     owner: str = "",
 ) -> Any:  # noqa: ANN401
     """
-    Return the application for `serve.run`.
+    Return the application for `serve.run`; *owner* is what `owner_of` returns of it.
 
-    Args:
-        served: what to run.
-        address: see `serving.replicas.ingress`, as for *tls*.
-        tls: certificate and key of the endpoint.
-        owner: what `owner_of` returns of it.
+    *address* and *tls*, the endpoint's certificate and key, are as in `serving.replicas.ingress`.
     """
     settings = endpoint_settings(served)
     variables = {
@@ -129,13 +125,8 @@ def changed_app(
     """
     Return a running application with other pools, for `serve.run`; needs a connection.
 
-    Ray Serve leaves the endpoint and the kept deployments as they run, and removes all others.
-
-    Args:
-        app: its name.
-        kept: names of the deployments to keep.
-        added: bound deployments.
-        settings: other ones for the gate and its endpoints.
+    Ray Serve leaves the endpoint and the *kept* deployments as they run, removes all others, and
+    starts *added*, bound ones. *settings* are other ones for the gate and its endpoints.
     """
     gate, ingress = running_deployment(app, GATE), running_deployment(app, INGRESS)
     if settings is not None:

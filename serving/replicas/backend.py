@@ -93,7 +93,7 @@ def next_step(
 
     Args:
         failures: reasons of the attempts so far, `DIED` or `TIMEOUT`.
-        live: live prefill replicas; `None`: not known yet.
+        live: number of live prefill replicas; `None`: not known yet.
         spent_s: seconds since the first attempt began.
         config: deadline and fallback.
     """
@@ -185,14 +185,7 @@ def event_limit_s(config: EndpointConfig) -> float:
 
 
 def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, Any]) -> float:
-    """
-    Return how long an answer in one piece may take; sequences beyond the batch are in turns.
-
-    Args:
-        config: deadlines, SLO and batch size.
-        kind: `chat` or `completions`.
-        body: a request that `serving.request.validation.check` accepted.
-    """
+    """Return how long an answer in one piece may take; sequences beyond the batch are in turns."""
     token_s = UNPLANNED_TOKEN_S
     if config.slo is not None and config.prediction is not None:
         token_s = PACE_FACTOR * (config.slo.per_token_s or config.prediction.tpot.p99_s)
@@ -475,17 +468,9 @@ async def prefill_remotely(
     config: EndpointConfig,
 ) -> PromptPath | Refusal:
     """
-    Prefill a prompt, with the retries that `serving.protocol.messages` decides.
+    Prefill a prompt in one of *domains*, tried in this order, with the retries of `next_step`.
 
-    Args:
-        pool: the prefill replicas.
-        domains: where to try, in this order.
-        kind: `chat` or `completions`.
-        body: a request that `serving.request.validation.check` accepted.
-        config: deadlines and fallback.
-
-    Returns:
-        Where the KV cache is, or that decode computes the prompt, or the client's error.
+    Returns the path, which may be that decode computes the prompt, or the client's error.
     """
     begun_s = time.monotonic()
     attempts = _Attempts(pool, kind, body)

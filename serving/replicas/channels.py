@@ -86,13 +86,10 @@ class CallListener:
         left: Callable[[object], None] = lambda _connection: None,
     ) -> None:
         """
-        Answer by *methods*; `listen` begins.
+        Answer calls by *methods*, by name, and take *notices*, in order; `listen` begins.
 
-        Args:
-            methods: what may be called, by name.
-            notices: what takes notices, by name; they are taken in order.
-            group: of replicas that step together; `None`: this one steps alone.
-            left: is told of each connection that has ended (`ServedCall.connection`).
+        *group* is that of replicas that step together; *left* is told of each connection
+        (`ServedCall.connection`) that has ended.
         """
         self.methods = methods
         self.notices = notices or {}
@@ -382,8 +379,8 @@ class Call:
     One call of a process.
 
     Attributes:
-        result: what it returns, or what comes before events. Its errors are EngineFailed, where
-            the call failed there, and ChannelLostError.
+        result: result, or what comes before events. Its errors are EngineFailed, where the call
+            failed there, and ChannelLostError.
         streams: whether events come after the result.
     """
 

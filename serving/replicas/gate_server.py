@@ -84,7 +84,7 @@ class _Plan:
 @dataclass(slots=True, eq=False)
 class _Endpoint:
     """
-    What one endpoint process has.
+    One endpoint process.
 
     Attributes:
         tell: sends it news.
@@ -148,12 +148,9 @@ class GateServer:
 
     async def prepare(self, settings: dict[str, Any]) -> list[str]:
         """
-        Have *settings* ready to switch to: send a request through every domain.
+        Have *settings* ready to switch to: send a request through every domain; return what lacks.
 
         What lacks something is not kept: it may be asked for again, or its replicas removed.
-
-        Returns:
-            What is lacking; nothing: requests get through.
         """
         self._prepared = plan = self._ready_plan(settings)
         config = plan.config
@@ -226,12 +223,12 @@ class GateServer:
         seats: list[dict[str, Any]],
     ) -> None:
         """
-        Count an endpoint, with what it has under way.
+        Count an endpoint, with what it has under way; it may have been at a gate before.
 
         Args:
-            connection: of the endpoint.
-            plans: as in `_Endpoint`; the endpoint may have been at a gate before.
-            cache_secret: what the gate before gave it, which goes on; `None`: there was none.
+            connection: connection of the endpoint.
+            plans: as in `_Endpoint`.
+            cache_secret: secret of the gate before, which goes on; `None`: there was none.
             tickets: its requests, as of `admit`, with `domain` and `waiting` as of `Gate.resume`.
             seats: its places, as of `seat`, with the `replica`.
         """

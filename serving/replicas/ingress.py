@@ -260,9 +260,9 @@ class GateConnection:
     The connection of this endpoint process to the gate, and those to all replicas.
 
     Attributes:
-        news: what the gate has told last.
+        news: last news of the gate.
         plans: those by which this process serves, or still ends requests; the last one serves.
-        channels: to the replicas.
+        channels: connections to the replicas.
     """
 
     def __init__(
@@ -272,12 +272,9 @@ class GateConnection:
         take: Callable[[News], None],
     ) -> None:
         """
-        Begin to connect.
+        Begin to connect to where *find* says that the gate takes calls.
 
-        Args:
-            find: returns where the gate takes calls.
-            tls: of all connections.
-            take: is given the gate's news, at first and whenever they change.
+        *take* is given the gate's news, at first and whenever they change.
         """
         self.news: News = {}
         self.plans: list[str] = []

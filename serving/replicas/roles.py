@@ -75,12 +75,7 @@ class AnswerEngine(Protocol):
         """
         Compute the KV cache of a request's prompt, and one token that is dropped.
 
-        Args:
-            request: of a prefill engine.
-            keep: for another engine to fetch it; else it is dropped.
-
-        Raises:
-            EngineFailed: the engine failed.
+        It is kept for another engine to fetch if *keep*; raises EngineFailed.
         """
 
     def died(self) -> bool:
@@ -123,7 +118,7 @@ class EventSplitter:
 
     Attributes:
         keeps_usage: whether the client gets the event with the usage.
-        usage: the engine's token counts; `None` until it reports them.
+        usage: token counts of the engine; `None` until it reports them.
         ending: events without a token so far, which the client gets at the end.
     """
 
@@ -271,16 +266,7 @@ class PrefillRole(EngineServer):
             await asyncio.sleep(FETCH_POLL_S)
 
     async def prefill(self, kind: str, body: dict[str, Any]) -> Prefilled | Refusal:
-        """
-        Compute the KV cache of a prompt and keep it until decode has fetched it.
-
-        Args:
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-
-        Raises:
-            EngineFailed: the engine failed.
-        """
+        """Compute a prompt, and keep its KV cache for decode; raises EngineFailed."""
         request = self.answers.read(kind, body)
         if isinstance(request, Refusal):
             return request
@@ -324,13 +310,9 @@ class PendingAnswer:
         in_flight: bool,
     ) -> None:
         """
-        Start it.
+        Start an engine's *stream*, whose KV cache may be *in_flight* from another replica.
 
-        Args:
-            stream: of the engine.
-            has_first_token: for an answer in one piece, whether its first token is there; `None`:
-                the answer is streamed.
-            in_flight: its KV cache comes from another replica.
+        *has_first_token* says so of an answer in one piece; `None`: it is streamed.
         """
         self.stream = stream
         self._has_first_token = has_first_token
@@ -399,13 +381,9 @@ class AnswerRole(EngineServer):
         self, call: ServedCall, kind: str, body: dict[str, Any], prefill: dict[str, Any]
     ) -> Refusal | FirstChunk | None:
         """
-        Answer a request.
+        Answer a checked request; *prefill*, a message, says where its prompt was computed.
 
-        Args:
-            call: gets the phases with the first events of a stream, then the others as they come.
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-            prefill: a message: where its prompt was computed, or that this server computes it.
+        *call* gets the phases with the first events of a stream, then the others as they come.
 
         Returns:
             A refusal, or the phases with the whole answer; `None`: it was streamed.
@@ -503,12 +481,9 @@ class AnswerRole(EngineServer):
 
     async def probe(self, prompts: list[list[int]], prefill: Sequence[Any]) -> list[RequestPhases]:
         """
-        Run one prompt through each prefill replica and this one.
+        Run one prompt through each prefill replica (handles of their pools) and this one.
 
-        Args:
-            prompts: one for each prefill replica, all different, because a cached prompt is not
-                fetched; without any prefill replica, one.
-            prefill: handles of the prefill pools.
+        The prompts differ, because a cached one is not fetched; without prefill there is one.
 
         Raises:
             RuntimeError: a replica refused its prompt.

@@ -161,14 +161,7 @@ class ReplicaPool:
     def __init__(
         self, config: PoolConfig, rng: Rng | None = None, *, replicas: int | None = None
     ) -> None:
-        """
-        Start without replicas.
-
-        Args:
-            config: of the pool.
-            rng: what the policy draws from.
-            replicas: their planned number; `None`: that of all domains.
-        """
+        """Start without replicas, of which *replicas* are planned, by default as in all domains."""
         planned = sum(config.replicas.values()) if replicas is None else replicas
         self._policy = find_policy(config.policy)
         self._index = PrefixIndex(config.cached_tokens // BLOCK_TOKENS, BLOCK_TOKENS)
@@ -329,9 +322,6 @@ class ReplicaWatch:
     at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
     while its controller restarts. One of Serve's that has several engines, the ranks of a simulated
     group, is as many replicas here.
-
-    Attributes:
-        channels: the connections.
     """
 
     def __init__(

@@ -100,13 +100,10 @@ class SimulatedServer(EngineServer):
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
     ) -> None:
         """
-        Let something go wrong; for tests of what then happens.
+        Let something go wrong, here or at some *replicas* by name; for tests of what then happens.
 
-        Args:
-            kind: `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`.
-            value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
-                pulls that fail and streams that break after their first token.
-            replicas: names of those that it is for, where all are called; `None`: this one.
+        *kind* is `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`; *value* has
+        seconds of a freeze, the factor of slow steps, or the number of pulls or streams that fail.
         """
         if replicas is not None and _name() not in replicas:
             return

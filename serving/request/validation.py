@@ -450,10 +450,9 @@ def check(
     Args:
         kind: `chat` or `completions`.
         body: parsed request.
-        models: names that are served: the model's, which a request without one means, and those
-            of its adapters.
+        models: served names, the model's first, which a request without one means.
         max_model_len: tokens of prompt and answer together.
-        vocab_size: of the model; token ids are below it.
+        vocab_size: bound of token ids.
 
     Raises:
         RequestRefused: with the parameter at fault.

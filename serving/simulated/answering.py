@@ -51,16 +51,14 @@ CHANGES_NOTHING = {"n": 1, "response_format": {"type": "text"}}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
     """
-    One answer that is asked for.
+    One answer to a request.
 
     Attributes:
-        model: name that the request gives.
+        model: name in the request.
         adapter: LoRA adapter of that name.
-        prompt_tokens: length of the prompt.
         blocks: ids of the contents of its whole KV blocks; equal beginnings have equal ids.
-        seed: a number that the prompt determines; the answer, ids below *vocab_size*, follows.
+        seed: number that the prompt determines; the answer, ids below *vocab_size*, follows.
         max_tokens: tokens of the answer.
-        finish_reason: why it ends there.
         usage_each: whether every chunk has the counts so far.
         kv_transfer_params: where a prefill engine keeps the KV cache; empty: it is computed here.
         rank: rank of the group that computes it.
@@ -90,10 +88,10 @@ class AnswerRules:
     What requests are read by.
 
     Attributes:
-        model: its name, which a request may leave out.
+        model: default name in requests.
         block_size: tokens of a KV block.
         unasked_tokens: length of an answer that names none: the mean of the planned load.
-        tokenizer: of the model; `None`: tokens are counted from bytes.
+        tokenizer: tokenizer of the model; `None`: tokens are counted from bytes.
         adapters: names of LoRA adapters, which requests give in place of the model's.
     """
 
@@ -318,14 +316,9 @@ class SimulatedAnswers:
         lease_s: float = 0.0,
     ) -> None:
         """
-        Take an engine.
+        Take the engine of one replica; *settings* are those that a plan decides, for `facts`.
 
-        Args:
-            engine: of one replica.
-            rules: what requests are read by.
-            settings: those that a plan decides, for `facts`.
-            source: of a prefill engine: keeps KV caches.
-            lease_s: engine seconds for which *source* keeps one.
+        The *source* of a prefill engine keeps KV caches for *lease_s* engine seconds.
         """
         self._engine = engine
         self._rules = rules
