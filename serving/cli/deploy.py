@@ -1,4 +1,4 @@
-"""`serving demo-model`, `up` and `down`."""
+"""`serving demo-model`, `up`, `down` and `manifest`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from serving.cli.progress import progress
 if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
     from serving.operations.probe import Readiness
+
 
 REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "lora_modules", "replace"}
 """Parameters of `up` that another plan may bring; the others stay as they run."""
@@ -365,3 +366,30 @@ def _warn_of_dtype(deployment: Deployment) -> None:
         warning = cpu_dtype.dtype_warning(dtype, pace)
         if warning is not None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
+
+
+def manifest(
+    plan: Annotated[Path, typer.Argument(help="Plan (from `sizing plan -o`).")],
+    kind: Annotated[str, typer.Option("--format", help="Format: ray-serve, kuberay or compose.")],
+    image: Annotated[
+        str, typer.Option(help="Container image that holds minicluster (Dockerfile).")
+    ] = "minicluster:latest",
+    model: Annotated[
+        str | None, typer.Option(help="Directory of the model on the hosts (default: the plan's).")
+    ] = None,
+    open_access: Annotated[
+        bool,
+        typer.Option("--open", help="Endpoint without API keys, for every client that reaches it."),
+    ] = False,
+) -> None:
+    """Print the deployment as a file for other tools."""
+    from minicluster.plan import read_plan
+    from serving.deployment.feasibility import plan_findings, refuse
+    from serving.deployment.manifest import FORMATS, manifest_findings, manifest_text
+
+    if kind not in FORMATS:
+        raise InputError("--format", kind, "one of " + ", ".join(FORMATS))
+    planned = read_plan(plan)
+    refuse([*plan_findings(planned), *manifest_findings(planned.deployment)])
+    text = manifest_text(planned, plan, kind, image=image, model=model, open_access=open_access)
+    typer.echo(text, nl=False)
