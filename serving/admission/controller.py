@@ -105,18 +105,18 @@ def decide(
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)
-    found = forecast(model, cost, load)
+    expected = forecast(model, cost, load)
     if load.idle:
-        return found
+        return expected
     more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
-    late_s = found.ttft_s + more_s - slo.ttft_s
+    late_s = expected.ttft_s + more_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
     more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, pace_s - floor.tpot_s)
-    if found.tpot_s + more_s > pace_s:
-        wait_s = cost.output_tokens * found.tpot_s
+    if expected.tpot_s + more_s > pace_s:
+        wait_s = cost.output_tokens * expected.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
-    return found
+    return expected
 
 
 def _margin_s(percentile_s: float, median_s: float, room_s: float) -> float:
@@ -310,9 +310,9 @@ class ResidualWindow:
             if 2 * counted >= len(self._residuals):
                 found_s = max(found_s, quantile_s)
                 break
-        own = () if tenant is None else self._ranked[tenant % PARTS]
-        if len(own) * 10 >= WINDOW:
-            found_s = max(found_s, own[int(fraction * len(own))])
+        tenants = () if tenant is None else self._ranked[tenant % PARTS]
+        if len(tenants) * 10 >= WINDOW:
+            found_s = max(found_s, tenants[int(fraction * len(tenants))])
         return found_s
 
 
@@ -392,10 +392,10 @@ class InflightRequests:
 
     def backlog_s(self) -> dict[str, float]:
         """Return the seconds of prefill still needed, by the domain that computes it."""
-        found: defaultdict[str, float] = defaultdict(float)
+        backlog_s: defaultdict[str, float] = defaultdict(float)
         for (_, domain), pool in self._pools.items():
-            found[domain] += pool.work_s
-        return found
+            backlog_s[domain] += pool.work_s
+        return backlog_s
 
     def candidates(self, but: str = "") -> dict[str, float]:
         """
@@ -537,15 +537,15 @@ class AdmissionController:
             why = "This key has used up its requests per second or its tokens per minute."
             # However Retry-After is spread, there is room then.
             return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
-        found = self._placed(cost, tenant)
-        if isinstance(found, Shed):
-            if found.retry_after_s is None and cost.text_bytes:
+        placed = self._placed(cost, tenant)
+        if isinstance(placed, Shed):
+            if placed.retry_after_s is None and cost.text_bytes:
                 tenant.discount(cost.kind, now_s)
-            return found
-        found.client = client
+            return placed
+        placed.client = client
         tenant.ongoing += 1
         tenant.charge(cost.all_tokens)
-        return found
+        return placed
 
     def resume(self, cost: RequestCost, client: KeyHolder, domain: str) -> InflightRequest:
         """Count a request that has been admitted into *domain* before, at another controller."""
@@ -557,10 +557,10 @@ class AdmissionController:
         return request
 
     def _tenant(self, client: KeyHolder) -> Tenant:
-        found = self.tenants.get(client.name)
-        if found is None:
-            found = self.tenants[client.name] = Tenant(number=len(self.tenants))
-        return found
+        tenant = self.tenants.get(client.name)
+        if tenant is None:
+            tenant = self.tenants[client.name] = Tenant(number=len(self.tenants))
+        return tenant
 
     def _placed(self, cost: RequestCost, tenant: Tenant) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo
@@ -571,10 +571,10 @@ class AdmissionController:
         own_s = work_s(step, cost, load)
         if not self.sheds:
             return inflight.start(cost, domain, own_s)
-        found = decide(step, slo, cost, load, self._margin(tenant.number))
-        if isinstance(found, Shed):
-            return found
-        return inflight.start(cost, domain, own_s, found)
+        decision = decide(step, slo, cost, load, self._margin(tenant.number))
+        if isinstance(decision, Shed):
+            return decision
+        return inflight.start(cost, domain, own_s, decision)
 
     def _chosen_domain(self, but: str = "") -> str:
         loads = self.inflight.candidates(but)

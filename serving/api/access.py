@@ -165,10 +165,10 @@ class KeyStore:
 
     def _now_stamp(self) -> tuple[int, ...]:
         try:
-            found = Path(self._environment.get(KEYS_FILE, "")).stat()
+            status = Path(self._environment.get(KEYS_FILE, "")).stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def refuse_open(host: str, environment: Mapping[str, str]) -> None:
@@ -240,7 +240,7 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
 
 
 def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
-    found: dict[bytes, _KeyEntry] = {}
+    by_digest: dict[bytes, _KeyEntry] = {}
     for variable in (KEYS, KEYS_FILE):
         if variable not in environment:
             continue
@@ -253,9 +253,9 @@ def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
                 variable, "empty", "at least one key", "unset it to serve without keys"
             )
         for entry in entries:
-            if found.setdefault(entry.digest, entry) is not entry:
+            if by_digest.setdefault(entry.digest, entry) is not entry:
                 raise InputError(entry.place, "a key that is there already", "each key once")
-    return list(found.values())
+    return list(by_digest.values())
 
 
 def _text(path: str) -> str:
@@ -394,11 +394,11 @@ class AccessControl:
         keys = self.keys.current()
         if not keys:
             return ANONYMOUS
-        found = holder_of(keys, request.headers.get("authorization"))
-        if found is None:
+        holder = holder_of(keys, request.headers.get("authorization"))
+        if holder is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")
-        return found
+        return holder
 
 
 def require(right: str | None, client: KeyHolder) -> None:

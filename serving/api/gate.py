@@ -467,8 +467,8 @@ class RecentLatencies:
 
 
 def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
-    found = summarise([each for each in values if each is not None])
-    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}
+    summary = summarise([value for value in values if value is not None])
+    return None if summary is None else {f"{name}_s": summary.at(name) for name in PERCENTILES}
 
 
 logger = logging.getLogger(__name__)
@@ -558,10 +558,10 @@ class ReadyCheck:
         """Start without a query; *admission* and *metrics* receive the number of replicas."""
 
         async def query() -> Running:
-            found = await backend.running()
-            admission.inflight.set_replicas(found)
-            metrics.replicas(found)
-            return found
+            running = await backend.running()
+            admission.inflight.set_replicas(running)
+            metrics.replicas(running)
+            return running
 
         self._config = config
         self._backend = backend

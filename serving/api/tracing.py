@@ -102,7 +102,7 @@ class RequestTracer:
             context=TraceContextTextMapPropagator().extract(headers),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),
-            attributes={name: facts[own] for own, name in ATTRIBUTES.items() if own in facts},
+            attributes={name: facts[fact] for fact, name in ATTRIBUTES.items() if fact in facts},
         )
         if record.status >= 500 or record.outcome == "broken":  # noqa: PLR2004
             span.set_status(trace.StatusCode.ERROR, record.error or record.outcome)

@@ -246,15 +246,15 @@ def _warn_of_cores(plan: Plan | None, slowdown: float, address: str | None) -> N
 def _adapters(named: list[str], kind: str) -> dict[str, str]:
     from serving.deployment.engine_args import SIMULATED
 
-    found: dict[str, str] = {}
-    for each in named:
-        name, given, path = each.partition("=")
-        bare = kind == SIMULATED and not given
-        if not (name and (path or bare)) or name in found:
+    folders: dict[str, str] = {}
+    for module in named:
+        name, equals, path = module.partition("=")
+        bare = kind == SIMULATED and not equals
+        if not (name and (path or bare)) or name in folders:
             form = "NAME or NAME=PATH" if kind == SIMULATED else "NAME=PATH"
-            raise InputError("--lora-modules", each, f"{form}, no name twice")
-        found[name] = str(Path(path).absolute()) if path else ""
-    return found
+            raise InputError("--lora-modules", module, f"{form}, no name twice")
+        folders[name] = str(Path(path).absolute()) if path else ""
+    return folders
 
 
 def _replace(
@@ -340,12 +340,12 @@ def down(
         report("stopping")
         if state is not None and ours:
             running = take_down(state)
-            said = "nothing of it runs any more; its record is removed"
+            message = "nothing of it runs any more; its record is removed"
         else:
             drain(str(address))
             running = remove_application(str(address))
-            said = f"nothing is deployed at {address}"
-    typer.echo("stopped" if running else said)
+            message = f"nothing is deployed at {address}"
+    typer.echo("stopped" if running else message)
 
 
 def _free_port(host: str) -> int:

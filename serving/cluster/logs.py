@@ -61,9 +61,9 @@ def root_cause(logs: Path, message: str, since_s: float = 0.0) -> str:
     for file in sorted(logs.glob("worker-*.err")) + sorted(logs.glob("worker-*.out")):
         if file.stat().st_mtime < since_s:
             continue
-        found = _first_error(file.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            return found
+        error = _first_error(file.read_text(encoding="utf-8", errors="replace"))
+        if error:
+            return error
     return first_error(message)
 
 

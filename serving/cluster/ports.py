@@ -35,12 +35,12 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
         TargetFailed: there are not so many.
     """
     _bound(host, 0).close()
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.sample(SERVER_PORTS, k=len(SERVER_PORTS)):
-        if len(found) == count:
-            return found
+        if len(ports) == count:
+            return ports
         if is_free(host, port):
-            found.append(port)
+            ports.append(port)
     raise TargetFailed(f"no {count} free ports of {host} from {SERVER_PORTS[0]} on")
 
 

@@ -127,8 +127,8 @@ def read_record(file: Path, kind: type[Record], writer: str, way_out: str) -> Re
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        found = f"{error.error_count()} error(s), {error.errors()[0]['msg']}"
-        raise InputError(str(file), found, f"what {writer} wrote", way_out) from None
+        problem = f"{error.error_count()} error(s), {error.errors()[0]['msg']}"
+        raise InputError(str(file), problem, f"what {writer} wrote", way_out) from None
 
 
 def write_record(file: Path, record: object) -> None:

@@ -114,7 +114,7 @@ def engines_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
     The copies of attention of one replica are one group, which counts where its first GPU is.
     """
     width = pool.gpus // pool.replicas
-    flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
+    flat = [domains[placed.node] for placed in pool.placement for _ in placed.gpus]
     groups = Counter(flat[::width])
     return {domain: pool.dp * number for domain, number in groups.items()}
 
@@ -179,7 +179,7 @@ def compile_app(
 
     A *plan* behind it bounds the queues and gives the endpoint its SLO.
     """
-    found = domains(deployment, plan)
+    node_domains = domains(deployment, plan)
     shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
     bounds = {
         pool.role: limits(
@@ -189,7 +189,7 @@ def compile_app(
     }
     pools = []
     for pool in deployment.pools:
-        pools += _pools(deployment, pool, found, target, bounds[pool.role], plan)
+        pools += _pools(deployment, pool, node_domains, target, bounds[pool.role], plan)
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
@@ -198,8 +198,8 @@ def compile_app(
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,
-            domains=found,
-            ongoing={role: each["max_ongoing_requests"] for role, each in bounds.items()},
+            domains=node_domains,
+            ongoing={role: bound["max_ongoing_requests"] for role, bound in bounds.items()},
             plan=shown,
             plan_hash=hash_of(plan or deployment),
             simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
@@ -280,12 +280,12 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     numbers = {} if plan is None else {n: plan.inputs.cluster.hb_domain(n) for n in nodes}
     if not numbers or None in numbers.values():
         return one
-    found = {node: f"d{number}" for node, number in numbers.items()}
+    names = {node: f"d{number}" for node, number in numbers.items()}
     shares = [
-        {at: Fraction(n, pool.engines) for at, n in engines_by_domain(pool, found).items()}
+        {at: Fraction(n, pool.engines) for at, n in engines_by_domain(pool, names).items()}
         for pool in deployment.pools
     ]
-    return found if len(shares) > 1 and all(share == shares[0] for share in shares) else one
+    return names if len(shares) > 1 and all(share == shares[0] for share in shares) else one
 
 
 def _pools(

@@ -250,17 +250,17 @@ async def time_grid(
     rows: list[GridPoint] = []
     for number, step in enumerate(steps, 1):
         spent = time.monotonic() - warm
-        done = sum(each.tokens for each in steps[: number - 1])
-        left = spent / done * sum(each.tokens for each in steps[number - 1 :]) if done else 0.0
-        about = f", about {left:.0f} s left" if left else ""
+        done = sum(point.tokens for point in steps[: number - 1])
+        left_s = spent / done * sum(point.tokens for point in steps[number - 1 :]) if done else 0.0
+        about = f", about {left_s:.0f} s left" if left_s else ""
         report(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
-        found, took_s = await _timed(client, step, limit_s, clock)
+        timed, took_s = await _timed(client, step, limit_s, clock)
         slowest = max(slowest, took_s / step.tokens)
-        if found[0].others_fraction > DISTURBED_FRACTION:
+        if timed[0].others_fraction > DISTURBED_FRACTION:
             again, _ = await _timed(client, step, limit_s, clock)
-            found = min(found, again, key=lambda rows: rows[0].others_fraction)
-        rows += found
+            timed = min(timed, again, key=lambda rows: rows[0].others_fraction)
+        rows += timed
     return tuple(rows)
 
 
@@ -268,10 +268,10 @@ async def _timed(
     client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
 ) -> tuple[GridPoints, float]:
     start = clock()
-    found = await _within(step.run(client), limit_s, step.name)
+    rows = await _within(step.run(client), limit_s, step.name)
     end = clock()
     others = others_fraction(start, end)
-    return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
+    return tuple(replace(row, others_fraction=others) for row in rows), end.at_s - start.at_s
 
 
 async def _within(timing: Awaitable[GridPoints], limit_s: float, what: str) -> GridPoints:

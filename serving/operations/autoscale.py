@@ -114,8 +114,8 @@ def _move(
 def moved_replicas(pools: Mapping[str, Pool], *, to: str, source: str) -> dict[str, int] | None:
     """Return the replicas after *to* gets one more from *source*; `None`: *source* has too few."""
     freed = math.ceil(pools[to].slicing.gpus / pools[source].slicing.gpus)
-    left = pools[source].replicas - freed
-    return {to: pools[to].replicas + 1, source: left} if left >= 1 else None
+    remaining = pools[source].replicas - freed
+    return {to: pools[to].replicas + 1, source: remaining} if remaining >= 1 else None
 
 
 LATENCIES = ("ttft", "tpot", PREFILL_QUEUE)
@@ -157,18 +157,18 @@ def read_histograms(text: str) -> Samples:
         TargetFailed: one is missing.
     """
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    found = {}
+    histograms = {}
     for latency in LATENCIES:
         family = families.get(METRIC.format(latency))
         if family is None:
             raise TargetFailed(f"/metrics has no {METRIC.format(latency)}")
         for sample in family.samples:
             suffix, bound = sample.name.removeprefix(family.name), float(sample.labels.get("le", 0))
-            found[latency, suffix, bound] = sample.value
+            histograms[latency, suffix, bound] = sample.value
     shed = families[SHED].samples if SHED in families else ()
     refused = sum(sample.value for sample in shed if sample.name == f"{SHED}_total")
-    found[OFFERED] = found["ttft", "_count", 0.0] + refused
-    return found
+    histograms[OFFERED] = histograms["ttft", "_count", 0.0] + refused
+    return histograms
 
 
 def offered_per_s(before: Samples, after: Samples, window_s: float) -> float:

@@ -133,7 +133,7 @@ def probe_pairs(
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:
-    return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
+    return sum(prefill.replicas for prefill in served.of("prefill")) if pool.role == "decode" else 1
 
 
 def _round(

@@ -56,12 +56,12 @@ class RayNode:
     @property
     def labels(self) -> dict[str, str]:
         """Labels that the pool's replicas select it by."""
-        found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+        labels = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
         if self.moved:
-            found[DEVICES_LABEL] = "_".join(map(str, self.cores or self.gpus))
+            labels[DEVICES_LABEL] = "_".join(map(str, self.cores or self.gpus))
         if self.generation > 1:
-            found[GENERATION_LABEL] = str(self.generation)
-        return found
+            labels[GENERATION_LABEL] = str(self.generation)
+        return labels
 
 
 def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:

@@ -216,16 +216,16 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         """The response headers: whether and in how many whole seconds a retry may succeed."""
-        found = {}
+        headers = {}
         if self.status == 401:  # noqa: PLR2004
-            found["WWW-Authenticate"] = "Bearer"
+            headers["WWW-Authenticate"] = "Bearer"
         if self.code == "slo_unreachable":
-            found["X-Should-Retry"] = "false"
+            headers["X-Should-Retry"] = "false"
         if self.code == "stopping":
-            found["Connection"] = "close"
+            headers["Connection"] = "close"
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(math.ceil(self.retry_after_s))
-        return found
+            headers["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return headers
 
 
 class RequestRefused(Exception):
@@ -466,7 +466,9 @@ def _plain(message: Any) -> dict[str, Any]:  # noqa: ANN401  (one of `MESSAGES`)
     name = type(message).__name__
     if name not in MESSAGES:
         raise TypeError(f"a {name} is not among what a channel carries")
-    return {NAME: name} | {each.name: getattr(message, each.name) for each in fields(message)}
+    return {NAME: name} | {
+        attribute.name: getattr(message, attribute.name) for attribute in fields(message)
+    }
 
 
 def message_in(plain: Any) -> Any:  # noqa: ANN401

@@ -92,8 +92,8 @@ def build_app(
     ).bind(settings)
     if served.endpoint_hosts > 1:
         spread = {**options["ray_actor_options"], "resources": {}}
-        most = math.ceil(served.endpoints / served.endpoint_hosts)
-        options |= {"ray_actor_options": spread, "max_replicas_per_node": most}
+        per_host = math.ceil(served.endpoints / served.endpoint_hosts)
+        options |= {"ray_actor_options": spread, "max_replicas_per_node": per_host}
     ingress = serve.deployment(
         Ingress, name=INGRESS, num_replicas=served.endpoints, **options
     ).bind(
@@ -134,8 +134,8 @@ def changed_app(
         gate = gate.options(user_config=settings, _init_args=(settings,), **options)
         ingress = ingress.options(**options)
     pools = [*(Application(running_deployment(app, name)) for name in kept), *added]
-    given = {**ingress.init_kwargs, "pools": [Application(gate), *pools]}
-    return Application(ingress.options(_init_kwargs=given))
+    arguments = {**ingress.init_kwargs, "pools": [Application(gate), *pools]}
+    return Application(ingress.options(_init_kwargs=arguments))
 
 
 def owner_of(app: str) -> str | None:

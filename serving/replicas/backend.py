@@ -77,7 +77,7 @@ def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
     if isinstance(prompt, str):
         return len(prompt) <= threshold_tokens * MAX_TOKEN_BYTES
     messages = body.get("messages")
-    length = sum(len(str(each)) for each in messages) if isinstance(messages, list) else 0
+    length = sum(len(str(message)) for message in messages) if isinstance(messages, list) else 0
     return length <= threshold_tokens * MAX_TOKEN_BYTES
 
 
@@ -246,9 +246,9 @@ class ReplicaBackend:
         if body.get("stream") is not True or body.get("use_beam_search"):
             limit_s = whole_answer_limit_s(self._config, kind, body)
             too_late = late("answer-timeout", limit_s)
-        asked = {"kind": kind, "body": body, "prefill": prefill}
+        arguments = {"kind": kind, "body": body, "prefill": prefill}
         begun, call, leave = await _in_time(
-            self._begun(pool, "answer", asked, [] if tried is None else tried),
+            self._begun(pool, "answer", arguments, [] if tried is None else tried),
             limit_s - prefill.seconds,
             too_late,
         )
@@ -258,7 +258,7 @@ class ReplicaBackend:
         return ServedAnswer(begun, call, event_limit_s(self._config), leave)
 
     async def _begun(
-        self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]
+        self, pool: Pool, method: str, arguments: dict[str, Any], tried: list[str]
     ) -> tuple[Any, Call, Callable[..., None]]:
         """
         Call a method of one replica of a pool, none of *tried*, to which its name is appended.
@@ -266,11 +266,11 @@ class ReplicaBackend:
         Returns:
             The result, the call, and what gives its place back.
         """
-        seat = await self._seats.seat(pool, self._prompt(pool, asked), tried)
+        seat = await self._seats.seat(pool, self._prompt(pool, arguments), tried)
         leave = partial(self._seats.leave, pool, seat)
         tried.append(seat.replica)
         try:
-            call = self._seats.call(seat.replica, method, asked)
+            call = self._seats.call(seat.replica, method, arguments)
             try:
                 return await call.result, call, leave
             except BaseException:
@@ -280,13 +280,15 @@ class ReplicaBackend:
             leave()
             raise
 
-    def _prompt(self, pool: Pool, asked: Mapping[str, Any]) -> RoutedPrompt:
+    def _prompt(self, pool: Pool, arguments: Mapping[str, Any]) -> RoutedPrompt:
         role, _ = pool
         config = self._config.prefilling if role == "prefill" else self._config.answering
-        return routed_prompt(config.policy, asked["body"])
+        return routed_prompt(config.policy, arguments["body"])
 
-    async def _whole(self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]) -> Any:  # noqa: ANN401
-        result, _, leave = await self._begun(pool, method, asked, tried)
+    async def _whole(
+        self, pool: Pool, method: str, arguments: dict[str, Any], tried: list[str]
+    ) -> Any:  # noqa: ANN401
+        result, _, leave = await self._begun(pool, method, arguments, tried)
         leave(answered=True)
         return result
 
@@ -298,8 +300,8 @@ class ReplicaBackend:
         local = must_be_local(body)
         threshold = self._config.routing.local_threshold_tokens
         if local is None and may_be_short(body, threshold):
-            asked, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
-            counting = self._whole((self._answering, domain), "prompt_tokens", asked, [])
+            arguments, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
+            counting = self._whole((self._answering, domain), "prompt_tokens", arguments, [])
             tokens = await _in_time(counting, limit_s, late(TIMEOUT, limit_s))
             local = "short" if tokens is not None and tokens <= threshold else None
         if local is not None:
@@ -320,9 +322,9 @@ class ReplicaBackend:
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
     ) -> Prefilled | Refusal:
         """See `PrefillPool`."""
-        asked = {"kind": kind, "body": body}
+        arguments = {"kind": kind, "body": body}
         answer: Prefilled | Refusal = await self._whole(
-            ("prefill", domain), "prefill", asked, tried
+            ("prefill", domain), "prefill", arguments, tried
         )
         return answer
 
@@ -476,11 +478,11 @@ async def prefill_remotely(
     attempts = _Attempts(pool, kind, body)
     domain: str | None = None
     while True:
-        live = {each: pool.live(each) for each in domains}
-        known = [count for count in live.values() if count is not None]
+        live = {candidate: pool.live(candidate) for candidate in domains}
+        counts = [count for count in live.values() if count is not None]
         step = next_step(
             attempts.failures,
-            live=sum(known) if len(known) == len(live) else None,
+            live=sum(counts) if len(counts) == len(live) else None,
             spent_s=time.monotonic() - begun_s,
             config=config,
         )

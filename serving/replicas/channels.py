@@ -332,8 +332,8 @@ class _Connection(asyncio.Protocol):
 
 def _asked(payload: bytes, names: Mapping[str, Asked]) -> tuple[Asked, dict[str, Any]]:
     try:
-        asked = json.loads(payload)
-        return names[asked["method"]], asked["arguments"]
+        message = json.loads(payload)
+        return names[message["method"]], message["arguments"]
     except (ValueError, TypeError, KeyError) as error:
         raise FrameError(f"a call of nothing that is here: {error!r}") from None
 
@@ -505,12 +505,12 @@ class Channel(asyncio.Protocol):
         if self.closed:
             call.lost(ChannelLostError(f"the connection to {self._name} has ended"))
             return call
-        asked = to_json({"method": method, "arguments": arguments})
-        if len(asked) > MOST_BYTES:  # it would end the connection, and all other calls on it
-            call.refuse(f"a call has {len(asked)} bytes; expected at most {MOST_BYTES}")
+        payload = to_json({"method": method, "arguments": arguments})
+        if len(payload) > MOST_BYTES:  # it would end the connection, and all other calls on it
+            call.refuse(f"a call has {len(payload)} bytes; expected at most {MOST_BYTES}")
             return call
         self._calls[number] = call
-        self.send(Kind.CALL, number, asked)
+        self.send(Kind.CALL, number, payload)
         return call
 
     def notify(self, method: str, arguments: dict[str, Any]) -> None:

@@ -497,7 +497,7 @@ class AnswerRole(EngineServer):
                 await asyncio.sleep(PROBE_POLL_S)
             calls = call_replicas(handle, "prefill", lambda: ["completions", next(waiting)])
             answers = await asyncio.gather(*calls)
-            failed = [each for each in answers if isinstance(each, Refusal)]
+            failed = [pair for pair in answers if isinstance(pair, Refusal)]
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
             seconds = time.perf_counter() - started
@@ -507,7 +507,7 @@ class AnswerRole(EngineServer):
         places = places or [PROBE]
         if len(places) != len(bodies):
             raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
-        return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
+        return [await self._probed(*pair) for pair in zip(bodies, places, strict=True)]
 
     async def _probed(self, body: dict[str, Any], prefill: PromptPath) -> RequestPhases:
         """Return the phases of a whole answer; all of it counts as its first token."""

@@ -189,12 +189,12 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
         source = message_in(place["place"])
         channel = self._prefill.get(source.secret)
         if channel is None or channel.closed:
-            self._prefill = {of: each for of, each in self._prefill.items() if not each.closed}
+            self._prefill = {of: kept for of, kept in self._prefill.items() if not kept.closed}
             tls = channel_tls(os.environ, listens=False)
             channel = self._prefill[source.secret] = Channel(source, tls)
-        asked = {"key": place["key"], "start_in_s": start_in_s}
+        arguments = {"key": place["key"], "start_in_s": start_in_s}
         async with asyncio.timeout(FETCH_LIMIT_S):
-            held_s, arrives_s = await channel.call("fetch", asked).result
+            held_s, arrives_s = await channel.call("fetch", arguments).result
         return AgreedPull(held_s=held_s, arrives_s=arrives_s)
 
     async def __del__(self) -> None:

@@ -138,11 +138,11 @@ class TokenCounts:
         weight = SHORT_BYTES / (SHORT_BYTES + size_bytes)
         off = weight * (tokens - TOKENS_PER_BYTE * size_bytes)
         new = (weight, weight * size_bytes, weight * size_bytes**2, off, off * size_bytes)
-        self._sums = [KEPT * known + more for known, more in zip(self._sums, new, strict=True)]
+        self._sums = [KEPT * former + more for former, more in zip(self._sums, new, strict=True)]
 
     def discount(self) -> None:
         """Move towards the prior, after a text was refused for its estimated length."""
-        self._sums = [KEPT_AFTER_REFUSAL * known for known in self._sums]
+        self._sums = [KEPT_AFTER_REFUSAL * former for former in self._sums]
 
     @property
     def estimate(self) -> TokenEstimate:
@@ -168,8 +168,8 @@ def prompts_in(kind: str, body: Mapping[str, Any]) -> list[Any]:
     """
     if kind != "chat":
         return prompts_of(body.get("prompt"))
-    found = (body[name] for name in TEMPLATE_ARGUMENTS if body.get(name))
-    return [[body.get("messages"), *(json.dumps(each, ensure_ascii=False) for each in found)]]
+    values = (body[name] for name in TEMPLATE_ARGUMENTS if body.get(name))
+    return [[body.get("messages"), *(json.dumps(value, ensure_ascii=False) for value in values)]]
 
 
 def prompts_of(prompt: object) -> list[Any]:
@@ -365,7 +365,9 @@ def request_size(kind: str, body: Mapping[str, Any]) -> RequestSize:
 
 def request_cost(size: RequestSize, config: EndpointConfig, estimate: TokenEstimate) -> RequestCost:
     """Return the cost of a request; an answer of unknown length counts as the longest planned."""
-    lengths = (min(estimate.tokens(*each), float(config.max_model_len)) for each in size.prompts)
+    lengths = (
+        min(estimate.tokens(*prompt), float(config.max_model_len)) for prompt in size.prompts
+    )
     tokens, *others = sorted(lengths, reverse=True)
     room = max(1.0, config.max_model_len - tokens)
     planned = room if config.workload is None else config.workload.longest_answer_tokens
@@ -499,8 +501,8 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
     most_s = _added_s(model.decode, load, load.max_step_tokens)
-    each = load.tokens_per_step
-    pace_s = step_s / each + min(decode.per_token_s / decode.replicas, most_s / each)
+    step_tokens = load.tokens_per_step
+    pace_s = step_s / step_tokens + min(decode.per_token_s / decode.replicas, most_s / step_tokens)
     if cost.local:
         own_s = _prompt_s(model.decode, cost.prompt_tokens)
         pull_s = 0.0

@@ -490,9 +490,9 @@ class SimulatedEngine:
         """Count requests and KV blocks, of all lanes together."""
         replicas = [lane.replica for lane in self._lanes]
         return EngineLoad(
-            running=sum(len(each.running) for each in replicas),
-            waiting=sum(len(each.waiting) + len(each.waiting_for_kv) for each in replicas),
-            kv_blocks=sum(each.used_blocks for each in replicas),
+            running=sum(len(replica.running) for replica in replicas),
+            waiting=sum(len(replica.waiting) + len(replica.waiting_for_kv) for replica in replicas),
+            kv_blocks=sum(replica.used_blocks for replica in replicas),
         )
 
     def forget_prompt(self, index: int) -> None:
