@@ -310,18 +310,18 @@ class ReplicaBackend:
         return await prefill_remotely(self, domains, kind, body, self._config)
 
     def live(self, domain: str) -> int | None:
-        """See `PrefillPool`."""
+        """Return the number of live prefill replicas in a domain; `None`: not known yet."""
         live = self._seats.live(("prefill", domain))
         return None if live is None else len(live)
 
     async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
-        """See `PrefillPool`."""
+        """Return whether a prefill replica has answered any request in the last *age_s*."""
         return await self._seats.answered_within(("prefill", domain), replica, age_s)
 
     async def call(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
     ) -> Prefilled | Refusal:
-        """See `PrefillPool`."""
+        """Prefill on one replica of a domain, none of *tried*, to which its name is appended."""
         arguments = {"kind": kind, "body": body}
         answer: Prefilled | Refusal = await self._whole(
             ("prefill", domain), "prefill", arguments, tried
@@ -405,27 +405,8 @@ async def _in_time(result: Awaitable[Any], limit_s: float, too_late: Refusal) ->
         raise RequestRefused(NO_ANSWERING_REPLICA) from error
 
 
-class PrefillPool(Protocol):
-    """The prefill replicas, in domains."""
-
-    def live(self, domain: str) -> int | None:
-        """Return the number of replicas that can be called now; `None`: not known yet."""
-
-    async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
-        """Return whether a replica has answered any request in the last *age_s*."""
-
-    async def call(
-        self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
-    ) -> Prefilled | Refusal:
-        """
-        Prefill on one replica of a domain, none of *tried*, to which its name is appended.
-
-        Cancelling this cancels the call.
-        """
-
-
 class _Attempts:
-    def __init__(self, pool: PrefillPool, kind: str, body: dict[str, Any]) -> None:
+    def __init__(self, pool: ReplicaBackend, kind: str, body: dict[str, Any]) -> None:
         self._pool = pool
         self._kind, self._body = kind, body
         self._tried: list[str] = []
@@ -463,7 +444,7 @@ class _Attempts:
 
 
 async def prefill_remotely(
-    pool: PrefillPool,
+    pool: ReplicaBackend,
     domains: Sequence[str],
     kind: str,
     body: dict[str, Any],

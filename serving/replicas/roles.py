@@ -235,7 +235,8 @@ class EngineServer:
         return await self.answers.kv_is_free()
 
 
-def _name() -> str:
+def replica_name() -> str:
+    """Return Ray Serve's name of this replica."""
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
@@ -274,7 +275,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return replace(computed, replica=_name())
+        return replace(computed, replica=replica_name())
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
@@ -441,7 +442,7 @@ class AnswerRole(EngineServer):
                 yield first
                 return
             lost = self.answers.pull_failed(request)
-            yield prefill.phases(first_token_s, _name(), lost=lost), first
+            yield prefill.phases(first_token_s, replica_name(), lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -518,7 +519,7 @@ class AnswerRole(EngineServer):
         answer = await anext(self.answers.answer(request))
         if isinstance(answer, Refusal):
             raise RuntimeError(answer.message)  # noqa: TRY004
-        return prefill.phases(time.perf_counter() - started, _name())
+        return prefill.phases(time.perf_counter() - started, replica_name())
 
     async def check_health(self) -> None:
         """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""

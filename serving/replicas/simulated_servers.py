@@ -15,7 +15,7 @@ from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import EngineFailed, Prefilled, message_in
 from serving.replicas.channels import CallListener, Channel, whole
-from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
+from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole, replica_name
 from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
 from serving.simulated.engine import EngineClock, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
@@ -78,7 +78,7 @@ class SimulatedServer(EngineServer):
         return [
             CallListener(
                 {name: _at_rank(rank, method) for name, method in self.called().items()},
-                group=_name(),
+                group=replica_name(),
             )
             for rank in range(ranks)
         ]
@@ -94,7 +94,7 @@ class SimulatedServer(EngineServer):
 
     async def inside(self) -> dict[str, Any]:
         """Return name and process of this replica, and what its engine has inside."""
-        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+        return {"replica": replica_name(), "pid": os.getpid()} | asdict(self._engine.load())
 
     async def fault(
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
@@ -105,7 +105,7 @@ class SimulatedServer(EngineServer):
         *kind* is `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`; *value* has
         seconds of a freeze, the factor of slow steps, or the number of pulls or streams that fail.
         """
-        if replicas is not None and _name() not in replicas:
+        if replicas is not None and replica_name() not in replicas:
             return
         if kind == "exit":
             os._exit(1)
@@ -129,10 +129,6 @@ def _at_rank(rank: int, method: Method) -> Method:
         return await method(call, **arguments)
 
     return at_rank
-
-
-def _name() -> str:
-    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
