@@ -459,9 +459,9 @@ class RecentLatencies:
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
             "outcomes": dict(self.outcomes),
-            "ttft": _statistics(each.ttft_s for each in last),
-            "tpot": _statistics(each.tpot_s for each in last),
-            "e2e": _statistics(each.e2e_s for each in last),
+            "ttft": _statistics(recent.ttft_s for recent in last),
+            "tpot": _statistics(recent.tpot_s for recent in last),
+            "e2e": _statistics(recent.e2e_s for recent in last),
             "itl": _statistics(self._gaps_s),
         }
 

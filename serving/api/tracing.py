@@ -122,7 +122,7 @@ def _parts(record: AnswerRecord) -> Iterator[tuple[str, float, float]]:
         yield "admission", record.started_s, record.admitted_s
     if record.first_s is None or record.phases is None:
         return
-    phases_s = {name: each for name, each in record.phases.phases_s.items() if each > 0}
+    phases_s = {name: phase_s for name, phase_s in record.phases.phases_s.items() if phase_s > 0}
     start_s = record.first_s - sum(phases_s.values())
     for name, seconds in phases_s.items():
         yield name, start_s, start_s + seconds

@@ -271,7 +271,7 @@ def _replace(
     from serving.request.cost import MAX_OUTPUT_TOKENS, read_token_limit
 
     running, options = current(), context.params
-    given = {
+    changed = {
         option.opts[0]: options[name]
         for option in context.command.params
         if (name := str(option.name)) not in REPLACEABLE
@@ -279,7 +279,7 @@ def _replace(
         and source.name == "COMMANDLINE"
     }
     longest = read_token_limit(os.environ)
-    refuse_changes(running, given | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
+    refuse_changes(running, changed | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
     refuse_replacement(running, deployment)
     deadlines_s = (
         options["prefill_deadline_s"] or running.deadlines_s[0],

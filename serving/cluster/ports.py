@@ -57,7 +57,7 @@ def free_nixl_port(num_workers: int) -> int:
         wanted = [
             port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)
         ]
-        if all(is_free("0.0.0.0", each) for each in wanted):  # noqa: S104  (any address)
+        if all(is_free("0.0.0.0", candidate) for candidate in wanted):  # noqa: S104  (any address)
             return port
     raise TargetFailed(f"no {num_workers} free ports from {NIXL_PORT} on for NIXL; `serving down`?")
 

@@ -85,7 +85,7 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
     """Return Serve's options of each deployment of *app*, by name."""
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
-    return {name: each["deployment_config"] for name, each in deployments.items()}
+    return {name: shown["deployment_config"] for name, shown in deployments.items()}
 
 
 def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401

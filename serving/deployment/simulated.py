@@ -58,11 +58,11 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
         factor = 1 / slowdown if field.name.endswith("_per_s") else factor
         if isinstance(value, dict):
             changed[field.name] = {
-                name: _slow(each, slowdown) if factor == 1.0 else each * factor
-                for name, each in value.items()
+                name: _slow(field_value, slowdown) if factor == 1.0 else field_value * factor
+                for name, field_value in value.items()
             }
         elif isinstance(value, tuple):
-            changed[field.name] = tuple(_slow(each, slowdown) for each in value)
+            changed[field.name] = tuple(_slow(field_value, slowdown) for field_value in value)
         elif isinstance(value, StepTable):
             changed[field.name] = value.scaled(slowdown)
         elif isinstance(value, float) and factor != 1.0:

@@ -329,7 +329,7 @@ async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> Grid
     spans = np.array([(stream.stamps[0][0], stream.stamps[-1][0]) for stream in streams])
     clipped = np.clip(spans, start, end)
     held = float(np.sum(clipped[:, 1] - clipped[:, 0]) / (end - start))
-    stamps = np.array([at for each in streams for at, _ in each.stamps[1:] if start < at <= end])
+    stamps = np.array([at for timed in streams for at, _ in timed.stamps[1:] if start < at <= end])
     beside = ((spans[:, 0] < stamps[:, None]) & (stamps[:, None] <= spans[:, 1])).sum(axis=1)
     prefill = GridPoint(
         phase="prefill",

@@ -100,13 +100,13 @@ def _remaining(state: State, pool: Pool, replicas: int) -> list[Place]:
     places = replica_places(pool)
     if state.target == SIMULATED:
         return places[:replicas]
-    found = [
+    kept = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
         )
         for fact in cluster_status(state, facts=True).pool(pool.role).facts
     ]
-    stayed = [place for place in places if sorted(place) in found]
+    stayed = [place for place in places if sorted(place) in kept]
     return stayed if len(stayed) == replicas else places[:replicas]
 
 

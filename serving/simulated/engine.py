@@ -300,8 +300,8 @@ class _Lane:
 
     def _forget_aborted(self) -> None:
         pulling = self.replica.waiting_for_kv
-        ready = [each for each in self.aborted if each.index not in pulling]
-        self.aborted = [each for each in self.aborted if each.index in pulling]
+        ready = [request for request in self.aborted if request.index not in pulling]
+        self.aborted = [request for request in self.aborted if request.index in pulling]
         for sequence in ready:
             if not sequence.done:
                 self.replica.abort(sequence.index)
@@ -312,7 +312,7 @@ class _Lane:
 
     def _report(self, finished: list[int]) -> None:
         replica, now_s = self.replica, self.replica.end_s
-        others = [index for index, each in self.sequences.items() if not each.done]
+        others = [index for index, request in self.sequences.items() if not request.done]
         for index in dict.fromkeys([*finished, *others]):
             sequence = self.sequences[index]
             done = index in finished
