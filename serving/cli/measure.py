@@ -64,8 +64,7 @@ async def time_deployment(
     from serving.api.access import authorization
     from serving.api.tls import trusting
     from serving.cluster.processes import cluster_processes
-    from serving.measurement.step_benchmark import time_grid
-    from serving.measurement.timing_client import TimingClient
+    from serving.measurement.step_benchmark import TimingClient, time_grid
 
     def clock() -> CpuTimes:
         times = cpu_times(

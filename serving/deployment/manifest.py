@@ -81,8 +81,8 @@ def manifest_text(
     Return the deployment of a plan on its own hosts as a file for another tool.
 
     Args:
-        plan: read from *file*, which compose mounts and Ray Serve reads.
-        file: on this machine.
+        plan: content of *file*, which compose mounts and Ray Serve reads.
+        file: path on this machine.
         kind: one of `FORMATS`.
         image: container image that holds minicluster and its stack.
         model: directory of the model on the hosts, or its name on a hub; `None`: the plan's.
@@ -178,13 +178,8 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     """
     Compile a plan on its own hosts, with the checks of `serving up`.
 
-    `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`.
-
-    Args:
-        args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
-            that asks for no key.
-        environment: names keys and the longest answer (`serving.api.access`,
-            `serving.request.cost`).
+    `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`. *args* are
+    `plan`, the file; `model`, its path on every host; `access`: `open` for no keys.
 
     Raises:
         InputError: there are no API keys, and access is not open; or as `read_plan`.

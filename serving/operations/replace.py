@@ -53,14 +53,10 @@ END_MARGIN_S = 30.0
 
 def refuse_changes(running: State, given: Mapping[str, object]) -> None:
     """
-    Refuse options of `serving up` that another plan for what runs cannot change.
-
-    Args:
-        running: the deployment.
-        given: options on the command line, by name.
+    Refuse options of `serving up` that differ from what runs, which another plan cannot change.
 
     Raises:
-        InputError: one of them differs from what runs.
+        InputError: *given*, options by name, has one.
     """
     at = urlsplit(running.base_url)
     kept = {
@@ -114,7 +110,7 @@ def replace_plan(
         deployment: what is to run.
         running: what runs, which `refuse_replacement` accepted.
         target: as *running*; ports, number of hosts and generation are found out.
-        plan: the plan behind the deployment, if there is one.
+        plan: plan behind the deployment, if there is one.
         report: receives a line of text about each step.
 
     Raises:
@@ -205,8 +201,8 @@ def _is_free(running: State, node: RayNode) -> bool:
     kind = device_kind(running)
     free = sum(
         int(free.get(kind, 0))
-        for found, free in role_nodes(running, node.role)
-        if found["Labels"].get(NODE_LABEL) == node.node
+        for raylet, free in role_nodes(running, node.role)
+        if raylet["Labels"].get(NODE_LABEL) == node.node
     )
     return free >= len(node.cores or node.gpus)
 
@@ -234,8 +230,8 @@ def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) 
 def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
     from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
 
-    found = by_role(dict(running_app().deployments), running.generation)
-    names = [name for each in found.values() for name in each]
+    deployments = by_role(dict(running_app().deployments), running.generation)
+    names = [name for by_name in deployments.values() for name in by_name]
     settings: dict[str, Any] = running_deployment(APP, GATE).user_config
     return names, settings
 
@@ -280,9 +276,9 @@ def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
 def _drain(former: dict[str, Any], report: Callable[[str], None]) -> None:
     report("waiting for answers of the former replicas")
     with suppress(TargetFailed):  # an endpoint that has ended has no requests
-        left = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
-        if left:
-            report(f"{left} answers have not ended in {former['drain_s']:g} s")
+        requests = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
+        if requests:
+            report(f"{requests} answers have not ended in {former['drain_s']:g} s")
 
 
 def _keep(
@@ -297,7 +293,7 @@ def _keep(
     deadline = time.monotonic() + drain_s + END_MARGIN_S
     marks = tuple(f"{APP}#{name}#" for name in gone)
     while any(
-        mark in each["name"] for each in list_named_actors(all_namespaces=True) for mark in marks
+        mark in actor["name"] for actor in list_named_actors(all_namespaces=True) for mark in marks
     ):
         if time.monotonic() > deadline:
             raise TargetFailed(f"replicas of {', '.join(sorted(gone))} do not end")
@@ -311,12 +307,12 @@ def _retire(
     while roles and time.monotonic() < deadline:
         for role in roles:
             retire(running, role)
-        found = [node for role in roles for node, _ in role_nodes(running, role)]
-        others = [node for node in found if "node:__internal_head__" not in node["Resources"]]
+        raylets = [node for role in roles for node, _ in role_nodes(running, role)]
+        others = [node for node in raylets if "node:__internal_head__" not in node["Resources"]]
         is_new = [
-            any(each.labels.items() <= node["Labels"].items() for each in nodes) for node in others
+            any(new.labels.items() <= node["Labels"].items() for new in nodes) for node in others
         ]
-        if all(each == kept for each in is_new):
+        if all(new == kept for new in is_new):
             return
         time.sleep(0.5)  # a device counts as free a moment after its replica has ended
 

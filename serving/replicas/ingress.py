@@ -260,9 +260,9 @@ class GateConnection:
     The connection of this endpoint process to the gate, and those to all replicas.
 
     Attributes:
-        news: what the gate has told last.
+        news: last news of the gate.
         plans: those by which this process serves, or still ends requests; the last one serves.
-        channels: to the replicas.
+        channels: connections to the replicas.
     """
 
     def __init__(
@@ -272,12 +272,9 @@ class GateConnection:
         take: Callable[[News], None],
     ) -> None:
         """
-        Begin to connect.
+        Begin to connect to where *find* says that the gate takes calls.
 
-        Args:
-            find: returns where the gate takes calls.
-            tls: of all connections.
-            take: is given the gate's news, at first and whenever they change.
+        *take* is given the gate's news, at first and whenever they change.
         """
         self.news: News = {}
         self.plans: list[str] = []
@@ -398,7 +395,7 @@ class GateConnection:
 
     async def _join(self, channel: Channel) -> None:
         """Tell the gate what is under way, and ask for its news; raises any error of the call."""
-        own = self._under_way.items()
+        under_way = self._under_way.items()
         # A notice, so that the gate takes those after it, of what ends meanwhile, after it.
         channel.notify(
             "joins",
@@ -406,9 +403,11 @@ class GateConnection:
                 "plans": self.plans,
                 "cache_secret": self.news.get("cache_secret"),
                 "tickets": [
-                    {"plan": key, **each} for key, of in own for each in of.tickets.values()
+                    {"plan": key, **entry} for key, of in under_way for entry in of.tickets.values()
                 ],
-                "seats": [{"plan": key, **each} for key, of in own for each in of.seats.values()],
+                "seats": [
+                    {"plan": key, **entry} for key, of in under_way for entry in of.seats.values()
+                ],
             },
         )
         call = channel.call("news", {})
@@ -448,16 +447,16 @@ class RemoteGate:
         self, ticket: int, client: KeyHolder, size: RequestSize, *, streamed: bool
     ) -> str | Refusal:
         """See `Tickets`."""
-        asked = {"ticket": ticket, "client": _plain_client(client), "size": asdict(size)}
+        arguments = {"ticket": ticket, "client": _plain_client(client), "size": asdict(size)}
         try:
             admitted: str | Refusal = await self._connection.ask(
-                "admit", plan=self._key, **asked, streamed=streamed
+                "admit", plan=self._key, **arguments, streamed=streamed
             )
         except BaseException:
             self._forget(ticket)
             raise
         if isinstance(admitted, str):
-            self._under_way.tickets[ticket] = {**asked, "domain": admitted, "waiting": streamed}
+            self._under_way.tickets[ticket] = {**arguments, "domain": admitted, "waiting": streamed}
         return admitted
 
     async def move(self, ticket: int) -> str:
@@ -510,15 +509,17 @@ class RemoteGate:
     async def seat(self, pool: Pool, prompt: RoutedPrompt, tried: Sequence[str]) -> Seat:
         """See `Seats`."""
         number = next(self.numbers)
-        asked = {"pool": pool, "prompt": prompt, "number": number}
+        arguments = {"pool": pool, "prompt": prompt, "number": number}
         try:
-            replica = await self._connection.ask("seat", plan=self._key, **asked, tried=[*tried])
+            replica = await self._connection.ask(
+                "seat", plan=self._key, **arguments, tried=[*tried]
+            )
         except BaseException:
             self._tell("leave", number=number)
             raise
         if replica is None:
             raise NoReplicaError
-        self._under_way.seats[number] = {**asked, "replica": replica}
+        self._under_way.seats[number] = {**arguments, "replica": replica}
         return Seat(replica, number)
 
     def leave(self, _pool: Pool, seat: Seat, *, answered: bool = False) -> None:
@@ -528,8 +529,8 @@ class RemoteGate:
 
     async def answered_within(self, pool: Pool, replica: str, age_s: float) -> bool:
         """See `Seats`."""
-        asked = {"pool": pool, "replica": replica, "age_s": age_s}
-        answered: bool = await self._connection.ask("answered_within", plan=self._key, **asked)
+        arguments = {"pool": pool, "replica": replica, "age_s": age_s}
+        answered: bool = await self._connection.ask("answered_within", plan=self._key, **arguments)
         return answered
 
     def live(self, pool: Pool) -> Sequence[str] | None:

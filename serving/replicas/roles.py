@@ -75,12 +75,7 @@ class AnswerEngine(Protocol):
         """
         Compute the KV cache of a request's prompt, and one token that is dropped.
 
-        Args:
-            request: of a prefill engine.
-            keep: for another engine to fetch it; else it is dropped.
-
-        Raises:
-            EngineFailed: the engine failed.
+        It is kept for another engine to fetch if *keep*; raises EngineFailed.
         """
 
     def died(self) -> bool:
@@ -123,7 +118,7 @@ class EventSplitter:
 
     Attributes:
         keeps_usage: whether the client gets the event with the usage.
-        usage: the engine's token counts; `None` until it reports them.
+        usage: token counts of the engine; `None` until it reports them.
         ending: events without a token so far, which the client gets at the end.
     """
 
@@ -240,7 +235,8 @@ class EngineServer:
         return await self.answers.kv_is_free()
 
 
-def _name() -> str:
+def replica_name() -> str:
+    """Return Ray Serve's name of this replica."""
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
@@ -271,16 +267,7 @@ class PrefillRole(EngineServer):
             await asyncio.sleep(FETCH_POLL_S)
 
     async def prefill(self, kind: str, body: dict[str, Any]) -> Prefilled | Refusal:
-        """
-        Compute the KV cache of a prompt and keep it until decode has fetched it.
-
-        Args:
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-
-        Raises:
-            EngineFailed: the engine failed.
-        """
+        """Compute a prompt, and keep its KV cache for decode; raises EngineFailed."""
         request = self.answers.read(kind, body)
         if isinstance(request, Refusal):
             return request
@@ -288,7 +275,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return replace(computed, replica=_name())
+        return replace(computed, replica=replica_name())
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
@@ -324,13 +311,9 @@ class PendingAnswer:
         in_flight: bool,
     ) -> None:
         """
-        Start it.
+        Start an engine's *stream*, whose KV cache may be *in_flight* from another replica.
 
-        Args:
-            stream: of the engine.
-            has_first_token: for an answer in one piece, whether its first token is there; `None`:
-                the answer is streamed.
-            in_flight: its KV cache comes from another replica.
+        *has_first_token* says so of an answer in one piece; `None`: it is streamed.
         """
         self.stream = stream
         self._has_first_token = has_first_token
@@ -399,13 +382,9 @@ class AnswerRole(EngineServer):
         self, call: ServedCall, kind: str, body: dict[str, Any], prefill: dict[str, Any]
     ) -> Refusal | FirstChunk | None:
         """
-        Answer a request.
+        Answer a checked request; *prefill*, a message, says where its prompt was computed.
 
-        Args:
-            call: gets the phases with the first events of a stream, then the others as they come.
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-            prefill: a message: where its prompt was computed, or that this server computes it.
+        *call* gets the phases with the first events of a stream, then the others as they come.
 
         Returns:
             A refusal, or the phases with the whole answer; `None`: it was streamed.
@@ -463,7 +442,7 @@ class AnswerRole(EngineServer):
                 yield first
                 return
             lost = self.answers.pull_failed(request)
-            yield prefill.phases(first_token_s, _name(), lost=lost), first
+            yield prefill.phases(first_token_s, replica_name(), lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -503,12 +482,9 @@ class AnswerRole(EngineServer):
 
     async def probe(self, prompts: list[list[int]], prefill: Sequence[Any]) -> list[RequestPhases]:
         """
-        Run one prompt through each prefill replica and this one.
+        Run one prompt through each prefill replica (handles of their pools) and this one.
 
-        Args:
-            prompts: one for each prefill replica, all different, because a cached prompt is not
-                fetched; without any prefill replica, one.
-            prefill: handles of the prefill pools.
+        The prompts differ, because a cached one is not fetched; without prefill there is one.
 
         Raises:
             RuntimeError: a replica refused its prompt.
@@ -522,7 +498,7 @@ class AnswerRole(EngineServer):
                 await asyncio.sleep(PROBE_POLL_S)
             calls = call_replicas(handle, "prefill", lambda: ["completions", next(waiting)])
             answers = await asyncio.gather(*calls)
-            failed = [each for each in answers if isinstance(each, Refusal)]
+            failed = [pair for pair in answers if isinstance(pair, Refusal)]
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
             seconds = time.perf_counter() - started
@@ -532,7 +508,7 @@ class AnswerRole(EngineServer):
         places = places or [PROBE]
         if len(places) != len(bodies):
             raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
-        return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
+        return [await self._probed(*pair) for pair in zip(bodies, places, strict=True)]
 
     async def _probed(self, body: dict[str, Any], prefill: PromptPath) -> RequestPhases:
         """Return the phases of a whole answer; all of it counts as its first token."""
@@ -543,7 +519,7 @@ class AnswerRole(EngineServer):
         answer = await anext(self.answers.answer(request))
         if isinstance(answer, Refusal):
             raise RuntimeError(answer.message)  # noqa: TRY004
-        return prefill.phases(time.perf_counter() - started, _name())
+        return prefill.phases(time.perf_counter() - started, replica_name())
 
     async def check_health(self) -> None:
         """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""

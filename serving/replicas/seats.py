@@ -89,8 +89,8 @@ class Channels:
                 self._changed()
 
     def _ready(self, name: str, channel: Channel) -> None:
-        known = self.connected.get(name) is channel
-        if not known and self._open.get(name) is channel and name in self._places:
+        connected = self.connected.get(name) is channel
+        if not connected and self._open.get(name) is channel and name in self._places:
             self.connected[name] = channel
             self._changed()
 
@@ -161,14 +161,7 @@ class ReplicaPool:
     def __init__(
         self, config: PoolConfig, rng: Rng | None = None, *, replicas: int | None = None
     ) -> None:
-        """
-        Start without replicas.
-
-        Args:
-            config: of the pool.
-            rng: what the policy draws from.
-            replicas: their planned number; `None`: that of all domains.
-        """
+        """Start without replicas, of which *replicas* are planned, by default as in all domains."""
         planned = sum(config.replicas.values()) if replicas is None else replicas
         self._policy = find_policy(config.policy)
         self._index = PrefixIndex(config.cached_tokens // BLOCK_TOKENS, BLOCK_TOKENS)
@@ -282,13 +275,13 @@ class ReplicaPool:
 
     def _seated(self, candidates: list[str], prompt: RoutedPrompt) -> Seat:
         assert self._replicas is not None  # noqa: S101  (for the type checker)
-        own = [replica.load for replica in self._replicas.values()]
+        own_loads = [replica.load for replica in self._replicas.values()]
         more: list[float] | None = None
         if self._policy.by_prefix:
             more = [self._index.uncached_tokens(name, *prompt) for name in self._replicas]
         # Replicas that are no candidates count in their groups.
         groups = [replica.group for replica in self._replicas.values()]
-        by_name = dict(zip(self._replicas, loads_in_groups(own, groups, more), strict=True))
+        by_name = dict(zip(self._replicas, loads_in_groups(own_loads, groups, more), strict=True))
         loads = [by_name[name] for name in candidates]
         best = self._policy.choose(loads, self._rng, self._turn)
         self._turn += 1
@@ -329,9 +322,6 @@ class ReplicaWatch:
     at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
     while its controller restarts. One of Serve's that has several engines, the ranks of a simulated
     group, is as many replicas here.
-
-    Attributes:
-        channels: the connections.
     """
 
     def __init__(
@@ -406,12 +396,12 @@ class ReplicaWatch:
 
     def _places(self, named: frozenset[str]) -> dict[str, ChannelPlace]:
         """Return where the engines of Serve's replicas are, by names of their own."""
-        found = {}
+        places_by_name = {}
         for name in sorted(named & self._known.keys()):
             places = self._known[name]
             for rank, place in enumerate(places):
-                found[name if len(places) == 1 else f"{name}:{rank}"] = place
-        return found
+                places_by_name[name if len(places) == 1 else f"{name}:{rank}"] = place
+        return places_by_name
 
     def _changed(self) -> None:
         self._tell(self)

@@ -381,7 +381,9 @@ async def test_all_end_with_the_last_answer(
                 await asyncio.sleep(0.01)
         gone = asyncio.create_task(GateServer.__del__(gates.gate))
         await asyncio.sleep(60.0)
-        assert not any(each.done() for each in (gone, *ending))
+        # The kernel may hand all streams to one endpoint: the other one ends at once.
+        assert not gone.done()
+        assert not all(endpoint.done() for endpoint in ending)
         replicas.go_on.set()
         for stream in streams:
             assert (await stream).text.endswith(WHOLE)
