@@ -160,14 +160,10 @@ def answer_line(results: Iterable[StudyResult], by: str) -> str:
     amount = value.get(by, f"{first.value / 1e3:,.1f} kW")
     if len(tied) == 1:
         return f"Least {by}: {first.result.label}, {amount}"
-    names = ", ".join(each.result.label for each in tied)
-    rooms = ", ".join(f"{each.headroom:.2f}" for each in tied)
-    if len({f"{each.headroom:.2f}" for each in tied}) == 1:
-        return f"Least {by}: a tie of {names}: {amount} each, headroom {tied[0].headroom:.2f}"
-    return (
-        f"Least {by}: {first.result.label}, by its headroom: {names} need {amount} each, with"
-        f" headroom {rooms}"
-    )
+    names = " and ".join(f"{each.result.label} ({each.headroom:.2f})" for each in tied)
+    same = len({f"{each.headroom:.2f}" for each in tied}) == 1
+    answer = "a tie" if same else f"{first.result.label} by its headroom"
+    return f"Least {by}: {answer}: {names} need {amount} each"
 
 
 class _Ranked(NamedTuple):
