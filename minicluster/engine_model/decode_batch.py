@@ -102,7 +102,6 @@ class DecodeBatch:
         return self._finish_token.pop(request) - self.num_tokens
 
     def _blocks_of(self, cached: int) -> int:
-        """Blocks of a sequence in the batch."""
         return -(-(cached + self._lookahead) // self._block_size)
 
     def tokens_left(self, request: int) -> int | None:
@@ -158,7 +157,6 @@ class DecodeBatch:
         return finished
 
     def _blocks_of_next_step(self) -> int:
-        """Blocks that the sequences take in the next step."""
         if self._pace != 1.0:
             return self.new_blocks(1)
         return self._block_offsets[self.num_tokens % self._block_size]
@@ -259,7 +257,6 @@ class DecodeBatch:
             gaps.append(start_s)
 
     def _note_delays(self, step_s: float) -> None:
-        """Count the gaps that delays have made longer, by who waited for them, and forget them."""
         for at, seconds in self._delays:
             self._forget_shorter(step_s + self.delay_s)
             self._longest_s.append(step_s + self.delay_s)
@@ -282,7 +279,6 @@ class DecodeBatch:
                 self._first_stretch[request] = self._num_stretches + 1
 
     def _note_longest_gap(self, request: int) -> None:
-        """Write the longest step of a sequence to its row of the table."""
         at = bisect_left(self._longest_at, self._first_stretch.pop(request))
         if at < len(self._longest_s):
             longest_s, stall_s = self._longest_s[at], self._requests.stall_s

@@ -320,12 +320,10 @@ def _mean_blocks(tokens: float, spread: float, block: int) -> float:
 
 
 def _fullest_share(model: ModelSpec, slicing: Slicing) -> float:
-    """Share of the layers that the fullest pipeline stage holds, every kind alike."""
     return max(stage_layers(model.num_layers, slicing.pp)) / model.num_layers
 
 
 def _layer_kv_bytes(model: ModelSpec, *, tp: int) -> float:
-    """Keys and values of one token in one layer, on one GPU."""
     w = DTYPE_BYTES[model.kv_dtype]
     if model.mla:
         index = model.index.head_dim + INDEX_SCALE_BYTES if model.index else 0

@@ -56,7 +56,6 @@ class KvOffload:
         self.host_tokens, self.disk_tokens = found
 
     def _blocks(self, request: int, tokens: int) -> Sequence[int]:
-        """Return the names of the whole blocks in the first tokens of a request."""
         if self._content is not None:
             return self._content[request][: tokens // self._each]
         if self._session is None or self._session[request] < 0:

@@ -111,7 +111,6 @@ def expert_rule(model: ModelSpec, slicing: Slicing) -> str | None:
 
 
 def _named(asked: int, problem: Callable[[int], str | None], degree: str = "TP") -> str | None:
-    """Return the next degrees below and above that have no problem, and that of the one asked."""
     found = problem(asked)
     if found is None:
         return None
@@ -122,7 +121,6 @@ def _named(asked: int, problem: Callable[[int], str | None], degree: str = "TP")
 
 
 def _tp_problem(model: ModelSpec, tp: int) -> str | None:
-    """Return why so many ranks cannot share the model or its draft head."""
     draft = () if model.draft is None else _cuts(draft_layer(model))
     problems = (each.problem(tp) for each in chain(_cuts(model), draft))
     found = next(filter(None, problems), None)
@@ -133,7 +131,6 @@ def _tp_problem(model: ModelSpec, tp: int) -> str | None:
 
 
 def _cuts(model: ModelSpec) -> Iterator[Cut]:
-    """Yield the widths of all layers but the experts' that ranks share out."""
     if model.num_attention_layers:
         yield Cut(f"the number of attention heads ({model.num_heads})", model.num_heads)
         yield from _attention_cuts(model)

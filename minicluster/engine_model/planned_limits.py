@@ -92,7 +92,6 @@ def kv_bytes_for(deployment: Deployment, pool: Pool, blocks: int) -> float:
 
 
 def _windows(deployment: Deployment, pages: KvPages) -> tuple[int, float]:
-    """Return the blocks of the longest sequence, and those of its windows."""
     size = pages.block_tokens
     longest = -(-deployment.engine.max_model_len // size)
     growing = longest * pages.growing_blocks

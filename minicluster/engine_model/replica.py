@@ -170,7 +170,6 @@ class Replica(Scheduler):
         return done
 
     def _note_end(self, steps: int, seconds: float) -> None:
-        """Note that a stretch is over, and with it the copies that it waited for."""
         if self.running:
             self.busy_s += seconds
         if self._rules.scheduled_ahead:
@@ -281,7 +280,6 @@ class Replica(Scheduler):
         return low
 
     def _next_step_s(self, now_s: float) -> float:
-        """Return the time at which the step in progress ends."""
         if now_s < self.start_s:
             return self.start_s
         steps = self.steps_until(now_s)
@@ -301,13 +299,11 @@ class Replica(Scheduler):
             self._take(steps)
 
     def _take(self, steps: int) -> None:
-        """Let the stretch be so many decode steps."""
         self._steps = steps
         self._seconds = self.steps_s(steps)
         self.end_s = self.start_s + self._seconds
 
     def _joins_next_step(self, request: int) -> bool:
-        """Say whether a pulled request joins at the next step, whatever happens until then."""
         return (
             len(self.kv_arrived) == 1
             and not self.keeps_blocks_free
@@ -318,7 +314,6 @@ class Replica(Scheduler):
         )
 
     def _pull_fits(self, request: int) -> bool:
-        """Say whether a pull can begin at the next step, whatever joins until then."""
         if self.keeps_blocks_free:
             return False
         blocks = -(-self._requests.num_prompt_tokens[request] // self._block_size)

@@ -131,11 +131,9 @@ class Scheduler(DecodeBatch):
         return may_admit and not held
 
     def _decode_rest(self) -> int:
-        """Tokens of a step that the sequences which decode leave to others."""
         return self._max_num_batched_tokens - self.batch * self._sequence_tokens
 
     def _prompts_wait(self) -> bool:
-        """Say whether waiting prompts let a step pass, for others to fill the next one."""
         decodes = self.batch > 0 and not self.prefilling
         held = decodes and self._waited < self._rules.wait_steps and self._prompt_fits()
         if held:
@@ -145,7 +143,6 @@ class Scheduler(DecodeBatch):
         return held
 
     def _prompt_fits(self) -> bool:
-        """Say whether the first waiting request could be admitted, and computes its own prompt."""
         if not self.waiting or len(self.running) >= self._max_num_seqs:
             return False
         request = self.waiting[0]
@@ -170,12 +167,10 @@ class Scheduler(DecodeBatch):
         return bool(self.scheduled_prefills)
 
     def _next_tokens(self, request: int, token_budget: int) -> int:
-        """Tokens that a prompt in progress gets of a budget."""
         rest = self._num_tokens(request) - self.prefilling[request]
         return min(rest, self._long_prefill_token_threshold, token_budget)
 
     def _compute(self, request: int, num_computed: int, num_new_tokens: int) -> None:
-        """Take the next tokens of a prompt into the step."""
         size, end = self._block_size, num_computed + num_new_tokens
         self.used_blocks += -(-end // size) - -(-num_computed // size)
         self.scheduled_prefills.append((request, num_new_tokens))
@@ -249,13 +244,11 @@ class Scheduler(DecodeBatch):
         return self.lora is None or self.lora.fits(request)
 
     def _run(self, request: int) -> None:
-        """Take a request among the running ones."""
         self.running[request] = None
         if self.lora is not None:
             self.lora.add(request)
 
     def _stop(self, request: int) -> None:
-        """Take a request off the running ones."""
         del self.running[request]
         if self.lora is not None:
             self.lora.remove(request)
@@ -319,12 +312,10 @@ class Scheduler(DecodeBatch):
         self._passed += len(passed)
 
     def _pop_waiting(self) -> int:
-        """Take the first waiting request off the queue."""
         self._passed -= self._passed > 0
         return self.waiting.popleft()
 
     def _start_prompt(self, request: int, cached: int, num_new_tokens: int, now_s: float) -> None:
-        """Take the first tokens of a prompt that are not cached into the step."""
         self._run(request)
         self.prefilling[request] = cached
         self.used_blocks += -(-cached // self._block_size)
@@ -383,7 +374,6 @@ class Scheduler(DecodeBatch):
         return self._rules.kv_reserved_fraction > 0 or self._watermark_blocks > 0
 
     def _blocks_beside_decode(self) -> int:
-        """Blocks that are free when the sequences that decode have taken theirs."""
         return self._num_blocks - self.used_blocks - self._blocks_of_next_step()
 
     def _blocks_at_end(self, request: int) -> int:
@@ -435,7 +425,6 @@ class Scheduler(DecodeBatch):
         )
 
     def _num_tokens(self, request: int) -> int:
-        """Tokens of a request so far, those generated before a preemption included."""
         requests = self._requests
         return requests.num_prompt_tokens[request] + requests.num_output_tokens[request]
 

@@ -366,7 +366,6 @@ def _document(plan: Plan) -> dict[str, Any]:
 
 
 def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the fields of `Plan`, inputs completed from the top of the file."""
     raw = copy.deepcopy(document)
     names = {field.name for field in fields(Plan)}
     moved = ("slo", "workload", *DERIVED)
@@ -399,7 +398,6 @@ def _moves(inputs: object) -> Iterator[tuple[str, str]]:
 
 
 def _slot(raw: Any, path: str) -> tuple[Any, str]:  # noqa: ANN401  (parsed JSON)
-    """Return the table that holds a value, and its key there."""
     *parts, key = path.split(".")
     for part in parts:
         raw = raw[int(part)] if isinstance(raw, list | tuple) else raw[part]
@@ -407,7 +405,6 @@ def _slot(raw: Any, path: str) -> tuple[Any, str]:  # noqa: ANN401  (parsed JSON
 
 
 def _where_the_file_says_it(error: InputError) -> InputError:
-    """Return the error with the place in the file of a value that the inputs leave out."""
     for top, inside in (KEPT_AT_TOP | KEPT_OF_CALIBRATION).items():
         before, here, rest = error.place.partition(f": inputs.{inside}")
         if here and rest[:1] in {"", "."}:

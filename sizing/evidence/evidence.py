@@ -288,7 +288,6 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
 def _cross_fitted(
     residuals: Sequence[RowResidual], count: int, key: Callable[[RowResidual], str]
 ) -> Iterator[tuple[Intervals, RowResidual, bool, float]]:
-    """Yield the intervals of the other folds, a row, if it is inside its own, and its width."""
     for train, test in folds(residuals, count, key):
         made = fit_intervals(train)
         for each in test:

@@ -166,7 +166,6 @@ def _centre_logs(ids: NDArray[np.int64], logs: NDArray[np.float64]) -> dict[int,
 
 
 def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[int, float]:
-    """Return distance and centre of the finest group of a row that others are in, too."""
     for distance, group in enumerate(reversed(groups.tolist())):
         if group in found:
             return distance, found[group]
@@ -174,7 +173,6 @@ def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[in
 
 
 def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, str, int], Spread]:
-    """Spreads of every kind of load at every distance, of its own rows and the others' scaled."""
     # The size of errors of each kind of load: the 80 % quantile of all distances.
     scales = {
         kind: max(float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1)), LEAST_LOG)

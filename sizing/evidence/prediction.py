@@ -257,7 +257,6 @@ def step_bound_s(
 
 
 def _fastest(gpu: GpuSpec, dtype: str) -> float:
-    """Peak of the fastest units of the GPU that are not narrower than the weights."""
     least = DTYPE_BYTES[dtype]
     return max(peak for name, peak in gpu.peak_flops_per_s.items() if DTYPE_BYTES[name] >= least)
 

@@ -240,7 +240,6 @@ def _check_widths(row: MeasuredRow, model: ModelSpec, slicing: Slicing) -> None:
 
 
 def _cluster(gpu: GpuSpec, gpus: int) -> ClusterSpec:
-    """Return the preset of the GPU with room for the row, or plain nodes of eight."""
     for preset in catalog.clusters().values():
         if preset.gpu == gpu.name:
             return replace(preset, max_gpus=max(preset.max_gpus, gpus))

@@ -136,7 +136,6 @@ def _pools(
     *,
     context: int,
 ) -> tuple[Pool, ...]:
-    """Return the pools of a configuration with their limits, and place them."""
     shapes = chosen.layout.shapes
     counts = {role: count + spares.get(role, 0) for role, count in chosen.replicas.items()}
     requests = [

@@ -95,7 +95,7 @@ def alert_rules(plan: Plan) -> dict[str, Any]:
         within = f'sum(rate({name}_bucket{{le="{float(limit_s)}"}}[{WINDOW}]))'
         share = f"1 - {within} / sum(rate({name}_count[{WINDOW}]))"
         own.append(_rule(f"{metric}Missed", f"{share} > {late:.4g}", f"{said} above {limit_s:g} s"))
-        if metric in VLLM_METRICS:
+        if metric in VLLM_METRICS and plan.engine.name == "vllm":
             buckets = f"sum by (le) (rate({VLLM_METRICS[metric]}_bucket[{WINDOW}]))"
             expression = f"histogram_quantile({plan.slo.level:g}, {buckets}) > {limit_s:g}"
             engines.append(_rule(f"{metric}MissedByEngines", expression, f"{said}, by vLLM"))
@@ -103,7 +103,9 @@ def alert_rules(plan: Plan) -> dict[str, Any]:
     load = f"sum(rate(minicluster_requests_total[{LASTS}])) > {rate}"
     own.append(_rule("LoadBeyondAcceptance", load, f"more than the accepted {rate} requests/s"))
     groups = [{"name": "minicluster-endpoint", "rules": own}]
-    return {"groups": [*groups, {"name": "minicluster-vllm", "rules": engines}]}
+    if engines:
+        groups.append({"name": "minicluster-vllm", "rules": engines})
+    return {"groups": groups}
 
 
 def _rule(name: str, expression: str, summary: str) -> dict[str, Any]:

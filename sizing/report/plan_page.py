@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Plan
 
-NEXT = (
-    Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
-    Command("serving up plan.json", "serves it"),
-    Command("loadtest run plan.json", "loads it and compares what is measured with this page"),
-)
-
 
 def plan_page(plan: Plan) -> Page:
     """
@@ -63,7 +57,7 @@ def plan_page(plan: Plan) -> Page:
             ChartRow((*over_time, *fronts)),
             Section("Assumptions and errors", (FactTable(facts),)),
             Section("Sources of the numbers", (FactTable(tuple(_source_rows(plan))),)),
-            Section("Next", NEXT),
+            Section("Next", _next_commands(plan)),
         ),
         footer=f"minicluster {plan.provenance.version}, sizing plan, inputs"
         f" {plan.provenance.inputs_hash}",
@@ -128,3 +122,14 @@ def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     ):
         for source in sources:
             yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
+
+
+def _next_commands(plan: Plan) -> tuple[Command, ...]:
+    deploy = Command("serving up plan.json", "serves it")
+    if not plan.inputs.engine.deployable:
+        deploy = Command("sizing export plan.json", f"writes the commands of {plan.engine.name}")
+    return (
+        Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
+        deploy,
+        Command("loadtest run plan.json", "loads it and compares what is measured with this page"),
+    )

@@ -70,10 +70,14 @@ def number(value: float | None, form: str = ",.2f") -> str:
 
 
 def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
-    """Yield why there is no plan, and the sources of power and price."""
+    """Yield why there is no plan, what engines were measured, sources of power and price."""
     for answer in answers:
         if not answer.plans:
             yield f"{answer.label}: {answer.reason}"
+    plans = {each.label: next(iter(each.plans.values())) for each in answers if each.plans}
+    if len({plan.engine.name for plan in plans.values()}) > 1:
+        for label, plan in plans.items():
+            yield f"{label}: {plan.validated_on.note}"
     known = [figures(answer.plans).running for answer in answers if answer.plans]
     for name, sources in (
         ("W and J/token", {each.power_source for each in known}),

@@ -242,13 +242,11 @@ class EventLoop:
         )
 
     def _arrive(self, request: int, now_s: float) -> None:
-        """Route a request that waited for another one."""
         heap = self._heap
         self._more_coming = bool(heap) and heap[0][:2] == (now_s, ARRIVAL)
         self._route(request, now_s)
 
     def _route(self, request: int, now_s: float) -> None:
-        """Choose the replica that computes the prompt, in the pool that does."""
         tokens = self.requests.num_prompt_tokens[request]
         if not self.prefill or tokens <= self._system.local_threshold_tokens:
             at = self._to_decode.choose(request, tokens, self._blocks(request))
@@ -291,13 +289,11 @@ class EventLoop:
             self._queue_changes(replica)
 
     def _queue_end(self, replica: Replica) -> None:
-        """Queue the end of a replica's stretch, if it is a new one, and the pulls that it began."""
         if isinstance(replica, Rank) and replica.end_s != replica.ranks[0].queued_s:
             keep_in_step(replica)
         self._queue_changes(replica)
 
     def _queue_changes(self, replica: Replica) -> None:
-        """Queue what follows from a stretch that is in step with those of the group, if any."""
         # The first rank stands for its group.
         ending = replica.ranks[0] if isinstance(replica, Rank) else replica
         if ending.active and ending.end_s != ending.queued_s:
@@ -341,7 +337,6 @@ class EventLoop:
         self._queue_end(replica)
 
     def _end_stretch(self, replica: Replica, now_s: float) -> None:
-        """End a replica's stretch, start the next, and pass on the requests that are done."""
         if isinstance(replica, Rank):
             self._end_group(replica.ranks, now_s)
             return
@@ -352,7 +347,6 @@ class EventLoop:
             self._pass_on(replica, done, now_s)
 
     def _end_group(self, ranks: tuple[Rank, ...], now_s: float) -> None:
-        """End the stretch that all ranks of a group have done, and start the next."""
         done = [rank.end_stretch() for rank in ranks]
         for rank in ranks:
             rank.start_stretch(now_s)
@@ -375,7 +369,6 @@ class EventLoop:
                 self._finished(request, now_s)
 
     def _prefilled(self, request: int, now_s: float) -> None:
-        """Choose a decode replica for a computed prompt."""
         self.prefilled_s[request] = now_s
         tokens = self.requests.num_prompt_tokens[request]
         self._to_prefill.remove(request)

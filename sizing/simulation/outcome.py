@@ -186,7 +186,6 @@ def simulate(  # noqa: PLR0913  (what a run is made of)
 
 
 def _check(system: System, arrivals: Arrivals) -> None:
-    """Refuse requests that could never be scheduled."""
     if not len(arrivals):
         raise InputError("requests", 0, "at least one")
     for name, tokens in (("input", arrivals.input_tokens), ("output", arrivals.output_tokens)):
@@ -300,7 +299,6 @@ def _parts(system: System, run: EventLoop, due: Column, late_s: Column) -> dict[
 def _counted(
     due: Column, ttft: Column, e2e: Column, tpot: Column
 ) -> tuple[NDArray[np.bool_], bool]:
-    """Cut the warm-up by MSER-5 of TTFT, TPOT and E2E, the latest one, and the end by E2E."""
     order = np.argsort(due, kind="stable")
     columns = [ttft[order], e2e[order]]
     if np.isfinite(tpot).all():

@@ -140,7 +140,7 @@ def test_cluster_without_preset() -> None:
         (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
         (find_gpu, "TPU v7", "known: a100-pcie"),
         (lambda name: find_cluster(ClusterChoice(preset=name)), "h100-9", "did you mean h100-8?"),
-        (lambda version: find_engine(EngineChoice(version=version)), "0.8.5", "mean vllm 0.29.0"),
+        (lambda number: find_engine(EngineChoice(version=number)), "0.8.5", "0.29.0, 0.15.1"),
         (lambda name: find_gpu("cpu").require(name), "hbm_bytes", "configs/gpus"),
     ],
 )

@@ -100,7 +100,7 @@ BAD = [
     ("[workload]", "[workloads]", ["workload", "missing"]),
     ("[model]", "[model", ["TOML"]),
     ("[model]", '[slo]\npercentile = "p42"\n[model]', ["slo.percentile", "p99"]),
-    ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine", "vllm 1.0", "vllm 0.29.0"]),
+    ("[model]", '[engine]\nversion = "1.0"\n[model]', ["engine.version", "1.0", "0.29.0"]),
     ("[model]", "[search]\nmax_utilisation_fraction = 2.0\n[model]", ["search.max", "fraction"]),
     (
         "[model]",

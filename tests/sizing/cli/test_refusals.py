@@ -158,10 +158,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--gpu h100,h200 --by gold", "gpus, usd, watts"),
         ("--gpu h100,h200 --price h100", "GPU=USD"),
         ("--gpu h100,h200 --price h100=-1", "GPU=USD"),
-        (
-            "--gpu h100,h200 --calibration x.json",
-            "no --gpu and no --engine: it timed",
-        ),
+        ("--gpu h100,h200 --calibration x.json", "it timed one engine on one machine"),
     ],
     ("sweep", SCENARIO): [
         ("", "at least one"),
