@@ -104,9 +104,9 @@ def test_the_command_meets_every_step_and_little_else() -> None:
     assert "sizing.planner.plan" in graph()[COMMAND]
     for step in steps("A plan's life"):
         for path in step:
-            assert any(file == path or path in file.parents for file in map(modules().get, way)), (
-                path
-            )
+            assert any(
+                file == path or path in file.parents for file in map(modules().__getitem__, way)
+            ), path
     others = {module: lines(module) for module in way - listed.keys()}
     assert {name: count for name, count in others.items() if count > MOST_LINES} == {}
     assert sum(others.values()) <= MOST_SHARE * sum(map(lines, way))
