@@ -16,6 +16,7 @@ from minicluster.specs.checks import one_of
 from sizing.cli.common import (
     AsJson,
     Calibration,
+    Jobs,
     Overrides,
     naming,
     show,
@@ -55,10 +56,12 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
+    jobs: Jobs = None,
 ) -> None:
     """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import OBJECTIVES, cheapest, plan_scenario, result_json
+    from sizing.planner.studies.result import OBJECTIVES, cheapest, result_json
+    from sizing.planner.workers import Workers
     from sizing.report.study import comparison_lines, comparison_table
 
     one_of(OBJECTIVES, **{"--by": by})
@@ -71,10 +74,9 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     if by == "usd":
         for label, _, inputs in rows:
             require_price(inputs, label)
-    results = []
-    for label, scenario, inputs in tracked(rows, "planning"):
-        with naming(scenario):
-            results.append(plan_scenario(inputs, label))
+    with Workers.instead(jobs) as workers:
+        planned = workers.map(_compared, rows)
+        results = list(tracked(planned, "planning", total=len(rows)))
     best = cheapest(results, by)
     data = {
         "by": by,
@@ -86,6 +88,14 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
+
+
+def _compared(row: tuple[str, Path, Inputs]) -> StudyResult:
+    from sizing.planner.studies.result import plan_scenario
+
+    label, scenario, inputs = row
+    with naming(scenario):
+        return plan_scenario(inputs, label)
 
 
 def _rows(
@@ -145,6 +155,7 @@ def sweep(
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
     from sizing.planner.studies.result import result_json
     from sizing.planner.studies.sweep import parse_key, points
+    from sizing.planner.workers import Workers
     from sizing.report.study import sweep_page, sweep_table
 
     keys = [parse_key(each) for each in key or []]
@@ -152,10 +163,13 @@ def sweep(
     cases = _read_points(asked, combinations)
     results: list[StudyResult] = []
     try:
-        for combination, case in tracked(list(zip(combinations, cases, strict=True)), "planning"):
-            results.append(_planned(case, " ".join(combination)))
-            if results[-1].interrupted:
-                break
+        labels = map(" ".join, combinations)
+        with Workers.instead(asked.jobs) as workers:
+            points_of = workers.map(_planned, list(zip(cases, labels, strict=True)))
+            for result in tracked(points_of, "planning", total=len(combinations)):
+                results.append(result)
+                if result.interrupted:
+                    break
     except KeyboardInterrupt:
         if not results:
             raise
@@ -192,10 +206,11 @@ def _read_points(
     return cases
 
 
-def _planned(case: Inputs | InputError, label: str) -> StudyResult:
+def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
     """Plan one point; one that cannot be planned is a result too."""
     from sizing.planner.studies.result import StudyResult, plan_scenario
 
+    case, label = point
     if isinstance(case, InputError):
         return StudyResult(label=label, refused=str(case))
     return plan_scenario(case, label, keep_refusals=True)
